@@ -11,6 +11,7 @@ from enum import Enum, auto
 from functools import cache
 from typing import Any
 
+from orchestrator.core.plugins import AUGMENTATIONS, LABEL_SPACES, MEASURES, OBJECTIVES
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry
@@ -18,6 +19,7 @@ from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import Counted, Definition, LabelSources
 from orchestrator.sweepfile.load import canonical_text, shipped_recipes
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
+from orchestrator.sweepfile.plugins import PluginSources
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from orchestrator.sweepfile.values import Dataset, ResolvedSweep
@@ -224,10 +226,17 @@ def portable_of(*overrides: str, text: str = TEXT) -> Portable:
 
 def _resolved(document: Document) -> ResolvedSweep:
     spec = validate(SweepSpec, document.tree.value, document.tree)
-    sources = LabelSources(count=_count, plugins={"mine": "pkg==1:mine", "other": "pkg==1:other"}, kmeans="faiss")
-    measures = {"mine": "pkg==1:mine", "other": "pkg==1:other"}
+    sources = LabelSources(count=_count, kmeans="faiss")
     surveys = _surveys(document.tree.value)
-    return resolve_sweep(spec, document.tree, shipped(), surveys, labels=sources, measures=measures)
+    return resolve_sweep(spec, document.tree, shipped(), surveys, plugins=_PLUGINS, labels=sources)
+
+
+_PLUGINS = PluginSources(
+    installed={
+        group: {name: f"pkg==1:{name}" for name in ("mine", "other")}
+        for group in (LABEL_SPACES, OBJECTIVES, AUGMENTATIONS, MEASURES)
+    }
+)
 
 
 def _surveys(document: Mapping[str, Any]) -> Mapping[str, Survey]:

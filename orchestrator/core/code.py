@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
-from importlib.metadata import Distribution
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -31,20 +29,3 @@ def sources_digest(packages: Iterable[Path]) -> str:
             digest.update(f"{path.relative_to(package.parent).as_posix()}\n{len(content)}\n".encode())
             digest.update(content)
     return digest.hexdigest()
-
-
-def editable_digest(installed: Distribution, module: str) -> str:
-    """Digest of the sources behind a module of a distribution that is installed editable, whose version says little.
-
-    Imports nothing. Empty if its files were copied when it was installed: then the version says which they are.
-    """
-    origin = json.loads(installed.read_text("direct_url.json") or "{}")
-    if not origin.get("dir_info", {}).get("editable"):
-        return ""
-    spec = find_spec(module.partition(".")[0])
-    if spec is None:
-        return ""
-    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
-    if folders:
-        return sources_digest(folders)
-    return sha256(Path(spec.origin).read_bytes()).hexdigest() if spec.origin else ""

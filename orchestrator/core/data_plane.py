@@ -130,6 +130,34 @@ class CountAnswer(TypedDict):
     counted: list[dict[str, Any]]
 
 
+class PluginUse(TypedDict):
+    """A plug-in as an identity names it, and the arguments that a sweep gives it."""
+
+    group: str
+    reference: str
+    arguments: Json
+
+
+class PluginProblem(TypedDict):
+    """What is wrong with one of them: its number, the path below its arguments, and why."""
+
+    use: int
+    path: list[str | int]
+    message: str
+
+
+class PluginRequest(TypedDict):
+    """All plug-ins of a sweep."""
+
+    uses: Sequence[PluginUse]
+
+
+class PluginAnswer(TypedDict):
+    """All that is wrong."""
+
+    problems: list[PluginProblem]
+
+
 class SimulationsRequest(TypedDict):
     """Simulations and their cells; see ``workloads.commands.simulations.check``."""
 
@@ -193,12 +221,17 @@ CHANGES: Final = Question("labels.changes", "workloads.commands.labels:changes",
 SIMULATIONS: Final = Question(
     "simulations.check", "workloads.commands.simulations:check", SimulationsRequest, SimulationsAnswer
 )
+PLUGINS: Final = Question("plugins.check", "workloads.commands.plugins:check", PluginRequest, PluginAnswer)
 NODE: Final = Question("node.check", "workloads.node_check:main", NodeRequest, _Document)
 RANK: Final = Question("node.all_reduce", "workloads.all_reduce:join", RankRequest, _Document)
 
 QUESTIONS: Final[Mapping[str, Question[Any, Any]]] = {
     one.name: one
-    for one in (SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE, COUNT, SHOW, TABLE, CHANGES, SIMULATIONS, NODE, RANK)
+    for one in (
+        *(SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE),
+        *(COUNT, SHOW, TABLE, CHANGES),
+        *(SIMULATIONS, PLUGINS, NODE, RANK),
+    )
 }
 """All of them by name."""
 

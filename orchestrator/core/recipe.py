@@ -68,6 +68,8 @@ AUGMENTATIONS: Final[Mapping[str, RegistryEntry]] = {
 SOFTMAX, SIGMOID = "softmax", "sigmoid"
 LOSSES: Final = (SOFTMAX, SIGMOID)
 """Those that are built in; packages bring others."""
+ARGUMENTS_OF: Final = {"loss": "loss_arguments", "augment_plugin": "augment_arguments"}
+"""Hyper-parameters that may name a plug-in, and those that hold its arguments."""
 REGISTRIES: Final[Mapping[str, Mapping[str, RegistryEntry]]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
@@ -92,6 +94,8 @@ class Form(Enum):
     """``none``, ``backbone`` or a list of patterns of names."""
     REACTION = auto()
     """``stop`` or ``{rewind: n}``."""
+    ARGUMENTS = auto()
+    """A mapping for a plug-in, which says what it takes."""
 
 
 class PartialReader(Enum):
@@ -248,7 +252,10 @@ class HyperParameters:
         "softmax, sigmoid (several classes per sample), or the name of an installed objective.",
         SOFTMAX,
     )
-    """In an identity, an objective of a package is ``<distribution>==<version>:<name>``."""
+    """In an identity, an objective of a package is its reference; see ``orchestrator.core.plugins``."""
+    loss_arguments: Mapping[str, Any] | None = _parameter(
+        Form.ARGUMENTS, "Arguments of an installed objective.", None, null="none"
+    )
     label_smoothing: float = _number("Mass spread over all classes.", 0.0, at_least=0, below=1, always=True)
     head_bias: float | None = _number(
         "Initial bias of every output; default: PyTorch's random one.", None, null="PyTorch's random one"
@@ -326,6 +333,17 @@ class HyperParameters:
         at_least=0,
         at_most=1,
         unread_by=_ON_IMAGES,
+    )
+    augment_plugin: str | None = _parameter(
+        Form.TEXT,
+        "An installed augmentation, which changes the pixels of what augment has cut out.",
+        None,
+        null="none",
+        unread_by=_ON_IMAGES,
+    )
+    """In an identity its reference, as of an objective."""
+    augment_arguments: Mapping[str, Any] | None = _parameter(
+        Form.ARGUMENTS, "Arguments of augment_plugin.", None, null="none", unread_by=_ON_IMAGES
     )
     decoder: str = _choice(
         ("pillow", "turbo", "nvjpeg"),

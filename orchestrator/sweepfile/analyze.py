@@ -8,8 +8,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.plugins import MEASURES
 from orchestrator.sweepfile.fields import Count, Name, OneRule, Seed, Strict, canonical
 from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.plugins import PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.transfer import check_epochs, chosen_labels, measured_blocks
@@ -146,7 +148,7 @@ def resolve_analysis(
     datasets: Mapping[str, Dataset],
     labels: Mapping[str, LabelSpace],
     pretrains: Sequence[Pretrain],
-    plugins: Mapping[str, str],
+    plugins: PluginUses,
     complaints: Complaints,
 ) -> AnalysisPlan:
     """The analysis of the entry at a position of the list; complains of what is wrong and goes on.
@@ -157,7 +159,7 @@ def resolve_analysis(
         datasets: the sweep's data sets.
         labels: the sweep's label spaces.
         pretrains: the sweep's blocks, resolved.
-        plugins: installed measures of other packages: name -> what identities hold.
+        plugins: installed measures of other packages; collects those that are used.
         complaints: collects what is wrong.
     """
     path: Path = ("analyze", position)
@@ -185,7 +187,7 @@ def resolve_analysis(
 
 
 def _measures(
-    path: Path, entry: AnalysisSpec, plugins: Mapping[str, str], complaints: Complaints
+    path: Path, entry: AnalysisSpec, plugins: PluginUses, complaints: Complaints
 ) -> dict[str, Mapping[str, Any]]:
     found: dict[str, Mapping[str, Any]] = {}
     for position, (name, given) in enumerate(named_measures(entry)):
@@ -194,11 +196,13 @@ def _measures(
             complaints.add(where, f"'{name}' stands here a second time; keep one, or make a second entry of analyze")
         parameters = given.model_dump() if given is not None else {}
         if isinstance(given, PluginMeasure):
-            if given.name not in plugins:
-                hint = did_you_mean(given.name, plugins)
+            if given.name in plugins.known(MEASURES):
+                place = (*where, "plugin", "arguments") if given.arguments else (*where, "plugin")
+                parameters["name"] = plugins.use(MEASURES, given.name, given.arguments, complaints.tree, place)
+            else:
+                hint = did_you_mean(given.name, plugins.known(MEASURES))
                 message = f"no installed package has a measure '{given.name}': {hint}"
                 complaints.add((*where, "plugin", "name"), message)
-            parameters["name"] = plugins.get(given.name, given.name)
         found[name] = parameters
     return found
 

@@ -12,10 +12,12 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict, canonical, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.plugins import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace
@@ -270,8 +272,6 @@ class LabelSources:
     """How to learn numbers of classes that do not follow from the file; None: such spaces are refused."""
     read_table: ReadClassTable | None = None
     """How to learn the class table of a built-in data set; None: it cannot be mixed with others."""
-    plugins: Mapping[str, str] = field(default_factory=dict)
-    """Installed label spaces of other packages: name -> what identities hold."""
     kmeans: str = "scikit-learn"
     """What ``library: auto`` of clusters means."""
     only_block: str = ""
@@ -298,6 +298,7 @@ def resolve_label_spaces(
     datasets: Mapping[str, Dataset],
     complaints: Complaints,
     sources: LabelSources | None = None,
+    plugins: PluginUses | None = None,
 ) -> dict[str, LabelSpace]:
     """All label spaces by their paths, in the order of the file.
 
@@ -305,9 +306,17 @@ def resolve_label_spaces(
         entries: by name.
         datasets: all data sets.
         complaints: takes what is wrong.
-        sources: the data plane, and what is installed.
+        sources: the data plane.
+        plugins: label spaces of other packages.
     """
-    resolver = _LabelResolver(entries, datasets, complaints, sources or LabelSources())
+    found = plugins or PluginUses(PluginSources(), complaints)
+    for name, entry in entries.items():
+        given = entry.plugin
+        if given is not None and given.name in found.known(LABEL_SPACES):
+            path: Path = ("labels", name, "plugin", "arguments")
+            found.use(LABEL_SPACES, given.name, given.arguments, complaints.tree, path)
+    found.check()  # before classes are counted, which would fail of the same, with no place
+    resolver = _LabelResolver(entries, datasets, complaints, sources or LabelSources(), found.known(LABEL_SPACES))
     return {space.name: space for name in entries for space in resolver.entry(name)}
 
 
@@ -318,9 +327,10 @@ class _LabelResolver:
         datasets: Mapping[str, Dataset],
         complaints: Complaints,
         sources: LabelSources,
+        plugins: Mapping[str, str],
     ) -> None:
         self._entries, self._datasets, self._complaints = entries, datasets, complaints
-        self._count, self._plugins = sources.count, sources.plugins
+        self._count, self._plugins = sources.count, plugins
         self._sources = sources
         self._resolved: dict[str, list[LabelSpace]] = {}
         self._bases: dict[str, LabelSpace | None] = {}
@@ -554,6 +564,8 @@ class _LabelResolver:
         if given.name not in self._plugins:
             hint = did_you_mean(given.name, self._plugins)
             self._complaints.add(path, f"no installed package has a label space '{given.name}': {hint}")
+            return
+        if self._complaints.doubts(("labels", name, "plugin")):
             return
         space = {"plugin": {"name": self._plugins[given.name], "arguments": given.arguments}}
         yield _Draft(name=name, level=given.name, space=space, path=path)

@@ -7,30 +7,24 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from orchestrator.core.code import editable_digest
 from orchestrator.core.errors import SpecError
+from orchestrator.core.plugins import GROUPS, SIMULATIONS, InstalledPlugins
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.document import Changes, read_document
 from orchestrator.sweepfile.parse.tree import MAX_BYTES, implicit_scalars, parse_tree, too_large
+from orchestrator.sweepfile.plugins import PluginSources
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.simulate import SimulationSources
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import check_simulations, count_classes, read_table, survey_datasets
+from orchestrator.sweepfile.survey import check_plugins, check_simulations, count_classes, read_table, survey_datasets
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep, validate_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
-
-OBJECTIVES = "pretraining_orchestrator.objectives"
-LABEL_SPACES = "pretraining_orchestrator.label_spaces"
-SIMULATIONS = "pretraining_orchestrator.simulations"
-MEASURES = "pretraining_orchestrator.measures"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,20 +76,17 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     )
     tree = document.tree
     spec = validate_sweep(tree)
-    surveys, objectives = survey_datasets(spec, tree), InstalledPlugins(OBJECTIVES)
-    labels = LabelSources(
-        count=count_classes, read_table=read_table, plugins=InstalledPlugins(LABEL_SPACES), kmeans=_kmeans()
-    )
-    simulations = SimulationSources(check=check_simulations, plugins=InstalledSimulations())
+    surveys = survey_datasets(spec, tree)
+    labels = LabelSources(count=count_classes, read_table=read_table, kmeans=_kmeans())
+    installed = {group: InstalledPlugins(group) for group in GROUPS}
     sweep = resolve_sweep(
         spec,
         tree,
         shipped_recipes(),
         surveys,
-        objectives=objectives,
+        plugins=PluginSources(installed=installed, check=check_plugins),
         labels=labels,
-        simulations=simulations,
-        measures=InstalledPlugins(MEASURES),
+        simulations=SimulationSources(check=check_simulations, plugins=installed[SIMULATIONS]),
     )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
@@ -210,45 +201,3 @@ def _shown_path(path: Path) -> str:
         return str(path.resolve().relative_to(Path.cwd()))
     except ValueError:
         return str(path)
-
-
-class InstalledPlugins(Mapping[str, str]):
-    """Entry points of one group: name -> ``<distribution>==<version>:<name>``, which is what identities hold.
-
-    Installed packages are searched at the first look, because few sweeps name a plug-in.
-    """
-
-    def __init__(self, group: str) -> None:
-        self._group = group
-
-    @cached_property
-    def points(self) -> Mapping[str, EntryPoint]:
-        """By name."""
-        return {point.name: point for point in entry_points(group=self._group) if point.dist is not None}
-
-    def __getitem__(self, name: str) -> str:
-        point = self.points[name]
-        return f"{point.dist.name}=={point.dist.version}:{name}" if point.dist is not None else name
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.points)
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-
-class InstalledSimulations(Mapping[str, tuple[str, str]]):
-    """Simulations of other packages: name -> what identities hold, and the digest of editable sources."""
-
-    def __init__(self) -> None:
-        self._plugins = InstalledPlugins(SIMULATIONS)
-
-    def __getitem__(self, name: str) -> tuple[str, str]:
-        point = self._plugins.points[name]
-        return self._plugins[name], editable_digest(point.dist, point.module) if point.dist is not None else ""
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._plugins)
-
-    def __len__(self) -> int:
-        return len(self._plugins)

@@ -9,10 +9,12 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.errors import StorageError
+from orchestrator.core.plugins import MODELS, is_reference, short_name
 from orchestrator.storage.open import check_store_uri, split_object_uri
 from orchestrator.sweepfile.fields import Count, Strict, canonical
 from orchestrator.sweepfile.known_models import ModelTable, TimmModel
-from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.parse.tree import Path, Tree
+from orchestrator.sweepfile.plugins import PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.values import Model
 
@@ -48,12 +50,13 @@ def _not_reserved(name: str) -> str:
 
 
 class ModelSpec(Strict):
-    """A network by its timm name."""
+    """A network by its timm name, or of an installed package."""
 
-    name: Annotated[str, Field(min_length=1)] = Field(description="Any timm model name.")
+    name: Annotated[str, Field(min_length=1)] = Field(description="Any timm model name, or that of an installed model.")
     image_size: Count = Field(description="Side of the square input, pixels.")
     kwargs: dict[Annotated[str, AfterValidator(_not_reserved)], Annotated[Any, AfterValidator(canonical)]] = Field(
-        default_factory=dict, description="Arguments for timm.create_model: plain JSON, none that the product sets."
+        default_factory=dict,
+        description="Arguments for timm.create_model, or of the installed model: plain JSON, none that is reserved.",
     )
 
 
@@ -103,8 +106,18 @@ class InitialSpec(Strict):
 # ----------------------------------------------------------------------------------------------- what planning can tell
 
 
+def resolve_model(path: Path, spec: ModelSpec, table: ModelTable, plugins: PluginUses, tree: Tree) -> Model:
+    """The model at ``path``: timm's of that name, else an installed one, by its reference."""
+    name = spec.name
+    if table.find(name) is None and name in plugins.known(MODELS):
+        name = plugins.use(MODELS, name, spec.kwargs, tree, (*path, "kwargs") if spec.kwargs else path)
+    return Model(name=name, image_size=spec.image_size, kwargs=spec.kwargs)
+
+
 def check_model(path: Path, model: Model, table: ModelTable, complaints: Complaints) -> None:
     """Complain about a model that timm does not have, or an image size that it is known to refuse."""
+    if is_reference(model.name):  # which says itself what it takes
+        return
     problem = table.name_problem(model.name)
     if problem:
         complaints.add((*path, "name"), problem)
@@ -127,6 +140,11 @@ def check_recipe_of_model(
     num_workers: int = 1,
 ) -> None:
     """Complain about a resolved recipe that the network at hand cannot be trained with by so many workers."""
+    if is_reference(model.name):
+        for field in ("dropout", "drop_path"):
+            if recipe.get(field):
+                message = f"{field} is timm's; '{short_name(model.name)}' takes what it has in model.kwargs; remove it"
+                complaints.add((*path, field), message)
     known = table.find(model.name)
     if known is None or not recipe:
         return

@@ -10,16 +10,17 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.plugins import is_reference
 from orchestrator.sweepfile.checkpoints import CheckpointsSpec, resolve_checkpoints, resolve_keep
 from orchestrator.sweepfile.datasets import SubsetSpec
 from orchestrator.sweepfile.fields import Name, Seed, Strict, refuse_unread
 from orchestrator.sweepfile.known_models import shipped_models
-from orchestrator.sweepfile.model import InitialSpec, ModelSpec
+from orchestrator.sweepfile.model import InitialSpec, ModelSpec, resolve_model
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import RecipeResolver
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, InitialBackbone, LabelSpace, Model, Pretrain
+from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, InitialBackbone, LabelSpace, Pretrain
 
 SAME = "same"
 _ONE, _NAMED = "one block", "named blocks"  # no key of a sweep.yaml, or errors would point there
@@ -140,7 +141,7 @@ def resolve_pretrain(
     _check_timm_tag((*path, "init", "timm"), spec, complaints)
     return Pretrain(
         name=block.name,
-        model=Model(name=spec.model.name, image_size=spec.model.image_size, kwargs=spec.model.kwargs),
+        model=resolve_model((*path, "model"), spec.model, shipped_models(), recipes.plugins, complaints.tree),
         labels=_globs((*path, "labels"), spec.labels, labels, complaints),
         recipe=recipe,
         seeds=tuple(spec.seeds),
@@ -241,7 +242,8 @@ def _check_initial(
 
 
 def _architecture(pretrain: Pretrain) -> str:
-    return pretrain.model.name.partition(".")[0]
+    name = pretrain.model.name
+    return name if is_reference(name) else name.partition(".")[0]
 
 
 def path_of(pretrain: Pretrain) -> Path:

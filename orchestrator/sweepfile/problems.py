@@ -130,8 +130,12 @@ class Complaints:
 
     def add(self, path: Path, message: str) -> None:
         """Complain about what stands at ``path``."""
-        self._doubted.update(path[:length] for length in range(len(path) + 1))
+        self.doubt(path)
         self._problems.append(self._tree.problem(path, message))
+
+    def doubt(self, path: Path) -> None:
+        """Note that something at ``path`` is complained of elsewhere."""
+        self._doubted.update(path[:length] for length in range(len(path) + 1))
 
     def doubts(self, path: Path) -> bool:
         """Whether there was a complaint about what stands at ``path`` or below it."""

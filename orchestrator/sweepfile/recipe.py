@@ -17,7 +17,9 @@ from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.errors import SpecError
+from orchestrator.core.plugins import AUGMENTATIONS, OBJECTIVES
 from orchestrator.core.recipe import (
+    ARGUMENTS_OF,
     EXCLUSIVE,
     LOSSES,
     PARAMETERS,
@@ -28,8 +30,9 @@ from orchestrator.core.recipe import (
     Parameter,
     PartialReader,
 )
-from orchestrator.sweepfile.fields import Count, Strict
+from orchestrator.sweepfile.fields import Count, Strict, canonical
 from orchestrator.sweepfile.parse.tree import MovedTree, Path, Tree
+from orchestrator.sweepfile.plugins import PluginUses
 from orchestrator.sweepfile.problems import Complaints, validate
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace
@@ -37,8 +40,6 @@ from orchestrator.sweepfile.values import Dataset, LabelSpace
 Recipe = Mapping[str, Any]
 RecipeBook = Mapping[str, Recipe]
 GivenRecipe = str | Recipe
-Objectives = Mapping[str, str]
-"""Installed objectives: name -> ``<distribution>==<version>:<name>``."""
 
 TRAINING = "training"
 """Protocol of what is neither a probe nor nearest neighbours: all else that trains."""
@@ -118,6 +119,7 @@ _PLAIN: Final[Mapping[Form, Any]] = {
     Form.TEXT: Annotated[str, Field(min_length=1)],
     Form.FREEZE: Annotated[Any, AfterValidator(_frozen)],
     Form.REACTION: Annotated[Any, AfterValidator(_reaction)],
+    Form.ARGUMENTS: dict[str, Annotated[Any, AfterValidator(canonical)]],
 }
 
 
@@ -293,6 +295,10 @@ def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:
             among = [other for other, option in options.items() if name in option.reads]
             if chosen not in among:
                 found[name] = f"is ignored by {choice}: {chosen}; remove it, or choose {' or '.join(among)}"
+    if recipe.loss in LOSSES:
+        found["loss_arguments"] = f"is ignored by loss: {recipe.loss}; remove it, or name an installed objective"
+    if recipe.augment_plugin is None:
+        found["augment_arguments"] = "is ignored without augment_plugin; remove it, or name an installed augmentation"
     if not recipe.weight_decay:
         found["weight_decay_on"] = "is ignored without weight_decay; remove it, or set weight_decay > 0"
     if not (recipe.mixup or recipe.cutmix):
@@ -413,9 +419,9 @@ class Recipes(Mapping[str, Recipe]):
 class RecipeResolver:
     """Resolves the recipes of one sweep; ``complaints`` collects what is wrong with them."""
 
-    def __init__(self, book: RecipeBook, objectives: Objectives, tree: Tree, complaints: Complaints) -> None:
+    def __init__(self, book: RecipeBook, plugins: PluginUses, tree: Tree, complaints: Complaints) -> None:
         self._book = book if isinstance(book, Recipes) else Recipes({}, book, tree, complaints)
-        self._objectives, self._tree, self._complaints = objectives, tree, complaints
+        self.plugins, self._tree, self._complaints = plugins, tree, complaints
 
     def resolve(self, path: Path, recipe: str | Mapping[str, Any], protocol: str = "") -> Mapping[str, Any]:
         """All fields of the recipe that stands at ``path``, for a transfer's ``protocol``; nothing if it is wrong."""
@@ -454,7 +460,7 @@ class RecipeResolver:
     def elsewhere(self, moved: Mapping[Path, Path]) -> tuple[RecipeResolver, Complaints]:
         """A resolver that complains of some places as of others, and what it complains to."""
         complaints = Complaints(MovedTree.of(self._tree, moved))
-        return RecipeResolver(self._book, self._objectives, complaints.tree, complaints), complaints
+        return RecipeResolver(self._book, self.plugins, complaints.tree, complaints), complaints
 
     def _checked(
         self, path: Path, spec: RecipeSpec, given: Mapping[str, Any], ignored: Mapping[str, str]
@@ -465,16 +471,26 @@ class RecipeResolver:
             self._complaints.add(path, message)
         # What a base says about an optimiser or schedule that was overridden goes with it.
         fields = {name: getattr(spec, name) for name in spec.model_fields_set - ignored.keys()}
-        loss = self._loss((*path, "loss"), spec.loss)
-        return type(spec).model_construct(**{**fields, "loss": loss}).resolved()
+        return type(spec).model_construct(**{**fields, **self._plugins_of(path, spec, given, ignored)}).resolved()
 
-    def _loss(self, path: Path, name: str) -> str:
-        if name in LOSSES:
-            return name
-        if name not in self._objectives:
-            known = (*LOSSES, *self._objectives)
-            self._complaints.add(path, f"'{name}' is neither built in nor installed: {did_you_mean(name, known)}")
-        return self._objectives.get(name, name)
+    def _plugins_of(
+        self, path: Path, spec: RecipeSpec, given: Mapping[str, Any], ignored: Mapping[str, str]
+    ) -> dict[str, str]:
+        """What identities hold for the plug-ins that a recipe names; a field that nobody reads names none."""
+        found: dict[str, str] = {"loss": spec.loss}
+        for field, group, builtin in (("loss", OBJECTIVES, LOSSES), ("augment_plugin", AUGMENTATIONS, ())):
+            name = getattr(spec, field)
+            if name is None or name in builtin or field in ignored:
+                continue
+            known = self.plugins.known(group)
+            if name not in known:
+                hint = did_you_mean(name, (*builtin, *known))
+                self._complaints.add((*path, field), f"'{name}' is neither built in nor installed: {hint}")
+                continue
+            arguments = ARGUMENTS_OF[field]
+            where = (*path, arguments) if arguments in given or arguments not in spec.model_fields_set else path
+            found[field] = self.plugins.use(group, name, getattr(spec, arguments), self._tree, where)
+        return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,8 +162,8 @@ class SimulationSources:
 
     check: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     """Asks the data plane, see ``workloads.commands.simulations``; None: parameters are taken as they are."""
-    plugins: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Installed ones of other packages: ``<distribution>==<version>:<name>`` and the digest of editable sources."""
+    plugins: Mapping[str, str] = field(default_factory=dict)
+    """Installed ones of other packages: name -> reference, see ``orchestrator.core.plugins``."""
 
 
 def resolve_simulations(
@@ -210,10 +210,9 @@ class _Asked:
     def path(self) -> Path:
         return ("simulate", self.name)
 
-    def request(self, plugins: Mapping[str, tuple[str, str]]) -> dict[str, Any]:
-        plugin, sources = plugins.get(self.spec.run, ("", ""))
+    def request(self, plugins: Mapping[str, str]) -> dict[str, Any]:
         cells = [cell.parameters for cell in self.cells]
-        return {"run": self.spec.run, "plugin": plugin, "sources": sources, "cells": cells}
+        return {"run": self.spec.run, "plugin": plugins.get(self.spec.run, ""), "cells": cells}
 
     def checked(self, found: Mapping[str, Any], known: Sequence[str], complaints: Complaints) -> Simulation:
         """With what the data plane says of it."""
@@ -231,7 +230,7 @@ class _Asked:
             SimulatedCell(factors=cell.factors, parameters=reply.get("parameters", {}))
             for cell, reply in zip(self.cells, found["cells"], strict=True)
         )
-        return replace(self.resolved(), run=found["name"], sources=found["sources"], cells=cells)
+        return replace(self.resolved(), run=found["name"], cells=cells)
 
     def _place(self, cell: SimulatedCell, at: Sequence[str | int]) -> Path:
         """Where the parameter stands that a simulation refuses."""

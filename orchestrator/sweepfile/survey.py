@@ -16,14 +16,19 @@ from typing import Any, Final, TypeVar
 from orchestrator.core.data_plane import (
     COUNT,
     LISTING,
+    PLUGINS,
     SIMULATIONS,
     TABLE,
     Asked,
     CountRequest,
     LateAnswerError,
     NoAnswerError,
+    PluginProblem,
+    PluginRequest,
+    PluginUse,
     Question,
     SimulationsAnswer,
+    SimulationsRequest,
     TableAnswer,
     TableRequest,
     Told,
@@ -56,6 +61,7 @@ _FIELDS: Final = {
 _FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
 _ANSWER_TIMEOUT_S: Final = 300.0
 _COUNTING: Final = "label spaces could not be counted"
+_LOOK_AT_CODE: Final = "look at what their packages do when they are imported"
 
 
 def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
@@ -202,22 +208,26 @@ def table_of(dataset: Dataset) -> dict[str, Any]:
     return {"builtin": dataset.parameters}
 
 
-def ask_labels(question: Question[Asked, Told], request: Asked, task: str = _COUNTING) -> Told:
-    """What the data plane says of label spaces. Raises ``UserError``: ``task``, which was not done, and why."""
-    late = f"{task} within {_ANSWER_TIMEOUT_S:g} s; look at the files and images they name"
-    return _ask(question, request, task, late)
+def check_plugins(uses: Sequence[PluginUse]) -> Sequence[PluginProblem]:
+    """See ``CheckPlugins``. Raises ``UserError``: the data plane does not answer."""
+    return _ask(PLUGINS, PluginRequest(uses=list(uses)), "plug-ins could not be checked", _LOOK_AT_CODE)["problems"]
 
 
 def check_simulations(asked: Sequence[Mapping[str, Any]]) -> SimulationsAnswer:
     """What the data plane says of simulations and their parameters. Raises ``UserError``: it does not answer."""
-    late = f"simulations were not loaded within {_ANSWER_TIMEOUT_S:g} s; look at what they do when they are imported"
-    return _ask(SIMULATIONS, {"simulations": [*asked]}, "simulations cannot be checked", late)
+    request = SimulationsRequest(simulations=[*asked])
+    return _ask(SIMULATIONS, request, "simulations could not be checked", _LOOK_AT_CODE)
 
 
-def _ask(question: Question[Asked, Told], request: Asked, task: str, late: str) -> Told:
+def ask_labels(question: Question[Asked, Told], request: Asked, task: str = _COUNTING) -> Told:
+    """What the data plane says of label spaces. Raises ``UserError``: ``task``, which was not done, and why."""
+    return _ask(question, request, task, "look at the files and images they name")
+
+
+def _ask(question: Question[Asked, Told], request: Asked, task: str, hint: str) -> Told:
     try:
         return ask(question, request, limit_s=_ANSWER_TIMEOUT_S)
     except LateAnswerError as error:
-        raise UserError(late) from error
+        raise UserError(f"{task} within {_ANSWER_TIMEOUT_S:g} s; {hint}") from error
     except NoAnswerError as error:
         raise UserError(f"{task}: {error}") from error

@@ -27,11 +27,11 @@ from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_labe
 from orchestrator.sweepfile.model import check_model, check_recipe_of_model, check_resize
 from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
 from orchestrator.sweepfile.parse.tree import Tree
+from orchestrator.sweepfile.plugins import PluginSources, PluginUses
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
 from orchestrator.sweepfile.problems import Complaints, validate
 from orchestrator.sweepfile.recipe import (
-    Objectives,
     RecipeBook,
     RecipeResolver,
     Recipes,
@@ -127,10 +127,9 @@ def resolve_sweep(
     recipes: RecipeBook,
     surveys: Surveys | None = None,
     *,
-    objectives: Objectives | None = None,
+    plugins: PluginSources | None = None,
     labels: LabelSources | None = None,
     simulations: SimulationSources | None = None,
-    measures: Mapping[str, str] | None = None,
 ) -> ResolvedSweep:
     """Resolve a schema-valid sweep.
 
@@ -139,22 +138,19 @@ def resolve_sweep(
         tree: the file with places.
         recipes: the shipped ones.
         surveys: what external data sets are.
-        objectives: installed losses of other packages.
-        labels: what counts classes, and installed label spaces of other packages.
+        plugins: what other packages offer.
+        labels: what counts classes.
         simulations: what checks parameters, and installed simulations of other packages.
-        measures: installed measures of other packages.
 
     Raises:
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
     """
     complaints = Complaints(tree)
     book = Recipes(spec.recipes, recipes, tree, complaints)
-    recipe_resolver = RecipeResolver(book, {} if objectives is None else objectives, tree, complaints)
+    uses = PluginUses(plugins or PluginSources(), complaints)
+    recipe_resolver = RecipeResolver(book, uses, tree, complaints)
     simulated = resolve_simulations(spec.simulate, simulations or SimulationSources(), complaints)
-    # Not `measures or {}`: the truth of an installed group of plug-ins reads every package's entry points.
-    installed = {} if measures is None else measures
-    resolver = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints, measures=installed)
-    sweep = resolver.resolve()
+    sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
     return replace(sweep, recipes=book.used, simulations=simulated)
 
 
@@ -168,10 +164,8 @@ class _Resolver:
         surveys: Surveys,
         labels: LabelSources | None,
         complaints: Complaints,
-        *,
-        measures: Mapping[str, str],
     ) -> None:
-        self._spec, self._labels, self._measures = spec, labels, measures
+        self._spec, self._labels = spec, labels
         self._recipes = recipes
         self._surveys = surveys
         self._complaints = complaints
@@ -187,7 +181,7 @@ class _Resolver:
         blocks = blocks_of(spec.pretrain)
         only_block = blocks[0].name if len(blocks) == 1 else ""
         sources = replace(self._labels or LabelSources(), only_block=only_block)
-        labels = resolve_label_spaces(spec.labels, datasets, self._complaints, sources)
+        labels = resolve_label_spaces(spec.labels, datasets, self._complaints, sources, self._recipes.plugins)
         pretrains = tuple(resolve_pretrain(block, labels, self._recipes, self._complaints) for block in blocks)
         transfer = self._transfer(labels, pretrains)
         spaces = with_baselines(pretrains, transfer)
@@ -212,6 +206,7 @@ class _Resolver:
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
         notify = resolve_notify(spec.notify)
         check_channels(notify, self._complaints)
+        self._recipes.plugins.check()
         self._complaints.raise_any()
         resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
         return ResolvedSweep(
@@ -263,7 +258,7 @@ class _Resolver:
                 datasets=datasets,
                 labels=labels,
                 pretrains=pretrains,
-                plugins=self._measures,
+                plugins=self._recipes.plugins,
                 complaints=self._complaints,
             )
             for position, entry in enumerate(self._spec.analyze)

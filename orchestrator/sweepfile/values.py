@@ -302,15 +302,13 @@ class Simulation:
 
     name: str
     run: str
-    """Name of a shipped one, or ``<distribution>==<version>:<name>``."""
+    """Name of a shipped one, or the reference of a plug-in."""
     factors: Mapping[str, tuple[Level, ...]]
     cells: tuple[SimulatedCell, ...]
     first_seed: int
     num_seeds: int
     per_job: int
     metric: str
-    sources: str = ""
-    """Digest of the sources, where the package is installed editable; else empty."""
     expectations: tuple[Expectation, ...] = ()
 
 

@@ -27,13 +27,15 @@ LONG = (
     "steer",
     "structure",
 )
+ELSEWHERE = ("own-code",)
+"""Followed by ``tests/integration/test_own_code.py``, which installs the package beside it."""
 TIMEOUT_S = 900.0
 _LINK = re.compile(r"\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")
 
 
 def test_every_page_is_followed_by_a_test_and_listed() -> None:
     pages = {page.stem for page in FOLDER.glob("*.md")} - {"README"}
-    assert pages == {*SHORT, *LONG}
+    assert pages == {*SHORT, *LONG, *ELSEWHERE}
     listed = (FOLDER / "README.md").read_text()
     assert all(f"({page}.md)" in listed for page in pages)
 
@@ -43,7 +45,9 @@ def test_page_links_lead_somewhere_and_its_blocks_are_of_known_kinds(page: Path)
     for found in _LINK.finditer(page.read_text()):
         assert (page.parent / found["target"]).exists(), found["target"]
     for block in blocks(page):
-        assert block.file or block.kind in {"sh", "sh cluster"}, f"{page.name}:{block.line}: nobody follows this block"
+        assert block.file or block.kind in {"sh", "sh cluster", "sh package"}, (
+            f"{page.name}:{block.line}: nobody follows this block"
+        )
 
 
 @pytest.mark.parametrize("name", SHORT)

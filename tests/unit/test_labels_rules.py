@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from orchestrator.core import plugins
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.storage.artifacts import ArtifactWriter
 from tests.data_jobs import DataPlane
 from workloads.data.index import NO_LEAF, LeafSets, SplitIndex
-from workloads.labels import definition
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.spaces import make_label_map
-from workloads.runtime import plugins
 
 GROUPS = ["plant", "plant", "animal", "animal", "animal", "stone"]
 CLASSES = [
@@ -180,7 +180,7 @@ def test_labels_impossible_rule_is_a_user_error(space: dict[str, Any], message: 
 class Point:
     """An entry point."""
 
-    group, name = definition.GROUP, "first-letter"
+    group, name, module = LABEL_SPACES, "first-letter", "letters"
 
     def load(self) -> Any:
         return lambda classes, arguments: [
@@ -191,6 +191,9 @@ class Point:
 class Package:
     version = "1.2"
     entry_points = (Point(),)
+
+    def read_text(self, _: str) -> None:
+        """As of a package that is not installed editable."""
 
 
 def plugin(name: str = "letters==1.2:first-letter", **arguments: Any) -> dict[str, Any]:

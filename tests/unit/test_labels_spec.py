@@ -15,11 +15,13 @@ from orchestrator.cli.app import app
 from orchestrator.cli.commands import labels
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError
+from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.sweepfile import ResolvedSweep
 from orchestrator.sweepfile.labels import Counted, LabelSources
 from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.plugins import PluginSources
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from workloads.commands.labels import count
@@ -55,8 +57,10 @@ def counter(dataset: Any, spaces: Sequence[Mapping[str, Any]], files: Mapping[st
 
 def parse(entries: str, tail: str = TAIL) -> ResolvedSweep:
     tree = parse_tree(HEAD + entries + tail, "sweep.yaml")
-    sources = LabelSources(count=counter, plugins={"letters": "letters==1.2:letters"})
-    return resolve_sweep(validate(SweepSpec, tree.value, tree), tree, shipped_recipes(), labels=sources)
+    sources = LabelSources(count=counter)
+    plugins = PluginSources(installed={LABEL_SPACES: {"letters": "letters==1.2:letters"}})
+    spec = validate(SweepSpec, tree.value, tree)
+    return resolve_sweep(spec, tree, shipped_recipes(), plugins=plugins, labels=sources)
 
 
 def problems_of(entries: str, tail: str = TAIL) -> str:

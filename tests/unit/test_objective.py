@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.core.errors import UserError
-from orchestrator.sweepfile.load import OBJECTIVES, InstalledPlugins
+from orchestrator.core.plugins import OBJECTIVES, InstalledPlugins
 from tests.tiny_training import RECIPE
 from workloads.train.linear_form import MixedTargets
-from workloads.train.objective import ENTRY_POINTS, Objective, SigmoidObjective, SoftmaxObjective, build_objective
+from workloads.train.objective import Objective, SigmoidObjective, SoftmaxObjective, build_objective
 from workloads.train.recipe import Recipe
 
 CLASSES, BATCH = 7, 6
@@ -180,7 +180,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     folder = tmp_path / "halved_loss-1.5.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: halved-loss\nVersion: 1.5\n")
-    (folder / "entry_points.txt").write_text(f"[{ENTRY_POINTS}]\nhalved = halved_loss:halved\n")
+    (folder / "entry_points.txt").write_text(f"[{OBJECTIVES}]\nhalved = halved_loss:halved\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "halved_loss", raising=False)
     planned = InstalledPlugins(OBJECTIVES)["halved"]
@@ -196,16 +196,15 @@ def test_objective_of_a_plugin_is_planned_with_its_version_and_built(plugin: str
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        ("halved-loss==1.4:halved", r"halved-loss 1.5 is installed here"),
-        ("halved-loss==1.5:other", r"no entry point 'other'"),
-        ("no-such-package==1:x", r"'no-such-package' is not installed here: install no-such-package==1"),
-        ("hinge", "'hinge' is not installed here"),
+        ("halved-loss==1.4:halved", r"planned with halved-loss 1.4; 1.5 is installed here"),
+        ("halved-loss==1.5:other", r"halved-loss 1.5 has no objective 'other'"),
+        (
+            "no-such-package==1:x",
+            r"no-such-package, which is not installed here: install no-such-package==1",
+        ),
+        ("hinge", "'hinge': softmax, sigmoid or an objective of a package"),
     ],
 )
 def test_objective_that_is_not_what_was_planned_is_refused(plugin: str, loss: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_objective(recipe_of(loss=loss), CLASSES)
-
-
-def test_entry_point_group_is_one_name_in_both_planes() -> None:
-    assert ENTRY_POINTS == OBJECTIVES

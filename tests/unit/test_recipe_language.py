@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import SpecError
+from orchestrator.core.plugins import OBJECTIVES, InstalledPlugins
 from orchestrator.core.recipe import (
     AUGMENTATIONS,
     AVERAGES,
@@ -20,8 +21,8 @@ from orchestrator.core.recipe import (
     RELATIONS,
     SCHEDULES,
 )
-from orchestrator.sweepfile.load import InstalledPlugins
 from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.plugins import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import (
     RecipeResolver,
@@ -48,13 +49,15 @@ BOOK: Mapping[str, Mapping[str, Any]] = {
 }
 ALWAYS = {name for name, one in PARAMETERS.items() if one.always}
 MINIMAL: Mapping[str, Any] = {"epochs": 4, "batch_size": 32, "lr": 0.1}
-OBJECTIVES = {"focal": "focal-losses==1.2:focal"}
+PLUGINS = PluginSources(installed={OBJECTIVES: {"focal": "focal-losses==1.2:focal"}})
 
 
 def resolve(text: str, protocol: str = "") -> Mapping[str, Any]:
     tree = parse_tree(text, "sweep.yaml")
     complaints = Complaints(tree)
-    resolved = RecipeResolver(BOOK, OBJECTIVES, tree, complaints).resolve(("recipe",), tree.value["recipe"], protocol)
+    resolved = RecipeResolver(BOOK, PluginUses(PLUGINS, complaints), tree, complaints).resolve(
+        ("recipe",), tree.value["recipe"], protocol
+    )
     complaints.raise_any()
     return resolved
 

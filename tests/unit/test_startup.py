@@ -67,7 +67,7 @@ def test_sweep_without_plugins_searches_no_installed_packages(
     def search(**_: str) -> None:
         pytest.fail("reading the entry points of all packages takes 10 to 200 ms")
 
-    monkeypatch.setattr("orchestrator.sweepfile.load.entry_points", search)
+    monkeypatch.setattr("orchestrator.core.plugins.entry_points", search)
     assert run_command(capsys, "validate", "quickstart").code == 0
 
 

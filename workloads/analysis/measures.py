@@ -18,13 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import MEASURES as MEASURE_PLUGINS
 from workloads.analysis import geometry, units
 from workloads.analysis.features import ClassMoments, FeatureStream, SampleClasses, class_moments, take_rows
 from workloads.analysis.fine_structure import ProbedSamples, cluster_and_probe, linear_probe, reduced
-from workloads.runtime.plugins import load_plugin
+from workloads.runtime.plugins import open_plugin, takes_arguments
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
-GROUP: Final = "pretraining_orchestrator.measures"
 SHOWN_CLASSES: Final = 100
 """A matrix of more classes is averaged to so many rows and columns for its picture."""
 
@@ -237,12 +237,13 @@ def _embedding(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Find
 
 def _plugin(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
     name = parameters["name"]
-    function = load_plugin("measure", GROUP, name)
+    function, arguments = open_plugin(name, MEASURE_PLUGINS, parameters["arguments"])
+    given = (arguments,) if takes_arguments(function, MEASURE_PLUGINS) else ()
     targets = {"classes": subject.classes.ids_N.copy()}
     if subject.trained is not None:
         targets["trained"] = subject.trained.ids_N.copy()
     try:
-        found = function(subject.features, targets, dict(subject.levels), dict(parameters["arguments"]))
+        found = function(subject.features, targets, dict(subject.levels), *given)
     except Exception as error:
         raise UserError(f"the measure {name} failed: {error!r}") from error
     is_right = isinstance(found, Mapping) and all(

@@ -14,13 +14,12 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
     """Look at simulations and their cells without running any.
 
     Args:
-        request: ``simulations``: each ``{"run", "plugin", "sources", "cells": [parameters]}``. ``plugin`` is what an
-            identity calls the simulation of a package that ``run`` names, ``sources`` the digest of its editable
-            sources; both are empty without one. Shipped simulations go first.
+        request: ``simulations``: each ``{"run", "plugin", "cells": [parameters]}``. ``plugin`` is the reference of the
+            simulation of a package that ``run`` names, empty without one. Shipped simulations go first.
 
     Returns:
         ``shipped``: all names; ``checked``: for each simulation ``{"problem": why}``, ``{"is_unknown": true}`` or
-        ``{"name", "sources", "cells"}``, each cell ``{"parameters"}`` with all defaults, or ``{"problems": [[where,
+        ``{"name", "cells"}``, each cell ``{"parameters"}`` with all defaults, or ``{"problems": [[where,
         why]]}``.
     """
     return {"shipped": sorted(SIMULATIONS), "checked": [_checked(asked) for asked in request["simulations"]]}
@@ -30,14 +29,13 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     is_shipped = asked["run"] in SIMULATIONS
     if not is_shipped and not asked["plugin"]:
         return {"is_unknown": True}
-    name, sources = (asked["run"], "") if is_shipped else (asked["plugin"], asked["sources"])
+    name = asked["run"] if is_shipped else asked["plugin"]
     try:
-        simulation = Simulation.load(name, sources)
+        simulation = Simulation.load(name)
     except (OrchestratorError, ImportError, AttributeError) as error:
         return {"problem": str(error)}
     return {
         "name": name,
-        "sources": sources,
         "cells": [_cell(simulation, parameters) for parameters in asked["cells"]],
     }
 

@@ -5,11 +5,11 @@ So runs that differ in the label space only see the same crops, and a resumed ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import permutations
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -17,7 +17,10 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 from PIL import Image, ImageEnhance
 
+from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import AUGMENTATIONS
 from workloads.data.pixels import NUM_CROP_UNIFORMS, Placement, center_view, random_crop, random_resized_crop
+from workloads.runtime.plugins import open_plugin, takes_arguments
 from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
 _ENHANCERS: Final = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
@@ -27,6 +30,7 @@ NUM_JITTER_UNIFORMS: Final = len(_ENHANCERS) + 1
 _WORDS_PER_POSITION = 4  # Philox4x64 yields four 64-bit words for each value of its counter
 _VERTICAL, _HORIZONTAL, _FLIP, _ = range(_WORDS_PER_POSITION)
 _VIEW_STREAM = 1  # detail of the stream that places crops and jitters colours
+_PLUGIN_STREAM = 2  # of the one that augmentations of packages draw from
 _COUNTERS_PER_POSITION = -(-(NUM_CROP_UNIFORMS + NUM_JITTER_UNIFORMS) // _WORDS_PER_POSITION)
 _SERIAL_ELEMENTS = 32_000  # torch works on fewer than 32,768 elements without waking its thread pool
 
@@ -99,6 +103,14 @@ class AugmentSpec:
     """Range of its width / height."""
     color_jitter: float = 0.0
     """Largest change of brightness, contrast and saturation, in [0, 1]."""
+    plugin: str | None = None
+    """Reference of an installed augmentation."""
+    arguments: Mapping[str, Any] | None = None
+    """What it is given."""
+
+
+ChangePixels = Callable[[NDArray[np.uint8], np.random.Generator], NDArray[np.uint8]]
+"""An augmentation of a package: an image [H, W, 3] and what is random about its position become one of that size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +146,8 @@ class Augmenter:
         self._image_size, self._resize = image_size, resize or image_size
         self._key = _philox_key(seed, stage)
         self._view_key = _philox_key(seed, stage, _VIEW_STREAM)
+        self._plugin_key = _philox_key(seed, stage, _PLUGIN_STREAM)
+        self._change_pixels = _open_plugin(self.spec)
 
     def words(self, start: int, num_positions: int) -> NDArray[np.uint64]:
         """Random words [num_positions, 4] of the positions from ``start`` on; a position has its words in any call."""
@@ -180,6 +194,24 @@ class Augmenter:
             return None
         return Jitter.draw(self.spec.color_jitter, uniforms[NUM_CROP_UNIFORMS:][:NUM_JITTER_UNIFORMS])
 
+    def change(self, squares_BHWC: NDArray[np.uint8], start: int) -> None:
+        """Let the augmentation of a package change the images of positions ``start, start + 1, ...`` in place.
+
+        Each position has its own stream of random numbers, whatever others draw. Raises ``UserError``: it gives
+        something else than an image of the same size.
+        """
+        if self._change_pixels is None:
+            return
+        for number, square_HWC in enumerate(squares_BHWC):
+            # The second word of the counter: a position may draw 2**64 blocks before it meets the next one.
+            philox = np.random.Philox(key=self._plugin_key, counter=[0, start + number, 0, 0])
+            changed: object = self._change_pixels(square_HWC.copy(), np.random.Generator(philox))
+            if not isinstance(changed, np.ndarray) or changed.shape != square_HWC.shape or changed.dtype != np.uint8:
+                found = f"{getattr(changed, 'dtype', type(changed).__name__)} {list(getattr(changed, 'shape', ()))}"
+                message = f"the augmentation {self.spec.plugin} gave {found} in place of an image uint8 "
+                raise UserError(f"{message}{list(square_HWC.shape)}: it must keep the size")
+            square_HWC[...] = changed
+
     def finish(self, squares_BHWC: NDArray[np.uint8], start: int) -> None:
         """Do in place what is left to do for the images of positions ``start, start + 1, ...`` once they are placed."""
         if not self._augment.is_flipped:
@@ -194,6 +226,14 @@ class Augmenter:
         squares_BHWC = images_BHWC.copy()
         self.finish(squares_BHWC, start)
         return squares_BHWC.transpose(0, 3, 1, 2)
+
+
+def _open_plugin(spec: AugmentSpec) -> ChangePixels | None:
+    if not spec.plugin:
+        return None
+    build, arguments = open_plugin(spec.plugin, AUGMENTATIONS, spec.arguments or {})
+    made: ChangePixels = build(arguments) if takes_arguments(build, AUGMENTATIONS) else build()
+    return made
 
 
 def _philox_key(seed: int, stage: Stage, *details: int) -> NDArray[np.uint64]:

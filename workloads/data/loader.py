@@ -164,6 +164,7 @@ class TrainLoader:
         for square, row in zip(squares, rows if spec.color_jitter else [], strict=False):
             if jitter := self._augmenter.jitter(row):
                 square[...] = jitter.apply(square)
+        self._augmenter.change(squares, start)
         self._augmenter.finish(squares, start)
 
     def _replace(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import is_reference
 from orchestrator.storage.artifacts import read_part, read_record
 from workloads.checkpoint.retention import read_backbone
 from workloads.data.decode import DecoderName, Interpolation
@@ -134,6 +135,8 @@ def _open_projected(request: JobRequest, spec: ModelSpec, device: torch.device) 
 def _timm_look(model: ModelSpec, parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     """What timm says of the weights, or of the architecture where they are a file."""
     tag = parameters["initial"].get("timm")
+    if is_reference(model.name):
+        return {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}
     cfg = timm.get_pretrained_cfg(f"{model.name.partition('.')[0]}.{tag}" if tag else model.name)
     if cfg is None:
         return {"mean": (0.5, 0.5, 0.5), "std": (0.5, 0.5, 0.5)}

@@ -76,7 +76,8 @@ class ProbeTask(ImageTask):
     def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
         """See ``Task``."""
         recipe = self._job.recipe
-        looks_the_same = recipe.augment == Augment.NONE and not recipe.color_jitter and not recipe.is_mixed
+        is_plain = recipe.augment == Augment.NONE and not recipe.augment_plugin
+        looks_the_same = is_plain and not recipe.color_jitter and not recipe.is_mixed
         if looks_the_same and not recipe.dropout:
             return self._cached_batches(first, stop, unit)
         return self._fresh_batches(super().batches(first, stop, unit=unit), first)

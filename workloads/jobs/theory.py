@@ -1,7 +1,7 @@
 """The job ``theory``: a simulation at one set of parameters for a block of seeds, resumable by seeds.
 
-Parameters of the identity: ``simulation`` (see ``workloads.theory.loading``), ``sources`` (only of a package that is
-installed editable), ``parameters`` and ``seeds`` (``{"first", "stop"}``). Parts of the artifact: ``runs.parquet`` with
+Parameters of the identity: ``simulation`` (see ``workloads.theory.loading``), ``parameters`` and ``seeds``
+(``{"first", "stop"}``). Parts of the artifact: ``runs.parquet`` with
 a row per seed (``seed`` and one column per metric, null where a seed has none), and what the simulation saved. Finished
 seeds are durable before the artifact is: an attempt that died leaves them to the next.
 """
@@ -60,7 +60,7 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
     """
     context.report(Progress(phase="setup"))
     parameters, device = request.parameters, pick_device()
-    simulation = Simulation.load(parameters["simulation"], parameters.get("sources", ""))
+    simulation = Simulation.load(parameters["simulation"])
     given = simulation.checked(parameters["parameters"])
     seeds = range(parameters["seeds"]["first"], parameters["seeds"]["stop"])
     with deterministic_numerics(request.execution.num_threads):

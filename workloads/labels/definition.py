@@ -1,7 +1,8 @@
 """What a label space is made of besides its definition, how its definition names classes, and rules of other packages.
 
 An entry point of the group ``pretraining_orchestrator.label_spaces`` names a function ``(classes, arguments) ->
-targets``: ``classes`` is the class table, ``arguments`` what the sweep gives, and the result holds for each leaf class
+targets``: ``classes`` is the class table, ``arguments`` what the sweep gives (a mapping, or an instance of the pydantic
+model that annotates it), and the result holds for each leaf class
 the name of its target, a list of several, or None for a class that is left out.
 """
 
@@ -9,19 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import LABEL_SPACES
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.wordnet import Synset, WordNet, open_wordnet
-from workloads.runtime.plugins import load_plugin
+from workloads.runtime.plugins import open_plugin, takes_arguments
 
 ClassTable = Sequence[Mapping[str, Any]]
 """Row c describes leaf class c with ``class``, ``name`` and one column per level."""
 
 WORDNET_FILE = "wordnet"
 TABLE_FILE = "table"
-GROUP: Final = "pretraining_orchestrator.label_spaces"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,11 +84,12 @@ def plugin_labels(definition: Mapping[str, Any], classes: ClassTable) -> ClassLa
     """The space of ``{"name": "<distribution>==<version>:<entry point>", "arguments": {...}}``.
 
     Raises:
-        UserError: it is not installed in this version, or gives no label space.
+        UserError: it is not installed in this version, refuses its arguments, or gives no label space.
     """
-    make = load_plugin("label space", GROUP, definition["name"])
+    make, arguments = open_plugin(definition["name"], LABEL_SPACES, definition["arguments"])
     try:
-        found = make(list(classes), dict(definition["arguments"]))
+        given = (arguments,) if takes_arguments(make, LABEL_SPACES) else ()
+        found = make(list(classes), *given)
     except Exception as error:
         raise UserError(f"the label space {definition['name']} failed: {error!r}") from error
     return _labels(found, definition["name"], len(classes))

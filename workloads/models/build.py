@@ -9,16 +9,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import timm
 import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import MODELS, is_reference, short_name
 from workloads.models.spec import ModelSpec
 from workloads.models.table import REFUSALS, takes
 from workloads.runtime.enums import HeadInit
+from workloads.runtime.plugins import open_plugin, takes_arguments
 
 
 class Classifier(nn.Module):
@@ -36,7 +38,12 @@ class Classifier(nn.Module):
 
 
 def timm_kwargs(spec: ModelSpec) -> dict[str, Any]:
-    """Constructor arguments with which timm builds the backbone; ``img_size`` only where the model's size is fixed."""
+    """Constructor arguments with which timm builds the backbone; ``img_size`` only where the model's size is fixed.
+
+    Of a plug-in, its own arguments.
+    """
+    if is_reference(spec.name):
+        return dict(spec.kwargs)
     fixed = timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
     size = {"img_size": spec.image_size} if fixed is not None and fixed.fixed_input_size else {}
     return {**size, **spec.kwargs}
@@ -50,8 +57,11 @@ def build_backbone(
     ``dropout`` and ``drop_path`` are probabilities in [0, 1) and belong to training alone (see ``dropout_kwargs``).
 
     Raises:
-        UserError: timm has no such model, or the model refuses its arguments, the image size or the dropout.
+        UserError: timm has no such model, or the model refuses its arguments, the image size or the dropout; or a
+            plug-in is not installed as it was planned, or gives something else than a model.
     """
+    if is_reference(spec.name):
+        return _build_plugin(spec, torch_seed, has_dropout=bool(dropout or drop_path))
     if not timm.is_model(spec.name):
         raise UserError(_unknown_model(spec.name))
     arguments = timm_kwargs(spec) | dropout_kwargs(spec, dropout=dropout, drop_path=drop_path)
@@ -64,6 +74,32 @@ def build_backbone(
             f"timm model {spec.name} refuses image_size={spec.image_size} and kwargs={dict(spec.kwargs)}: {error}; "
         )
         raise UserError(message + "choose a size and arguments that the model takes") from error
+
+
+_INTERFACE: Final = ("num_features", "forward_features", "forward_head", "reset_classifier")
+"""What timm's models have, and a plug-in must."""
+
+
+def _build_plugin(spec: ModelSpec, torch_seed: int, *, has_dropout: bool) -> tuple[nn.Module, int]:
+    """A package's ``(image_size, arguments) -> model``, without its classifier."""
+    what = f"the model {short_name(spec.name)!r} of {spec.name.partition(':')[0]}"
+    if has_dropout:
+        raise UserError(
+            f"recipe.dropout and drop_path are timm's; {what} takes what it has in model.kwargs; set them to 0"
+        )
+    build, arguments = open_plugin(spec.name, MODELS, spec.kwargs)
+    try:
+        with seeded(torch_seed):
+            given = (spec.image_size, arguments) if takes_arguments(build, MODELS) else (spec.image_size,)
+            model = build(*given)
+            missing = [name for name in _INTERFACE if not hasattr(model, name)]
+            if missing or not isinstance(model, nn.Module):
+                message = f"{what} is no module with timm's interface: {type(model).__name__} lacks "
+                raise UserError(f"{message}{', '.join(missing) or 'what torch.nn.Module has'}")
+            model.reset_classifier(0)  # type: ignore[operator] # checked above
+        return model, _num_features(model, spec.image_size)
+    except REFUSALS as error:
+        raise UserError(f"{what} fails at image_size={spec.image_size} and {dict(spec.kwargs)}: {error}") from error
 
 
 def dropout_kwargs(spec: ModelSpec, *, dropout: float, drop_path: float) -> dict[str, float]:

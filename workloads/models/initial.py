@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import NotFoundError, StorageError, UserError
+from orchestrator.core.plugins import is_reference
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import read_part, read_record
 from orchestrator.storage.open import open_store
@@ -195,6 +196,8 @@ def converted(tensors: dict[str, Tensor], backbone: nn.Module, spec: ModelSpec, 
     Raises:
         UserError: the converter cannot take them.
     """
+    if is_reference(spec.name):
+        return tensors
     module = sys.modules[timm.model_entrypoint(spec.name.partition(".")[0]).__module__]
     convert: Callable[..., Mapping[str, Tensor]] | None = getattr(module, "checkpoint_filter_fn", None)
     if convert is None or not tensors:
@@ -247,7 +250,7 @@ def _module(name: str) -> str:
 
 def _head_prefixes(spec: ModelSpec) -> tuple[str, ...]:
     """Names of the classifier, of which a backbone has none: timm's, and those of other libraries."""
-    cfg = timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
+    cfg = None if is_reference(spec.name) else timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
     classifier = cfg.classifier if cfg is not None and cfg.classifier else ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)
     return tuple(f"{name}." for name in (*names, "head", "fc", "classifier"))

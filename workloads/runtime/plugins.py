@@ -1,39 +1,123 @@
-"""What other packages bring: the object behind an entry point, of the very version that a plan names."""
+"""The arguments that a sweep gives a plug-in, read by the type that the plug-in asks for.
+
+A plug-in is a function; one that has parameters of its own has an argument ``arguments`` (of a label rule: the second
+one, of a measure the fourth one, whatever their names). If that is annotated with a pydantic model, what the sweep says
+is read by the model, and the function gets an instance; else it gets the mapping.
+"""
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, distribution
-from typing import Any
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, get_type_hints
 
-from orchestrator.core.code import editable_digest
+from pydantic import BaseModel, ValidationError
+
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import GROUPS, LABEL_SPACES, MEASURES, load_plugin, short_name
+
+_ARGUMENTS: Final = "arguments"
+_POSITIONS: Final = {LABEL_SPACES: 1, MEASURES: 3}
+"""Plug-ins of these groups are called by position; this is that of their arguments."""
+_SHOWN: Final = 60
+Problem = tuple[tuple[str | int, ...], str]
+"""The path below the arguments, and what is wrong there."""
 
 
-def load_plugin(what: str, group: str, name: str, sources: str = "") -> Any:  # noqa: ANN401 - foreign code
-    """Load an entry point.
+class PluginArgumentsError(UserError):
+    """A plug-in refuses its arguments; ``problems`` are all that are wrong."""
 
-    Args:
-        what: such as ``label space``, for errors.
-        group: of entry points.
-        name: ``<distribution>==<version>:<entry point>``.
-        sources: digest of an editable installation's sources; empty = the version says all.
+    def __init__(self, message: str, problems: tuple[Problem, ...]) -> None:
+        super().__init__(message, problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def takes_arguments(function: Callable[..., Any], group: str) -> bool:
+    """Whether a plug-in of a group has parameters of its own."""
+    return bool(_parameter_of(function, group))
+
+
+def _parameter_of(function: Callable[..., Any], group: str) -> str:
+    """The name of the function's argument for them; empty = there is none."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # of some functions in C nobody knows
+        return _ARGUMENTS
+    if _ARGUMENTS in parameters or any(one.kind is one.VAR_POSITIONAL for one in parameters.values()):
+        return _ARGUMENTS
+    position = _POSITIONS.get(group, len(parameters))
+    return list(parameters)[position] if len(parameters) > position else ""
+
+
+def open_plugin(
+    reference: str, group: str, arguments: Mapping[str, Any]
+) -> tuple[Callable[..., Any], BaseModel | dict[str, Any]]:
+    """The function of a reference, and the arguments as it wants them.
 
     Raises:
-        UserError: it is not installed here, or in another version, or its sources have changed.
+        UserError: it is not installed as it was planned.
+        PluginArgumentsError: it takes no such arguments.
     """
-    package, _, entry = name.partition(":")
-    project, _, version = package.partition("==")
+    function: Callable[..., Any] = load_plugin(reference, group)
     try:
-        installed = distribution(project)
-    except PackageNotFoundError as error:
-        raise UserError(f"the {what} {entry!r} comes from {project}, which is not installed here") from error
-    if installed.version != version:
-        message = f"the {what} {entry!r} was planned with {project} {version}; {installed.version} is installed: "
-        raise UserError(message + "install that version, or plan again")
-    points = [point for point in installed.entry_points if (point.group, point.name) == (group, entry)]
-    if not points:
-        raise UserError(f"{project} {version} has no {what} {entry!r} (group {group})")
-    if sources and editable_digest(installed, points[0].module) != sources:
-        message = f"the sources of the {what} {entry!r} are not those that the sweep was planned with; "
-        raise UserError(message + f"plan again, or install the {project} of then")
-    return points[0].load()
+        return function, _read(function, arguments, _parameter_of(function, group))
+    except _RefusedError as error:
+        said = "; ".join(f"{'.'.join(map(str, path)) or _ARGUMENTS}: {why}" for path, why in error.problems)
+        message = f"the {GROUPS[group]} {short_name(reference)!r} refuses its arguments: {said}"
+        raise PluginArgumentsError(message, error.problems) from error
+
+
+class _RefusedError(Exception):
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__(problems)
+        self.problems = problems
+
+
+def _read(function: Callable[..., Any], arguments: Mapping[str, Any], parameter: str) -> BaseModel | dict[str, Any]:
+    if not parameter:
+        if arguments:
+            raise _RefusedError((((), "it has no parameters; remove them"),))
+        return {}
+    model = _model_of(function, parameter)
+    if model is None:
+        return dict(arguments)
+    problems = list(_unknown(model, arguments))
+    try:
+        made = model.model_validate(dict(arguments))
+    except ValidationError as error:
+        problems += [_problem(dict(detail)) for detail in error.errors(include_url=False)]
+        problems = list({path: (path, why) for path, why in reversed(problems)}.values())[::-1]
+        raise _RefusedError(tuple(problems)) from error
+    if problems:
+        raise _RefusedError(tuple(problems))
+    return made
+
+
+def _model_of(function: Callable[..., Any], parameter: str) -> type[BaseModel] | None:
+    try:
+        hint = get_type_hints(function).get(parameter)
+    except (NameError, TypeError):  # annotations that cannot be read say nothing
+        return None
+    return hint if isinstance(hint, type) and issubclass(hint, BaseModel) else None
+
+
+def _unknown(model: type[BaseModel], arguments: Mapping[str, Any]) -> Iterator[Problem]:
+    """Most models let unknown names pass in silence: then a typing error would be a default."""
+    if model.model_config.get("extra") == "allow":
+        return
+    known = {field.alias or name for name, field in model.model_fields.items()} | model.model_fields.keys()
+    for name in arguments:
+        if name not in known:
+            yield (name,), f"it has no parameter {name!r}; it has {', '.join(sorted(model.model_fields)) or 'none'}"
+
+
+def _problem(detail: Mapping[str, Any]) -> Problem:
+    path = tuple(detail["loc"])
+    if detail["type"] == "missing":
+        return path[:-1], f"'{path[-1]}' is missing; add '{path[-1]}: ...' here"
+    shown = repr(detail["input"])
+    shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
+    return path, f"{shown} is refused: {str(detail['msg']).removeprefix('Input ')}"

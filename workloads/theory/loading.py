@@ -11,11 +11,10 @@ from typing import Any, Final, TypeAlias
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import UserError
-from workloads.runtime.plugins import load_plugin
+from orchestrator.core.plugins import SIMULATIONS as GROUP
+from orchestrator.core.plugins import is_reference, load_plugin
 from workloads.theory.context import SimulationContext
 from workloads.theory.shipped import SIMULATIONS
-
-GROUP: Final = "pretraining_orchestrator.simulations"
 
 Metrics: TypeAlias = Mapping[str, float]
 Function: TypeAlias = Callable[[Any, Sequence[int], SimulationContext], Iterator[Metrics]]
@@ -43,8 +42,8 @@ class Simulation:
     """What its parameters must be; None = any mapping."""
 
     @classmethod
-    def load(cls, name: str, sources: str = "") -> Simulation:
-        """Load what an identity names: a shipped one, or ``<distribution>==<version>:<name>``.
+    def load(cls, name: str) -> Simulation:
+        """Load what an identity names: a shipped one, or the reference of a plug-in.
 
         Raises:
             UserError: there is none of this name here, or another version of it.
@@ -52,8 +51,8 @@ class Simulation:
         if name in SIMULATIONS:
             module, _, attribute = SIMULATIONS[name].partition(":")
             function: Function = getattr(importlib.import_module(module), attribute)
-        elif ":" in name:
-            function = load_plugin("simulation", GROUP, name, sources)
+        elif is_reference(name):
+            function = load_plugin(name, GROUP)
         else:
             raise UserError(f"there is no simulation {name!r} in this release; it has {', '.join(sorted(SIMULATIONS))}")
         return cls(name=name, function=function, model=_model_of(function))

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from typing import Final, Protocol, Self, cast
 
 from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import OBJECTIVES as OBJECTIVE_PLUGINS
+from orchestrator.core.plugins import is_reference
 from orchestrator.core.recipe import SIGMOID, SOFTMAX
+from workloads.runtime.plugins import open_plugin, takes_arguments
 from workloads.train.linear_form import LinearForm, MixedTargets, Normalizer, Targets, weighted_classes
 from workloads.train.recipe import Recipe
-
-ENTRY_POINTS = "pretraining_orchestrator.objectives"
-"""Entry point group of objectives: name -> ``(recipe: Recipe, num_classes: int) -> Objective``."""
 
 
 class Objective(Protocol):
@@ -127,7 +126,7 @@ def build_objective(recipe: Recipe, num_classes: int, *, is_multi_label: bool = 
         raise UserError(_softmax_of_sets())
     if recipe.loss in OBJECTIVES:
         return OBJECTIVES[recipe.loss](num_classes, recipe.label_smoothing)
-    return _plugin(recipe.loss)(recipe, num_classes)
+    return _plugin(recipe, num_classes)
 
 
 def is_wrong(predicted_B: Tensor, targets: Targets) -> Tensor:
@@ -163,24 +162,11 @@ def _softmax_of_sets() -> str:
     )
 
 
-def _plugin(loss: str) -> Callable[[Recipe, int], Objective]:
-    """The factory behind ``<distribution>==<version>:<name>``, which the planner has made of an entry point's name."""
-    package, _, name = loss.partition(":")
-    project, _, version = package.partition("==")
-    try:
-        installed = distribution(project)
-    except (PackageNotFoundError, ValueError) as error:
-        message = f"recipe.loss is {loss!r}: {SOFTMAX}, {SIGMOID} or an objective of a package; {project!r} is not"
-        raise UserError(f"{message} installed here: install {package} on every node") from error
-    if installed.version != version:
-        message = f"recipe.loss is {loss!r}, but {project} {installed.version} is installed here: another version may"
-        raise UserError(f"{message} train something else; install {package}, or plan the sweep again")
-    return _load(installed, name, loss)
-
-
-def _load(installed: Distribution, name: str, loss: str) -> Callable[[Recipe, int], Objective]:
-    found = [point for point in installed.entry_points if (point.group, point.name) == (ENTRY_POINTS, name)]
-    if not found:
-        message = f"recipe.loss is {loss!r}, but that package has no entry point {name!r} in group {ENTRY_POINTS}"
-        raise UserError(f"{message}; plan the sweep again")
-    return cast("Callable[[Recipe, int], Objective]", found[0].load())
+def _plugin(recipe: Recipe, num_classes: int) -> Objective:
+    """Of an installed package: ``(recipe, num_classes) -> Objective``, or with ``arguments`` as a third argument."""
+    if not is_reference(recipe.loss):
+        message = f"recipe.loss is {recipe.loss!r}: {SOFTMAX}, {SIGMOID} or an objective of a package, as "
+        raise UserError(f"{message}<distribution>==<version>:<name>; plan the sweep again")
+    build, arguments = open_plugin(recipe.loss, OBJECTIVE_PLUGINS, recipe.loss_arguments or {})
+    given = {"arguments": arguments} if takes_arguments(build, OBJECTIVE_PLUGINS) else {}
+    return cast("Objective", build(recipe, num_classes, **given))

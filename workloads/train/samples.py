@@ -196,6 +196,8 @@ class BatchLoaders:
             crop_scale=recipe.crop_scale,
             crop_ratio=recipe.crop_ratio,
             color_jitter=recipe.color_jitter,
+            plugin=recipe.augment_plugin,
+            arguments=recipe.augment_arguments,
         )
         self._newest = TrainLoader(
             train.source,

@@ -14,7 +14,8 @@ import typer
 
 from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
-from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
+from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
+from orchestrator.core.plugins import is_reference
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
@@ -46,6 +47,9 @@ def export(
     weights, head = _parts(record, epoch)
     _check_folder(directory, replaces=force)
     document: dict[str, Any] = parse_json(read_part(objects, record, _MODEL))
+    if is_reference(str(document["name"])):
+        message = f"{record.key} is the model {document['name']} of a package, which timm cannot build; take "
+        raise UsageError(f"{message}backbone.safetensors and model.json of the artifact (explain names them)")
     config = timm_config(document, record.identity.get("parameters", {}).get("recipe", {}))
     exported = Exported(
         record=record, document=document, epoch=epoch, store_uri=objects.uri, sources=_sources(objects, record)

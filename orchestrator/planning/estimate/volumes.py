@@ -151,7 +151,8 @@ def training_work(
     images, eval_images = num_steps * batch_size, num_evals * size.num_val
     if kind is JobKind.PROBE:  # features of the validation split, and of images that always look the same, once
         eval_images = size.num_val
-        has_one_look = recipe.get("augment", "none") == "none" and not recipe.get("dropout")
+        is_plain = recipe.get("augment", "none") == "none" and not recipe.get("augment_plugin")
+        has_one_look = is_plain and not recipe.get("dropout")
         images = size.num_train if has_one_look else images
     forward = OPERATIONS_PER_MAC * (network.macs + network.num_features * num_classes)
     return Work(

@@ -204,7 +204,6 @@ def _simulation_jobs(simulation: Simulation) -> Iterator[Draft]:
     """Blocks are never sized by how long they take: where a block begins and ends is part of its key."""
     end = simulation.first_seed + simulation.num_seeds
     readable = simulation.run.rpartition(":")[2]
-    sources = {"sources": simulation.sources} if simulation.sources else {}
     for cell in simulation.cells:
         for first in range(simulation.first_seed, end, simulation.per_job):
             stop = min(first + simulation.per_job, end)
@@ -215,7 +214,6 @@ def _simulation_jobs(simulation: Simulation) -> Iterator[Draft]:
                 readable=f"{readable}-seeds{first}-{stop - 1}",
                 parameters={
                     "simulation": simulation.run,
-                    **sources,
                     "parameters": cell.parameters,
                     "seeds": {"first": first, "stop": stop},
                 },

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.plugins import short_name
 from orchestrator.planning.graph.identity import readable_rule
 from orchestrator.planning.graph.plan import FACTOR_PREFIX
 from orchestrator.sweepfile.values import Checkpoints, Dataset, LabelSpace, Model, Pretrain
@@ -136,7 +137,7 @@ def backbone_job(pretrain: Pretrain, space: LabelSpace, seed: int, origin: str) 
     return Draft(
         kind=JobKind.PRETRAIN,
         name=pretrain_job(pretrain.name, space.name, seed),
-        readable=f"{pretrain.model.name}-{readable_rule(space.space)}-seed{seed}",
+        readable=f"{short_name(pretrain.model.name)}-{readable_rule(space.space)}-seed{seed}",
         parameters={"model": model_parameters(pretrain.model), "recipe": pretrain.recipe, "seed": seed, **chosen},
         inputs=inputs | ({"initial": origin} if origin else {}),
         facets=pretrain_facets(pretrain, space, seed),

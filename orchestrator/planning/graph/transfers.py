@@ -11,6 +11,7 @@ from itertools import product
 from typing import Any
 
 from orchestrator.core.job_kinds import KINDS, JobKind
+from orchestrator.core.plugins import short_name
 from orchestrator.planning.graph.features import Features, is_cached
 from orchestrator.planning.graph.identity import readable_rule
 from orchestrator.planning.graph.pretraining import (
@@ -88,7 +89,7 @@ def backbone_search(
     return Draft(
         kind=JobKind.SEARCH,
         name="/".join(part for part in parts if part),
-        readable=f"{pretrain.model.name}-{readable_rule(target.space)}-seed{seed}",
+        readable=f"{short_name(pretrain.model.name)}-{readable_rule(target.space)}-seed{seed}",
         parameters={
             **_asked(search, f"target_{METRICS[transfer.select_on]}"),
             "space": space,
@@ -291,7 +292,7 @@ def _job(
     return Draft(
         kind=transfer.protocol,
         name=_name(transfer, backbone, cell=cell, fraction=fraction, seed=seed),
-        readable=f"{pretrain.model.name}-{readable_rule(target.space)}-seed{seed}",
+        readable=f"{short_name(pretrain.model.name)}-{readable_rule(target.space)}-seed{seed}",
         parameters={**parameters, **subset_parameters(_subset(transfer, fraction, seed))},
         inputs=inputs,
         facets={

@@ -1,0 +1,58 @@
+"""Plug-ins that a sweep names: what identities say of them, and whether they take what the sweep gives them. Pure.
+
+Names are found in the metadata of installed packages. Whether the arguments fit only the plug-in itself can tell, so
+the data plane is asked, once for many; what it refuses is complained of at its place in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from orchestrator.core.data_plane import Json, PluginProblem, PluginUse
+from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.parse.tree import Path, Tree
+from orchestrator.sweepfile.problems import Complaints
+
+CheckPlugins = Callable[[Sequence[PluginUse]], Sequence[PluginProblem]]
+"""Asks the data plane what is wrong with some uses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSources:
+    """What is installed, and who can check it."""
+
+    installed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By group of entry points: name -> reference."""
+    check: CheckPlugins | None = None
+    """None: arguments are not checked before a job runs."""
+
+
+class PluginUses:
+    """The plug-ins of one sweep; ``complaints`` takes what is wrong with them."""
+
+    def __init__(self, sources: PluginSources, complaints: Complaints) -> None:
+        self._sources, self._complaints = sources, complaints
+        self._open: dict[tuple[str, str], tuple[Tree, Path, PluginUse]] = {}
+
+    def known(self, group: str) -> Mapping[str, str]:
+        """Installed plug-ins of a group: name -> reference."""
+        return self._sources.installed.get(group, {})
+
+    def use(self, group: str, name: str, arguments: Json | None, tree: Tree, path: Path) -> str:
+        """The reference of an installed plug-in, whose arguments stand at ``path`` of a tree and are checked later."""
+        reference = self.known(group)[name]
+        use = PluginUse(group=group, reference=reference, arguments=dict(arguments or {}))
+        self._open.setdefault((reference, tree.problem(path, repr(use["arguments"]))), (tree, path, use))
+        return reference
+
+    def check(self) -> None:
+        """Complain of all that was used since the last call and does not fit."""
+        used, self._open = tuple(self._open.values()), {}
+        if not used or self._sources.check is None:
+            return
+        for problem in self._sources.check([use for _, _, use in used]):
+            tree, path, _ = used[problem["use"]]
+            line = tree.problem((*path, *problem["path"]), problem["message"])
+            self._complaints.doubt(path)
+            self._complaints.extend(SpecError((line,)))
