@@ -87,7 +87,7 @@ def test_wrong_arguments_of_each_kind_are_refused_at_their_place(installed: None
         ("share: 2", "2 is refused: "),
     ):
         line = next(number for number, one in enumerate(text.splitlines(), 1) if wrong in one)
-        column = text.splitlines()[line - 1].index(wrong) + wrong.index(":") + 3
+        column = text.splitlines()[line - 1].index(wrong) + 1
         assert any(one.startswith(f"sweep.yaml:{line}:{column}: ") and why in one for one in told), (wrong, told)
 
 
