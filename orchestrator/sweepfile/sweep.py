@@ -197,11 +197,10 @@ class _Resolver:
         check_searches(transfer, pretrains, labels, workers, self._complaints)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         analyses = self._analyses(datasets, labels, pretrains)
-        transfers = [entry.name for entry in spec.transfer]
         baseline = resolve_baseline(spec.report, pretrains, self._complaints)
         check_metric(spec.report, self._complaints)
         rows = resolve_rows(spec.report, pretrains, self._complaints)
-        check_published(spec.report, transfers, pretrains, self._complaints)
+        check_published(spec.report, [entry.name for entry in spec.transfer], pretrains, self._complaints)
         self._check_store()
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
         notify = resolve_notify(spec.notify)
