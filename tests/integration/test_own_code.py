@@ -58,9 +58,7 @@ def test_sweep_of_the_page_runs_with_a_plugin_of_each_kind(installed: None, tmp_
     snapshot = run_sweep_inprocess(store, plan, text, directory=tmp_path / "node")
     assert snapshot.state is SweepState.SUCCEEDED, snapshot.counts
     jobs = plan.by_name()
-    assert read_record(store, jobs["labels/coarse"].key).summary["num_classes"] > 1
-    trained = read_record(store, jobs["pretrain/coarse/seed0"].key)
-    assert trained.metrics["num_classes"] == read_record(store, jobs["labels/coarse"].key).summary["num_classes"]
+    assert read_record(store, jobs["labels/coarse"].key).metrics["num_classes"] > 1
 
 
 def _check_identities(plan: Plan) -> None:
