@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 from unittest.mock import patch
 
@@ -34,12 +36,25 @@ class Ended:
 def run_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> Ended:
     """Run one command."""
     capsys.readouterr()
+    code = _run(arguments)
+    printed = capsys.readouterr()
+    return Ended(code=code, out=printed.out, err=printed.err)
+
+
+def run_captured(*arguments: str) -> Ended:
+    """Run one command where no test's ``capsys`` is at hand."""
+    out, err = StringIO(), StringIO()
+    with redirect_stdout(out), redirect_stderr(err):
+        code = _run(arguments)
+    return Ended(code=code, out=out.getvalue(), err=err.getvalue())
+
+
+def _run(arguments: tuple[str, ...]) -> int:
     code: object = 0
     with patch("sys.argv", ["orchestrator", *arguments]):
         try:
             run_app()
         except SystemExit as end:
             code = end.code
-    printed = capsys.readouterr()
     assert isinstance(code, int | None)
-    return Ended(code=int(code or 0), out=printed.out, err=printed.err)
+    return int(code or 0)

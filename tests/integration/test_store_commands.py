@@ -150,11 +150,6 @@ def test_gc_impossible_request_is_refused_before_anything_is_collected(
     assert store.list_children("trash/") == []
 
 
-@pytest.mark.parametrize("arguments", [("--grace", "yesterday"), ("--grace", "5"), ("--pin", "no-equals-sign")])
-def test_gc_malformed_option_is_wrong_usage(orchestrator, plan, arguments) -> None:
-    assert orchestrator("gc", *arguments).exit_code == ExitCode.SPEC
-
-
 def test_fsck_intact_store_succeeds_and_damaged_one_fails(orchestrator, store, plan, root) -> None:
     assert orchestrator("fsck").exit_code == ExitCode.OK
     part = next(stat.name for stat in store.list_objects("artifacts/pretrain/") if "/parts/" in stat.name)
@@ -203,14 +198,6 @@ def test_du_artifacts_of_two_sweeps_are_shown_as_shared(orchestrator, store, pla
     groups = document(orchestrator("du", "-o", "json"))["groups"]
     assert groups[SWEEP]["artifacts"] == groups["twin"]["artifacts"]
     assert groups["twin"]["shared"]["num_bytes"] > groups["twin"]["artifacts"]["num_bytes"]
-
-
-@pytest.mark.parametrize("command", ["gc", "fsck", "ls", "du"])
-def test_store_commands_without_a_store_say_so(command, tmp_path) -> None:
-    uri = (tmp_path / "nothing").as_uri()
-    result = CliRunner().invoke(app, [command, "--store", uri])
-    assert isinstance(result.exception, NotFoundError)
-    assert not (tmp_path / "nothing").exists()
 
 
 @pytest.mark.parametrize("moment", [None, Moment.CRASH_AFTER])

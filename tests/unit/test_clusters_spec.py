@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from orchestrator.core.contract import JobKind
-from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph import data_checks
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.data_checks import kmeans_operations, long_clusterings
@@ -43,13 +42,6 @@ SWEPT = "embed: {backbone: {labels: levels/depth2, seed: 1}}"
 
 def plan_of(text: str = TEXT) -> Plan:
     return build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri="file:///store")
-
-
-def problems_of(old: str, new: str) -> str:
-    assert old in TEXT
-    with pytest.raises(SpecError) as caught:
-        plan_of(TEXT.replace(old, new))
-    return "\n".join(caught.value.problems)
 
 
 def keys_changed_by(old: str, new: str) -> set[str]:
@@ -149,54 +141,6 @@ def test_embedding_of_a_file_keeps_its_place_out_of_the_key() -> None:
         "file:///a/w.safetensors",
         "file:///b/w.safetensors",
     )
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "place", "said"),
-    [
-        ("k: [4], embed", "k: [600], embed", "whole.clusters.k[0]", "600 clusters for 512 training samples"),
-        ("k: [2, 8], within", "k: [2, 300], within", "within.clusters.k[1]", "600 clusters for 512"),
-        ("k: [4], embed", "k: [4, 4], embed", "whole.clusters.k[1]", "second time"),
-        ("k: [4], embed", "k: [1], embed", "whole.clusters.k[0]", "1"),
-        ("within: levels/depth1, embed", "within: whole/4, embed", "within.clusters.within", "clusters of samples"),
-        ("within: levels/depth1, embed", "within: levels/nix, embed", "within.clusters.within", "'levels/nix'"),
-        (
-            "labels: levels/depth2, seed: 1}",
-            "labels: levels/depth1, seed: 1}",
-            "embed.backbone.labels",
-            "not pretrained",
-        ),
-        ("labels: levels/depth2, seed: 1}", "labels: levels/depth2, seed: 7}", "embed.backbone.seed", "[0, 1]"),
-        (SWEPT, "embed: {}", "clusters.embed", "exactly one of backbone, model"),
-        (SWEPT, "embed: {model: {name: test_vit, image_size: 32}}", "clusters.embed.model", "give both"),
-        (SWEPT, CLIP.replace("openai", "nobody"), "clusters.embed.init.timm", "nobody"),
-        (SWEPT, CLIP.replace("patch16", "patch15"), "clusters.embed.model.name", "patch15"),
-        (SWEPT, f"{SWEPT[:-1]}, output: projection}}", "clusters.embed.output", "use output: features"),
-        (
-            "k: [4], embed",
-            "k: [4], rebalanced: {min_samples: 2}, embed",
-            "whole.clusters",
-            "exactly one of k, rebalanced",
-        ),
-        ("  whole: {dataset: tree,", "  whole: {dataset: tree, classes: {num: 2},", "whole.classes", "remove this"),
-    ],
-)
-def test_wrong_clusters_are_refused_at_their_place(old: str, new: str, place: str, said: str) -> None:
-    problems = problems_of(old, new)
-    assert place in problems
-    assert said in problems
-
-
-@pytest.mark.parametrize("swapped", [("whole/4", "whole/4"), ("within/2", "whole/4")], ids=["itself", "two"])
-def test_clusters_that_wait_for_themselves_are_refused_with_the_circle(swapped: tuple[str, str]) -> None:
-    whole = f"k: [4], {SWEPT}"
-    text = TEXT.replace(whole, whole.replace("levels/depth2", swapped[0]))
-    if swapped[0] != swapped[1]:
-        within = f"within: levels/depth1, {SWEPT}"
-        text = text.replace(within, within.replace("levels/depth2", swapped[1]), 1)
-    with pytest.raises(SpecError, match="pretrain/whole/4 -> pretrain/") as caught:
-        plan_of(text)
-    assert "labels.whole.clusters.embed.backbone.labels" in str(caught.value)
 
 
 def test_plan_says_how_long_large_clusterings_take() -> None:

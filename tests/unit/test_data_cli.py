@@ -179,11 +179,6 @@ def test_data_index_prints_yaml_to_paste_and_what_it_lacks(shards: Path, in_proc
     assert len(printed.splitlines()) == 7
 
 
-def test_data_index_by_place_and_by_splits_at_once_or_by_neither_is_a_usage_error(in_process: None) -> None:
-    assert invoke("index", "x", "--split", "train=x", "--num-classes", "3")[0] == 2
-    assert invoke("index", "--num-classes", "3")[0] == 2
-
-
 def test_data_index_write_leaves_nothing_but_its_file(shards: Path, in_process: None) -> None:
     before = {path.name for path in shards.iterdir()}
     as_json("index", str(shards), "--classes", str(shards / "classes.json"), "--write", "-j", "1")
@@ -206,10 +201,6 @@ def test_data_pipe_is_refused(in_process: None, tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert "would run a program" in result.stderr
     assert not trap.exists()
-
-
-def test_data_split_without_a_name_is_a_usage_error(in_process: None) -> None:
-    assert invoke("index", "--split", "train")[0] == 2
 
 
 def test_data_tables_show_every_number() -> None:

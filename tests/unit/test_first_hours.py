@@ -149,26 +149,6 @@ def test_secret_below_notify_is_answered_with_references(line):
         parse_sweep("version: 1\nname: s\nstore: {password: hunter2222}\n", "s.yaml", {})
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("notify:\n- {slack: nothing, on: [finished]}\n", "must say where the secret lies"),
-        ("notify:\n- {webhook: https://example.org, on: [nonsense]}\n", "nonsense"),
-        ("- webhook: https://example.org\n", "this is a bare list; write notify: above it"),
-        ("notify: []\n", "it has no notify, or an empty one: nobody would be told"),
-        ("notify: {}\n", "this is no file of who is told; write notify: [...]"),
-    ],
-)
-def test_notify_trial_says_what_is_wrong_with_its_file_once(tmp_path, capsys, text, said):
-    path = tmp_path / "channels.yaml"
-    path.write_text(text)
-    ended = run_command(capsys, "notify", "--test", str(path))
-    assert ended.code == 2
-    assert said in ended.message
-    assert "missing" not in ended.message
-    assert ended.err.count("channels.yaml") == 1
-
-
 def test_notify_file_that_is_a_bare_list_is_refused_in_the_controller_too():
     with pytest.raises(SpecError, match="bare list"):
         parse_notify_file("- slack: x\n", "f.yaml")

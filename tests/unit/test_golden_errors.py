@@ -11,21 +11,20 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from orchestrator.cli.app import app
-from orchestrator.cli.exits import ExitCode, exit_code_of
-from orchestrator.core.errors import SpecError
+from orchestrator.cli.exits import ExitCode
 from orchestrator.sweepfile.parse.tree import MAX_BYTES
+from tests.commands import run_captured
+from tests.golden_refusals import as_anywhere
 
 FOLDER = Path(__file__).parents[1] / "golden" / "errors"
 CASES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 CATALOGUE = Path(__file__).parents[2] / "docs" / "errors.md"
 MARK = "<!-- From here on: python -m tests.unit.test_golden_errors -->"
-VARIABLES = ("GOLDEN_UNSET", "RATE", "MY_API_TOKEN")
 _ARGUMENTS = re.compile(rb"# run: (.*)")
 _PLACE = re.compile(r"^(?:\S+\.yaml:\d+:\d+|--set .+?): ")
 
@@ -39,21 +38,10 @@ def arguments_of(path: Path) -> list[str]:
 
 def message_of(path: Path) -> str:
     """What ``orchestrator validate`` refuses a file with; it is run in the file's folder, so that places are short."""
-    before = Path.cwd()
-    os.chdir(path.parent)
-    try:
-        result = CliRunner().invoke(app, ["validate", path.name, *arguments_of(path)])
-    finally:
-        os.chdir(before)
-    assert isinstance(result.exception, SpecError), result.output or result.exception
-    assert exit_code_of(result.exception) is ExitCode.SPEC
-    return f"{result.exception}\n"
-
-
-@pytest.fixture(autouse=True)
-def _no_such_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    with chdir(path.parent), as_anywhere({}):
+        ended = run_captured("validate", path.name, *arguments_of(path))
+    assert (ended.code, ended.out) == (ExitCode.SPEC, "")
+    return ended.err.removeprefix("error: ").removeprefix("errors:\n")
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -126,8 +114,6 @@ def test_error_catalogue_of_the_docs_is_current() -> None:
 
 
 if __name__ == "__main__":
-    for variable in VARIABLES:
-        os.environ.pop(variable, None)
     for name in CASES:
         (FOLDER / f"{name}.expected").write_text(message_of(FOLDER / f"{name}.yaml"), encoding="utf-8")
     above = CATALOGUE.read_text(encoding="utf-8").partition(MARK)[0]

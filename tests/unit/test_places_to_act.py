@@ -11,7 +11,6 @@ import pytest
 from botocore.exceptions import ProfileNotFound
 
 from orchestrator.core.contract import Resources
-from orchestrator.services.settings import UNKNOWN_STORE
 from orchestrator.services.status import MAX_CHARACTERS, brief_reason
 from orchestrator.storage.s3.responses import translate
 from tests.commands import run_command
@@ -50,36 +49,6 @@ def test_context_by_name_without_a_store_is_warned_of(project: Path, capsys: pyt
     assert told not in run_command(capsys, "config", "set-context", "lab", f"store={project.as_uri()}").message
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["status"],
-        ["status", "mine"],
-        ["ls"],
-        ["top"],
-        ["watch", "mine"],
-        ["logs", "mine"],
-        ["report", "mine"],
-        ["reproduce", "mine"],
-        ["explain", "pretrain-0123456789abcdef"],
-        ["run", "index/digits", "--inprocess"],
-        ["gc"],
-    ],
-    ids=" ".join,
-)
-def test_readers_of_a_store_that_only_the_cluster_knows_say_so(
-    project: Path, capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
-    made = run_command(capsys, "config", "set-context", "far", f"dashboard_address={URL}", "--use")
-    assert made.code == 0, made.err
-    result = run_command(capsys, *command)
-    assert result.code == 2
-    told = f"the store of the cluster behind {URL} is not known here: set store=... in context far, or --store"
-    assert told in result.message
-    assert UNKNOWN_STORE not in result.out + result.err
-    assert not Path("/the-store-of-the-cluster").exists()
-
-
 def test_plan_config_and_doctor_call_it_the_clusters_own(
     project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,13 +60,6 @@ def test_plan_config_and_doctor_call_it_the_clusters_own(
     assert (checks[0]["name"], checks[0]["verdict"]) == ("store", "skipped")
     assert not Path("/the-store-of-the-cluster").exists()
     assert list(project.iterdir()) == []
-
-
-@pytest.mark.parametrize("line", [["status", "--context"], ["--context=", "status"], ["status", "--context", ""]])
-def test_context_without_a_name_is_refused(project: Path, capsys: pytest.CaptureFixture[str], line: list[str]) -> None:
-    result = run_command(capsys, *line)
-    assert result.code == 2
-    assert "--context needs a name" in result.message
 
 
 def test_profile_that_does_not_exist_is_named() -> None:
@@ -131,16 +93,6 @@ def test_explain_of_a_failed_job_tells_its_state_and_reason(
     assert "orchestrator describe sweep pretrain/huge" in told
     document = run_command(capsys, "explain", "probe/huge", *arguments, "-o", "json").document
     assert document["job_state"] == "skipped"
-
-
-def test_reproduce_of_a_revision_that_is_not_there_names_those_that_are(
-    tmp_path: Path, project: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    world = World(tmp_path / "store")
-    world.submit(make_job("pretrain/a"))
-    world.finish()
-    result = run_command(capsys, "reproduce", "sweep", "--revision", "4", "--store", world.store.uri)
-    assert (result.code, "sweep sweep has revisions 1-1, and no 4" in result.message) == (102, True)
 
 
 def test_forecast_with_prices_of_other_machines_says_so(project: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
-from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile import parse_sweep
@@ -36,12 +33,6 @@ CLUSTERS = "  found: {dataset: tree, clusters: {k: [2], embed: {backbone: {label
 
 def plan_of(text: str = TEXT) -> Plan:
     return build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri="file:///store")
-
-
-def problems_of(text: str) -> str:
-    with pytest.raises(SpecError) as caught:
-        plan_of(text)
-    return str(caught.value)
 
 
 def with_init(init: str, block: str = "resnet") -> str:
@@ -105,62 +96,3 @@ def test_embedding_names_the_block_of_its_backbone() -> None:
     text = text.replace('["levels/*"]', '["levels/*", "found/*"]')
     jobs = plan_of(text).by_name()
     assert jobs["embed/found/train"].needs == ("index/tree", "pretrain/resnet/levels/depth2/seed0")
-
-
-@pytest.mark.parametrize(
-    ("text", "place", "said"),
-    [
-        (TEXT.replace("    labels: [levels/depth2]", "    lables: [levels/depth2]"), "15:5: pretrain.resnet", "labels"),
-        (TEXT.replace("[levels/depth2]", "[levels/dept2]"), "15:14: pretrain.resnet.labels[0]", "'levels/dept2'"),
-        (TEXT.replace("test_resnet", "test_resnett"), "14:13: pretrain.resnet.model.name", "test_resnet"),
-        (TEXT.replace("  resnet:", "  model:"), "", ""),
-        (TEXT.replace("  resnet:", "  res/net:"), "13:3: pretrain.res/net", "is not a name"),
-        (with_init("{pretrain: vitt}"), "14:12: pretrain.resnet.init.pretrain", "did you mean 'vit'"),
-        (with_init("{pretrain: vit}"), "pretrain.resnet.init.pretrain", "weights do not fit test_resnet"),
-        (with_init("{pretrain: vit, timm: a1}"), "pretrain.resnet.init", "here: timm and pretrain"),
-        (with_init("{timm: a1, seed: 1}"), "14:22: pretrain.resnet.init.seed", "remove seed"),
-        (with_init("{pretrain: vit, seed: any}"), "pretrain.resnet.init.seed", "'any' is no seed"),
-        (with_init("{pretrain: vit, seed: 7}"), "pretrain.resnet.init.seed", "its seeds are [0, 1]"),
-        (with_init("{pretrain: vit, labels: levels/depth3}"), "resnet.init.labels", "did you mean 'levels/depth"),
-        (with_init("{pretrain: resnet}", "vit"), "pretrain.vit.init.pretrain", "no backbone on 'levels/depth1'"),
-    ],
-)
-def test_wrong_block_is_refused_at_its_place(text: str, place: str, said: str) -> None:
-    problems = problems_of(text)
-    assert place in problems
-    assert said in problems
-
-
-def test_single_block_with_a_typo_is_not_taken_for_several() -> None:
-    problems = problems_of(single(VIT).replace("  recipe:", "  recip:", 1))
-    assert "unknown key 'recip': did you mean 'recipe'" in problems
-
-
-def test_initial_weights_that_wait_for_themselves_are_refused_with_the_chain() -> None:
-    text = same_model(TEXT).replace("[levels/depth2]", '["levels/*"]')
-    text = text.replace("  vit:\n", "  vit:\n    init: {pretrain: resnet}\n")
-    problems = problems_of(text.replace("  resnet:\n", "  resnet:\n    init: {pretrain: vit}\n"))
-    assert "sweep.yaml:9:12: pretrain.vit.init.pretrain: " in problems
-    assert "pretrain/vit/levels/depth1 -> pretrain/resnet/levels/depth1 -> pretrain/vit/levels/depth1" in problems
-
-
-def test_initial_weights_of_another_seed_are_no_circle_but_of_the_own_one() -> None:
-    problems = problems_of(with_init("{pretrain: resnet, seed: 0}"))
-    assert "(pretrain/resnet/levels/depth2 -> pretrain/resnet/levels/depth2)" in problems
-
-
-def test_circle_through_clusters_and_initial_weights_is_refused() -> None:
-    text = TEXT.replace("pretrain:\n", CLUSTERS.replace("{labels:", "{pretrain: vit, labels:") + "pretrain:\n", 1)
-    text = same_model(text).replace("[levels/depth2]", "[found/2]")
-    problems = problems_of(text.replace("  vit:\n", "  vit:\n    init: {pretrain: resnet, labels: found/2}\n"))
-    assert "labels.found.clusters.embed.backbone.labels: these clusters need a backbone" in problems
-    assert "pretrain.vit.init.pretrain: this backbone starts from one" in problems
-
-
-def test_clusters_in_a_sweep_of_several_blocks_name_one() -> None:
-    problems = problems_of(TEXT.replace("pretrain:\n", CLUSTERS + "pretrain:\n", 1))
-    assert "'pretrain' is missing: which block's backbone is it? the blocks are vit, resnet" in problems
-    other = CLUSTERS.replace("{labels:", "{pretrain: vitt, labels:")
-    assert "'vitt' is not a block of pretrain: did you mean 'vit'" in problems_of(
-        TEXT.replace("pretrain:\n", other + "pretrain:\n", 1)
-    )

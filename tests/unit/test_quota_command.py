@@ -102,34 +102,6 @@ def test_clearing_who_has_no_bounds_changes_nothing_and_names_the_nearest(quota:
     assert quota.kept() == {"bobby": Cap(max_gpus=8.0)}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (("set", "bob"), "give --max-gpus, --max-concurrent or both"),
-        (("set", "--max-gpus", "1"), "name one user, or --others"),
-        (("set", "bob", "--others", "--max-gpus", "1"), "name one user, or --others"),
-        (("set", " bob", "--max-gpus", "1"), "blanks at its ends"),
-        (("set", "bob", "--max-gpus", "many"), "--max-gpus 'many' is neither a number of 0 or more nor 'none'"),
-        (("set", "bob", "--max-gpus", "nan"), "neither a number"),
-        (("set", "bob", "--max-gpus", "inf"), "neither a number"),
-        (("set", "bob", "--max-gpus=-1"), "neither a number"),
-        (("set", "bob", "--max-concurrent", "1.5"), "neither a whole number"),
-        (("set", "*", "--max-gpus", "1"), "write --others"),
-        (("clear",), "name one user, or --others for all who have no bounds of their own, or --all for everybody"),
-        (("show", "--cluster", "../.."), "can be no name of a cluster"),
-        (("clear", "bob", "--all"), "--all means everybody"),
-    ],
-)
-def test_line_that_means_nothing_is_refused_and_changes_nothing(
-    quota: Quota, arguments: tuple[str, ...], told: str
-) -> None:
-    quota("set", "bob", "--max-gpus", "3")
-    ended = quota(*arguments)
-    assert ended.code == 2
-    assert told in ended.message
-    assert quota.kept() == {"bob": Cap(max_gpus=3.0)}
-
-
 def test_name_that_owns_no_sweep_is_doubted(quota: Quota, world: World) -> None:
     world.tick()
     assert "ad owns no sweep on it; did you mean 'ada'?" in quota("set", "ad", "--max-gpus", "1").message

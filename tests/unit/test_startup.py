@@ -99,12 +99,6 @@ def test_shell_is_offered_commands_and_their_options() -> None:
     assert "--scale" in offered("orchestrator validate --s")
 
 
-def test_unknown_command_is_answered_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    ended = run_command(capsys, "vlidate")
-    assert ended.code == 2
-    assert "No such command 'vlidate'. Did you mean 'validate'?" in ended.message
-
-
 def test_defect_of_a_command_is_shown_without_secrets() -> None:
     secret = "hunter2-of-the-database"  # noqa: S105 - a word that no form tells
     script = (

@@ -54,12 +54,6 @@ def value(*overrides: str, **kwargs: Any) -> Any:
     return read(TEXT, *overrides, **kwargs).tree.value
 
 
-def problem(text: str = TEXT, *overrides: str, **kwargs: Any) -> str:
-    with pytest.raises(SpecError) as caught:
-        read(text, *overrides, **kwargs)
-    return str(caught.value)
-
-
 def at(document: Any, steps: Sequence[str | int]) -> Any:
     for step in steps:
         document = document[step]
@@ -94,44 +88,6 @@ def test_escaped_substitution_is_plain_text() -> None:
     assert document.tree.value["store"] == "${HOME}/x"
 
 
-VARS = [
-    (
-        "rate: 1e-3",
-        "ratio: 1e-3",
-        "12:23: pretrain.recipe.lr: there is no variable 'rate' in vars: did you mean 'ratio'",
-    ),
-    ("rate: 1e-3", "rate: 1e-3, more: 1", "3:20: vars.more: nothing asks for this variable"),
-    ("rate: 1e-3", 'rate: "${vars.rate}"', "the variable 'rate' needs itself (rate -> rate)"),
-    (
-        "from: ",
-        'digest: "a${vars.sizes}", from: ',
-        "'${vars.sizes}' is a list or mapping, which cannot stand within text",
-    ),
-    ('"${vars.rate}"', '"${rate}"', "'${rate}' is no substitution; write ${vars.NAME}, ${env:NAME} or"),
-    ('"${vars.rate}"', '"${vars.rate"', "'${vars.rate' is no substitution"),
-    (
-        '"${vars.rate}"',
-        '"${env:RATE}"',
-        "12:23: pretrain.recipe.lr: '${env:RATE}' may not stand here: results must not",
-    ),
-    ("rate: 1e-3", 'rate: "${env:RATE}"', "'${env:RATE}' may not stand here"),
-    (":-s3://public}", "}", "6:12: datasets.photos.from: the environment variable DATA is not set, or empty; set it"),
-    ("env:DATA", "env:API_TOKEN", "API_TOKEN is called as secrets are"),
-    ("vars: {", "vars: [], x: {", "not valid YAML"),
-]
-
-
-@pytest.mark.parametrize(("old", "new", "said"), VARS)
-def test_wrong_substitution_is_refused_at_its_place(old: str, new: str, said: str) -> None:
-    assert said in problem(TEXT.replace(old, new, 1))
-
-
-def test_environment_that_holds_a_secret_is_refused_and_not_shown() -> None:
-    text = problem(env={"DATA": "s3://me:hunter2@bucket"})
-    assert "holds what looks like a URI with a user or password" in text
-    assert "hunter2" not in text
-
-
 # ------------------------------------------------------------------------------------------------------------- --set
 
 
@@ -152,17 +108,12 @@ def test_environment_that_holds_a_secret_is_refused_and_not_shown() -> None:
         ("datasets.photos.builtin=digits", ["datasets", "photos"], {"builtin": "digits"}),
         ("labels.levels={random: {num_classes: [4]}}", ["labels", "levels", "dataset"], "tree"),
         ("pretrain.model.kwargs={a: '1,2'}", ["pretrain", "model", "kwargs", "a"], "1,2"),
-        ("datasets.tree.branching=2,8", ["datasets", "tree", "branching"], "2,8"),
         ("name='1,2'", ["name"], "1,2"),
         ("store=no", ["store"], "no"),
         ("pretrain.labels=levels/depth1", ["pretrain", "labels"], "levels/depth1"),
     ],
 )
 def test_override_changes_one_value(override: str, steps: list[str | int], expected: object) -> None:
-    if "branching" in override:
-        with pytest.raises(SpecError, match="write a list in brackets"):
-            value(override)
-        return
     assert at(value(override), steps) == expected
 
 
@@ -208,33 +159,6 @@ def test_override_of_several_values_multiplies_one_named_block() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("override", "said"),
-    [
-        ("name", "--set name: this is not path=value"),
-        ("=3", "--set =3: this is not path=value"),
-        ("name=", "--set name=: there is no value after '='"),
-        ("a..b=1", "--set a..b=1: the path has an empty step"),
-        ("name=[1", "--set name=[1: '[1' cannot be read"),
-        (
-            "transfer.2.seeds=[0]",
-            "--set transfer.2.seeds=[0]: transfer.2: '2' is no item of the list; address items by",
-        ),
-        ("transfer.tip.seeds=[0]", "did you mean 'top'"),
-        ("policy.failures=1,2", "several values are a grid"),
-        ("transfer.top.target=a,b", "a grid of a transfer is over fields of its recipe"),
-        ("pretrain.*.recipe.lr=1,2", "--set pretrain.*.recipe.lr=1,2: pretrain.*: '*' stands for items of a list"),
-        ("vars.rat=2", "--set vars.rat=2: vars.rat: nothing asks for this variable"),
-        ("pretrain.recipe.lr=1,1", "two blocks would be called 'lr-1'"),
-        ("store=s3://me:hunter2@bucket", "--set store=...:"),
-    ],
-)
-def test_wrong_override_is_refused_and_named(override: str, said: str) -> None:
-    text = problem(TEXT, override)
-    assert said in text
-    assert "hunter2" not in text
-
-
 def test_override_is_the_place_of_what_it_sets() -> None:
     tree = read(TEXT, "pretrain.recipe.lr=fast").tree
     assert str(tree.locate(("pretrain", "recipe", "lr"))) == "--set pretrain.recipe.lr=fast"
@@ -260,19 +184,6 @@ def test_scale_that_is_not_asked_for_changes_nothing() -> None:
     assert value() == read(TEXT[: TEXT.index("tiny:")]).tree.value
 
 
-@pytest.mark.parametrize(
-    ("text", "scale", "said"),
-    [
-        (TEXT, "small", "'small' is not a scale"),
-        (TEXT[: TEXT.index("tiny:")], "tiny", "the file has no block 'tiny:'"),
-        (TEXT[: TEXT.index("tiny:")] + "tiny: yes\n", "tiny", "sweep.yaml:16:1: tiny: this is not a mapping"),
-        (TEXT.replace("low: {target", "lo: {target"), "tiny", "sweep.yaml:19:42: transfer.lo: 'lo' is no item"),
-    ],
-)
-def test_wrong_scale_is_refused(text: str, scale: str, said: str) -> None:
-    assert said in problem(text, scale=scale)
-
-
 # ----------------------------------------------------------------------------------------------------------- include
 
 CATALOGUE = "version: 1\ndatasets:\n  tree: {builtin: digits, seed: 4}\n  other: {builtin: digits}\n"
@@ -294,31 +205,6 @@ def test_include_is_relative_to_the_file_that_names_it() -> None:
     assert read(f"include: a/b.yaml\n{TEXT}", files=files).tree.value["store"] == "s3://deep"
 
 
-def deep(number: int) -> dict[str, str]:
-    files = {f"{n}.yaml": f"include: {n + 1}.yaml\n" for n in range(number)}
-    return {**files, f"{number}.yaml": "store: s3://x\n"}
-
-
-@pytest.mark.parametrize(
-    ("include", "files", "said"),
-    [
-        ("a.yaml", {}, "sweep.yaml:1:1: include: a.yaml: no such file"),
-        ("[a.yaml, 3]", {}, "sweep.yaml:1:1: include: this is not a list of files"),
-        ("a.yaml", {"a.yaml": "include: a.yaml"}, "a.yaml:1:1: include: this file includes itself (a.yaml -> a.yaml)"),
-        ("a.yaml", {"a.yaml": "include: [sweep.yaml]"}, "a.yaml:1:11: include[0]: this file includes itself"),
-        ("a.yaml", {"a.yaml": "name: part"}, "a.yaml:1:1: name: an included file is no sweep of its own"),
-        ("a.yaml", {"a.yaml": "version: 2"}, "a.yaml:1:1: version: 2 is not a known version"),
-        ("a.yaml", {"a.yaml": "- x"}, "a.yaml:1:1: the file is not a mapping"),
-        ("a.yaml", {"a.yaml": "store: [a\n"}, "a.yaml:2:1: not valid YAML"),
-        ("0.yaml", deep(12), "includes are more than 8 deep"),
-        (f"[{', '.join(['a.yaml'] * 101)}]", {"a.yaml": "store: s3://x"}, "more than 100 files are included"),
-        ("a.yaml", {"a.yaml": "x: ghp_" + "a1" * 20}, "a.yaml:1:4: this looks like a GitHub token"),
-    ],
-)
-def test_wrong_include_is_refused_at_its_place(include: str, files: Mapping[str, str], said: str) -> None:
-    assert said in problem(f"include: {include}\n{TEXT}", files=files)
-
-
 def test_include_in_a_text_without_a_file_is_refused() -> None:
     with pytest.raises(SpecError, match="files can only be included by a file"):
         read_document(f"include: a.yaml\n{TEXT}", "text")
@@ -327,35 +213,7 @@ def test_include_in_a_text_without_a_file_is_refused() -> None:
 # ----------------------------------------------------------------------------------------------------------- secrets
 
 
-@pytest.mark.parametrize(
-    ("line", "place"),
-    [
-        ("# key: AKIAABCDEFGHIJKLMNOP", "1:8"),
-        ("store: s3://me:hunter2@bucket", "1:8"),
-        ("store: hf_abcdefghijklmnopqrstuvwxyz0123456789", "1:8"),
-        ("x: '-----BEGIN RSA PRIVATE KEY-----'", "1:5"),
-        ("tracking: {password: hunter2}", "1:12"),
-        ("x: {aws-secret-access-key: hunter2}", "1:5"),
-        ("x: {token: hunter2}", "1:5"),
-    ],
-)
-def test_secret_is_refused_and_not_shown(line: str, place: str) -> None:
-    text = problem(f"{line}\n{TEXT}")
-    assert f"sweep.yaml:{place}:" in text
-    assert "looks like" in text
-    assert "by the environment" in text
-    assert not any(secret in text for secret in ("hunter2", "AKIAABC", "hf_abc"))
-
-
 def test_ordinary_words_are_no_secrets() -> None:
     text = "resources: {pretrain: {cpus: 1}}\nstore: s3://bucket/task-force/secret-sauce\n" + TEXT
     document = read(text.replace("image_size: 32", "image_size: 32, kwargs: {class_token: true, global_pool: token}"))
     assert document.tree.value["pretrain"]["model"]["kwargs"]["global_pool"] == "token"
-
-
-@pytest.mark.parametrize("argument", ["tracking.password=hunter2", "vars.api-key=hunter2", "token = hunter2"])
-def test_override_called_as_secrets_are_is_refused_without_showing_it(argument: str) -> None:
-    with pytest.raises(SpecError, match="looks like a password") as caught:
-        read_document(TEXT, "sweep.yaml", changes=Changes(overrides=[argument]))
-    assert "hunter2" not in str(caught.value)
-    assert str(caught.value).startswith(f"--set {argument.partition('=')[0]}=...")

@@ -20,7 +20,6 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.logs import finish_log
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang
-from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep
 from tests.scripted_sweep import World, diamond
 
@@ -189,12 +188,6 @@ def test_damaged_sweep_does_not_hide_the_others(world: World) -> None:
     }
     assert "broken" in frame.error
     assert len(frame.jobs) == 5
-
-
-def test_top_without_a_terminal_says_what_to_use(world: World, capsys: pytest.CaptureFixture[str]) -> None:
-    result = run_command(capsys, "top", "--store", world.store.uri)
-    assert result.code == 1
-    assert "status -o json" in result.message
 
 
 def shown_states(app: TopApp) -> list[list[str]]:
