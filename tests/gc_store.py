@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -10,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, cast
 
-from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.contract import JobKind
 from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector
@@ -21,13 +20,14 @@ from orchestrator.search.log import SearchEvent, SearchLog, TrialAsked, TrialCom
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
-from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import checkpoints_folder, log_name, metrics_segment, plan_name
+from orchestrator.storage.layout import checkpoints_folder, log_name, metrics_segment
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.storage.trials import Trial, TrialState, write_trial
 from orchestrator.sweeps import client
 from orchestrator.testing import FakeClock, SimulatedCrash
 from orchestrator.testing.memory_store import MemoryStore
+from tests.builders import SweepJournal, launched, make_plan, request_of
+from tests.builders import make_job as make_any
 from workloads.runtime.manifest import Entry, encode_manifest
 
 GRACE_S = 3600.0
@@ -37,22 +37,18 @@ KINDS = (JobKind.DATASET, JobKind.INDEX, JobKind.LABELS, JobKind.PRETRAIN, JobKi
 
 def make_search(*inputs: Job) -> Job:
     """A job that searches; its trials are jobs that no plan names."""
-    identity = {"kind": "search", "parameters": {}, "inputs": {f"role{n}": job.key for n, job in enumerate(inputs)}}
-    key = make_key("search", "s", identity)
-    return Job(name="search/s", kind=JobKind.SEARCH, key=key, identity=identity)
+    return replace(make_any("search/s", parameters={}, inputs=_roles(inputs)), needs=())
 
 
 def make_job(number: int, *inputs: Job) -> Job:
     """Job ``number``; equal numbers and inputs make equal keys."""
     kind = KINDS[number % len(KINDS)]
-    identity = {
-        "kind": kind.value,
-        "code_version": 1,
-        "parameters": {"number": number},
-        "inputs": {f"role{position}": job.key for position, job in enumerate(inputs)},
-    }
-    key = make_key(kind.value, f"j{number}", identity)
-    return Job(name=f"{kind.value}/j{number}", kind=kind, key=key, identity=identity)
+    made = make_any(f"{kind.value}/j{number}", parameters={"number": number}, inputs=_roles(inputs))
+    return replace(made, needs=())
+
+
+def _roles(inputs: Sequence[Job]) -> Mapping[str, Job]:
+    return {f"role{position}": job for position, job in enumerate(inputs)}
 
 
 def with_own_key(job: Job) -> Job:
@@ -66,7 +62,7 @@ class Lab:
 
     clock: FakeClock = field(default_factory=FakeClock)
     store: ObjectStore = field(init=False)
-    _journals: dict[str, Journal] = field(default_factory=dict)
+    _journals: dict[str, SweepJournal] = field(default_factory=dict)
     _plans: dict[str, Plan] = field(default_factory=dict)
     _num_attempts: dict[str, int] = field(default_factory=dict)
 
@@ -77,17 +73,7 @@ class Lab:
     def write_parts(self, job: Job, num_parts: int = 1) -> ArtifactWriter:
         """Parts of one more attempt, without a commit."""
         number = self._num_attempts[job.key] = self._num_attempts.get(job.key, 0) + 1
-        request = JobRequest(
-            attempt_id=f"{job.key}.{number}",
-            attempt_number=number,
-            sweep="any",
-            job=job.name,
-            key=job.key,
-            kind=job.kind,
-            identity=job.identity,
-            store_uri=self.store.uri,
-        )
-        writer = ArtifactWriter(self.store, request)
+        writer = ArtifactWriter(self.store, request_of(job, self.store.uri, number, sweep="any"))
         for position in range(num_parts):
             writer.add(f"part{position}", f"{job.key} {position} {secrets.token_hex(4)}".encode())
         return writer
@@ -137,21 +123,13 @@ class Lab:
         """A controller accepts a plan; all that was running goes on, as leaving if it is no longer planned."""
         plan = self._plan(sweep, jobs)
         self._plans[sweep] = plan
-        self.store.put(plan_name(sweep, plan.revision), json.dumps(plan.to_json()).encode())
-        if sweep not in self._journals:
-            self.append(sweep, events.SweepAdopted(at_s=self.clock(), cluster="cluster", epoch=1, holder="test"))
-        message_id = f"{sweep}-{plan.revision}"
-        self.append(sweep, events.PlanAccepted(at_s=self.clock(), message_id=message_id, revision=plan.revision))
+        self._journal(sweep).accept(plan, self.clock(), cluster="cluster")
 
     def launch(self, sweep: str, job: Job) -> str:
         """Returns the attempt's id."""
         number = self._num_attempts[job.key] = self._num_attempts.get(job.key, 0) + 1
-        attempt_id = f"{job.key}.{number}"
-        launched = events.AttemptLaunched(
-            at_s=self.clock(), job=job.name, attempt_id=attempt_id, key=job.key, number=number, epoch=1
-        )
-        self.append(sweep, launched)
-        return attempt_id
+        self.append(sweep, launched(job, at_s=self.clock(), number=number))
+        return f"{job.key}.{number}"
 
     def lose(self, sweep: str, job: Job, attempt_id: str) -> None:
         lost = events.AttemptLost(at_s=self.clock(), job=job.name, attempt_id=attempt_id, reason="lost")
@@ -173,15 +151,19 @@ class Lab:
         self.finish(sweep, jobs)
 
     def append(self, sweep: str, event: events.Event) -> None:
-        journal = self._journals.setdefault(sweep, Journal(self.store, sweep, holder="test"))
-        journal.append([events.encode_event(event)])
+        self._journal(sweep).tell(event)
+
+    def _journal(self, sweep: str) -> SweepJournal:
+        if sweep not in self._journals:
+            self._journals[sweep] = SweepJournal(self.store, sweep)
+        return self._journals[sweep]
 
     def pin(self, name: str, *references: str) -> None:
         add_pin(self.store, Pin(name=name, keys=references, created_at_s=self.clock()))
 
     def _plan(self, sweep: str, jobs: Sequence[Job]) -> Plan:
         revision = self._plans[sweep].revision + 1 if sweep in self._plans else 1
-        return Plan(sweep=sweep, revision=revision, store_uri=self.store.uri, jobs=tuple(jobs), baseline="")
+        return make_plan(*jobs, sweep=sweep, revision=revision, store_uri=self.store.uri)
 
     # ------------------------------------------------------------------------------------------------------- looking
     def collector(self, store: ObjectStore | None = None) -> Collector:

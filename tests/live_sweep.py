@@ -6,15 +6,15 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from orchestrator.core.contract import JobKind, Outcome, Progress, Resources
+from orchestrator.core.contract import JobKind, Progress, Resources
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
-from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import plan_name, progress_name
+from orchestrator.storage.layout import progress_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.lease import Lease
+from tests.builders import SweepJournal, done, launched
 
 SWEEP = "live"
 CLUSTER = "ray-0123456789ab"
@@ -39,11 +39,10 @@ def write_live_sweep(store: ObjectStore, *, num_transfers: int, now: float, is_s
     )
     sweep, _ = load_sweep("quickstart", overrides)
     plan = replace(build_plan(sweep, store_uri=store.uri), revision=1, owner="ann")
-    store.put(plan_name(SWEEP, 1), json.dumps(plan.to_json()).encode())
-    told = list(_story(plan, now))
-    journal = Journal(store, SWEEP, holder="test")
-    for start in range(0, len(told), _EVENTS_PER_SEGMENT):
-        journal.append([events.encode_event(event) for event in told[start : start + _EVENTS_PER_SEGMENT]])
+    journal = SweepJournal(store, SWEEP, num_per_segment=_EVENTS_PER_SEGMENT)
+    journal.accept(plan, now - 7200, cluster=CLUSTER)
+    journal.tell(*_story(plan, now))
+    journal.flush()
     store.put(progress_name(SWEEP), json.dumps({"at_s": now, "jobs": dict(_progress(plan))}).encode())
     return plan
 
@@ -59,21 +58,12 @@ def _running(plan: Plan) -> list[Job]:
 
 
 def _story(plan: Plan, now: float) -> Iterator[events.Event]:
-    yield events.SweepAdopted(at_s=now - 7200, cluster=CLUSTER, epoch=1, holder="h")
-    yield events.PlanAccepted(at_s=now - 7200, message_id="m", revision=1)
     running = _running(plan)
     waiting = {job.name for job in _transfers(plan)[len(_transfers(plan)) // 2 :]}
     for job in plan.jobs:
         if job.name not in waiting:
-            attempt = f"{job.key}.1"
             yield _launch(job, 1, now - 3600)
-            yield events.AttemptSucceeded(
-                at_s=now - 1800,
-                job=job.name,
-                attempt_id=attempt,
-                outcome=Outcome.COMMITTED,
-                metrics={"val_error": 0.25},
-            )
+            yield done(job, now - 1800, metrics={"val_error": 0.25})
     first = running[0]
     yield _launch(first, 1, now - 900)
     yield events.AttemptLost(at_s=now - 700, job=first.name, attempt_id=f"{first.key}.1", reason="its node is gone")
@@ -82,15 +72,7 @@ def _story(plan: Plan, now: float) -> Iterator[events.Event]:
 
 
 def _launch(job: Job, number: int, at_s: float) -> events.Event:
-    return events.AttemptLaunched(
-        at_s=at_s,
-        job=job.name,
-        attempt_id=f"{job.key}.{number}",
-        key=job.key,
-        number=number,
-        epoch=1,
-        resources=Resources(cpus=8.0, gpus=1.0),
-    )
+    return launched(job, at_s=at_s, number=number, resources=Resources(cpus=8.0, gpus=1.0))
 
 
 def _progress(plan: Plan) -> Iterator[tuple[str, object]]:

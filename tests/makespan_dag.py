@@ -7,11 +7,11 @@ import random
 from collections.abc import Mapping
 from dataclasses import replace
 
-from orchestrator.core.contract import Execution, JobKind, Resources
-from orchestrator.core.ids import make_key
+from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.nodes import Node
 from orchestrator.sweepfile.values import Policy
+from tests.builders import make_job
 
 NUM_PRETRAINS = 192
 NUM_TRANSFERS = 50
@@ -25,13 +25,8 @@ _FLOPS_PER_S = 2.5e14
 
 def gpu_job(name: str, *needs: str, gpus: int, min_gpus: int = 0, key: str = "") -> Job:
     """A job of one worker per GPU, four CPUs each."""
-    kind = JobKind(name.split("/", maxsplit=1)[0])
-    identity = {"kind": str(kind), "code_version": 1, "parameters": {"key": key or name}, "inputs": {}}
-    chosen = make_key(str(kind), key or name.partition("/")[2], identity)
-    resources = Resources(cpus=4.0 * gpus, gpus=float(gpus), min_gpus=float(min_gpus))
-    execution = Execution(num_workers=max(1, gpus))
-    return Job(
-        name=name, kind=kind, key=chosen, identity=identity, needs=needs, resources=resources, execution=execution
+    return make_job(
+        name, *needs, key=key, cpus=4.0 * gpus, gpus=float(gpus), min_gpus=float(min_gpus), workers=max(1, gpus)
     )
 
 

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import product
 
 from orchestrator.core.contract import JobKind, Resources
-from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.inputs import Committed
-from orchestrator.state import events
-from orchestrator.storage import ObjectStore
-from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import plan_name
+from tests.builders import accept, make_job
+
+__all__ = ["LEVELS", "StudyPlan", "accept", "committed", "renamed"]
 
 LEVELS = {"levels/depth1": 2, "levels/depth2": 8, "levels/depth3": 32}
 REPORT_FILES = frozenset(
@@ -90,17 +87,9 @@ class StudyPlan:
         return self._job(name, {**backbone.facets, **own, **self.facets}, needs=(backbone.name,))
 
     def _job(self, name: str, facets: Mapping[str, str | int], needs: tuple[str, ...] = ()) -> Job:
-        kind = JobKind(name.partition("/")[0])
-        identity = {"kind": kind.value, "parameters": {"space": {"hierarchy": "x"}, "name": name}, "inputs": {}}
-        return Job(
-            name=name,
-            kind=kind,
-            key=make_key(kind.value, name, identity),
-            identity=identity,
-            needs=needs,
-            resources=self.resources,
-            facets=facets,
-        )
+        parameters = {"space": {"hierarchy": "x"}, "name": name}
+        made = make_job(name, *needs, label=name, parameters=parameters, facets=facets)
+        return replace(made, resources=self.resources)
 
 
 def committed(plan: Plan, metrics: Metrics, measured_s: float | None = 1800.0) -> dict[str, Committed]:
@@ -120,13 +109,3 @@ def renamed(plan: Plan, sweep: str) -> Plan:
 
 def _join(*parts: str) -> str:
     return "/".join(part for part in parts if part)
-
-
-def accept(store: ObjectStore, plan: Plan) -> None:
-    """Put the plan into the store as a sweep that a controller has taken over and not begun."""
-    store.put(plan_name(plan.sweep, plan.revision), json.dumps(plan.to_json()).encode())
-    told: list[events.Event] = [
-        events.SweepAdopted(at_s=1.0, cluster="c", epoch=1, holder="test"),
-        events.PlanAccepted(at_s=1.0, message_id="m", revision=plan.revision),
-    ]
-    Journal(store, plan.sweep, holder="test").append([events.encode_event(event) for event in told])

@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from orchestrator.core.contract import Outcome
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
-from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import metrics_segment, plan_name
+from orchestrator.storage.layout import metrics_segment
+from tests.builders import SweepJournal, done, failed, launched
 from tests.sample_sweep import START_S, commit, sample_metrics
 
 
@@ -22,38 +21,22 @@ class SampleJournal:
         self.store = store
         self.plan = plan
         self.now = START_S
-        self._journal = Journal(store, plan.sweep, holder="test")
+        self._journal = SweepJournal(store, plan.sweep)
         self._numbers: dict[str, int] = {}
-        self._append(events.SweepAdopted(at_s=self.now, cluster="local", epoch=1, holder="test"))
         self.accept(plan)
 
     def accept(self, plan: Plan) -> None:
         self.plan = plan
-        content = json.dumps(plan.to_json()).encode()
-        self.store.put_if_absent(plan_name(plan.sweep, plan.revision), content)
-        message_id = f"message-{plan.revision}"
-        self._append(events.PlanAccepted(at_s=self._tick(), message_id=message_id, revision=plan.revision))
+        self._journal.accept(plan, self._tick())
 
     def launch(self, job: Job) -> None:
         number = self._numbers.get(job.key, 0) + 1
         self._numbers[job.key] = number
-        attempt_id = f"{job.key}.{number}"
-        self._append(
-            events.AttemptLaunched(
-                at_s=self._tick(), job=job.name, attempt_id=attempt_id, key=job.key, number=number, epoch=1
-            )
-        )
+        self._append(launched(job, at_s=self._tick(), number=number))
 
     def fail(self, job: Job, message: str = "boom") -> None:
-        self._append(
-            events.AttemptFailed(
-                at_s=self._tick(),
-                job=job.name,
-                attempt_id=self._attempt_id(job),
-                kind=FailureKind.UNKNOWN,
-                message=message,
-            )
-        )
+        number = self._numbers[job.key]
+        self._append(failed(job, FailureKind.UNKNOWN, message, at_s=self._tick(), number=number))
 
     def give_up(self, job: Job) -> None:
         self._append(events.JobFailed(at_s=self._tick(), job=job.name, reason="no attempts left"))
@@ -63,15 +46,7 @@ class SampleJournal:
 
     def succeed(self, job: Job) -> None:
         commit(self.store, job, sweep=self.plan.sweep, at_s=self.now)
-        self._append(
-            events.AttemptSucceeded(
-                at_s=self._tick(),
-                job=job.name,
-                attempt_id=self._attempt_id(job),
-                outcome=Outcome.COMMITTED,
-                metrics=sample_metrics(job),
-            )
-        )
+        self._append(done(job, self._tick(), self._numbers[job.key], sample_metrics(job)))
 
     def reuse(self, job: Job) -> None:
         self._append(events.JobReused(at_s=self._tick(), job=job.name, key=job.key))
@@ -89,10 +64,7 @@ class SampleJournal:
         self._append(events.SweepFinished(at_s=self._tick(), status=status))
 
     def _append(self, event: events.Event) -> None:
-        self._journal.append([events.encode_event(event)])
-
-    def _attempt_id(self, job: Job) -> str:
-        return f"{job.key}.{self._numbers[job.key]}"
+        self._journal.tell(event)
 
     def _tick(self) -> float:
         self.now += 1.0

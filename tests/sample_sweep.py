@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from orchestrator.core.contract import JobKind, JobRequest
-from orchestrator.core.ids import make_key
+from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
+from tests.builders import START_S, make_job, request_of
+
+__all__ = ["START_S", "commit", "sample_metrics", "sample_plan"]
 
 SWEEP = "sample"
 BASELINE = "levels/depth1"
@@ -24,7 +26,6 @@ ERROR = {
 }
 SEED_OFFSET = {0: -0.01, 1: 0.0, 2: 0.01}
 """Added to the error in turn over seeds and label spaces: all have the same spread, in another order of the seeds."""
-START_S = 1_800_000_000.0
 TRANSFERS = {"superclass": JobKind.FINETUNE, "superclass-probe": JobKind.PROBE}
 
 _RECIPE = {"epochs": 2.0, "batch_size": 64, "optimizer": "sgd", "lr": 0.1, "betas": [0.9, 0.999]}
@@ -76,17 +77,7 @@ def commit(
 
     ``said`` changes what the record says of the outcomes.
     """
-    request = JobRequest(
-        attempt_id=f"{job.key}.1",
-        attempt_number=1,
-        sweep=sweep,
-        job=job.name,
-        key=job.key,
-        kind=job.kind,
-        identity=job.identity,
-        store_uri=store.uri,
-    )
-    writer = ArtifactWriter(store, request)
+    writer = ArtifactWriter(store, request_of(job, store.uri, sweep=sweep))
     writer.add("weights.bin", job.name.encode())
     for name, content in ({} if outcomes is None else outcomes.parts()).items():
         writer.add(name, content)
@@ -145,14 +136,5 @@ def _job(
     inputs: Mapping[str, Job],
     facets: Mapping[str, str | int] | None = None,
 ) -> Job:
-    kind = JobKind(name.partition("/")[0])
-    keys = {role: job.key for role, job in inputs.items()}
-    identity = {"kind": kind.value, "code_version": 1, "parameters": dict(parameters), "inputs": keys}
-    return Job(
-        name=name,
-        kind=kind,
-        key=make_key(kind.value, "sample", identity),
-        identity=identity,
-        needs=tuple(job.name for job in inputs.values()),
-        facets={"dataset": "tree", **(facets or {})},
-    )
+    told: dict[str, str | int] = {"dataset": "tree", **(facets or {})}
+    return make_job(name, label="sample", parameters=parameters, inputs=inputs, facets=told)

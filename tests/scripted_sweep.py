@@ -1,4 +1,4 @@
-"""Small plans, and a controller on a fake clock over a scripted backend."""
+"""A controller on a fake clock over a scripted backend, and the smallest plan that has everything."""
 
 from __future__ import annotations
 
@@ -6,31 +6,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from orchestrator.controller.controller import Controller
-from orchestrator.core.contract import JobKind, Resources
-from orchestrator.core.ids import make_key
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import Job
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps import client
 from orchestrator.testing import FakeClock, ScriptedBackend
+from tests.builders import make_job, make_plan
+
+__all__ = ["CLUSTER", "World", "diamond", "make_job", "make_plan"]
 
 CLUSTER = "cluster-a"
 MAX_TICKS = 400
-
-
-def make_job(name: str, *needs: str, cpus: float = 1.0, key: str = "") -> Job:
-    """``key`` is what the job's identity consists of, so that jobs with the same one share a key; default: its name."""
-    kind = JobKind(name.split("/", maxsplit=1)[0])
-    identity = {"kind": str(kind), "code_version": 1, "parameters": {"key": key or name}, "inputs": {}}
-    own_key = make_key(str(kind), key or name.partition("/")[2], identity)
-    return Job(name=name, kind=kind, key=own_key, identity=identity, needs=needs, resources=Resources(cpus=cpus))
-
-
-def make_plan(*jobs: Job, sweep: str = "sweep", store_uri: str = "", max_failures: int = 3) -> Plan:
-    policy = Policy(max_failures=max_failures)
-    return Plan(sweep=sweep, revision=0, store_uri=store_uri, jobs=jobs, baseline="", policy=policy)
 
 
 def diamond() -> tuple[Job, ...]:

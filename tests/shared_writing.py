@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest
+from orchestrator.core.contract import ExecutionContext, JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
+from tests.builders import request_of
 from workloads.data.index import SampleIndex
 from workloads.run import execute
 
@@ -53,17 +54,7 @@ class Written:
 
     def run(self, job: Job, *, should_stop: Callable[[], bool] = lambda: False) -> Record:
         number = self._attempts[job.key] = self._attempts.get(job.key, 0) + 1
-        request = JobRequest(
-            attempt_id=f"{job.key}.{number}",
-            attempt_number=number,
-            sweep="written",
-            job=job.name,
-            key=job.key,
-            kind=job.kind,
-            identity=job.identity,
-            store_uri=self.store.uri,
-            execution=job.execution,
-        )
+        request = request_of(job, self.store.uri, number, sweep="written")
         scratch = self.folder / "scratch" / request.attempt_id
         scratch.mkdir(parents=True)
         execute(

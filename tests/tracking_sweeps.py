@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from orchestrator.core.contract import JobKind, Outcome
-from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import Record
-from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import plan_name, record_name
+from orchestrator.storage.layout import record_name
 from orchestrator.testing.memory_store import MemoryStore
-from tests.sample_sweep import START_S
+from tests.builders import START_S, SweepJournal, done, launched, make_job, make_plan
 
 NUM_METRICS = 20
 NUM_PARAMS = 20
@@ -53,35 +48,22 @@ def big_sweep(num_jobs: int, *, sweep: str = "big", store: ObjectStore | None = 
     """All jobs succeeded, and the sweep with them if ``is_over``."""
     store = store or MemoryStore()
     jobs = tuple(_job(position) for position in range(num_jobs))
-    plan = Plan(sweep=sweep, revision=1, store_uri=store.uri, jobs=jobs, baseline="")
-    store.put(plan_name(sweep, 1), _json(plan.to_json()))
-    story: list[events.Event] = [
-        events.SweepAdopted(at_s=START_S, cluster="local", epoch=1, holder="test"),
-        events.PlanAccepted(at_s=START_S, message_id="message-1", revision=1),
-    ]
+    plan = make_plan(*jobs, sweep=sweep, revision=1, store_uri=store.uri)
+    journal = SweepJournal(store, sweep, num_per_segment=_EVENTS_PER_SEGMENT)
+    journal.accept(plan)
     for position, job in enumerate(jobs):
         metrics = metrics_of(position)
         store.put(record_name(job.key), _record(job, sweep, metrics))
-        attempt_id = f"{job.key}.1"
-        launched = events.AttemptLaunched(
-            at_s=START_S + 1, job=job.name, attempt_id=attempt_id, key=job.key, number=1, epoch=1
-        )
-        ended = events.AttemptSucceeded(
-            at_s=START_S + 2, job=job.name, attempt_id=attempt_id, outcome=Outcome.COMMITTED, metrics=metrics
-        )
-        story += [launched, ended]
+        journal.tell(launched(job, at_s=START_S + 1), done(job, START_S + 2, metrics=metrics))
     if is_over:
-        story.append(events.SweepFinished(at_s=START_S + 3, status=events.SweepEnding.SUCCEEDED))
-    journal = Journal(store, sweep, holder="test")
-    for start in range(0, len(story), _EVENTS_PER_SEGMENT):
-        journal.append([events.encode_event(event) for event in story[start : start + _EVENTS_PER_SEGMENT]])
+        journal.tell(events.SweepFinished(at_s=START_S + 3, status=events.SweepEnding.SUCCEEDED))
+    journal.flush()
     return BigSweep(store=store, plan=plan)
 
 
 def _job(position: int) -> Job:
     recipe = {f"param_{number}": number for number in range(NUM_PARAMS - 10)}
     parameters = {"model": {"name": "resnet18"}, "recipe": recipe, "seed": position}
-    identity = {"kind": "probe", "code_version": 1, "parameters": parameters, "inputs": {}}
     facets: dict[str, str | int] = {
         "label_space": f"levels/depth{position % 5}",
         "level": f"depth{position % 5}",
@@ -92,8 +74,7 @@ def _job(position: int) -> Job:
         "target": "levels/depth0",
         "transfer_seed": 0,
     }
-    key = make_key("probe", "big", identity)
-    return Job(name=f"probe/top/{position:05d}", kind=JobKind.PROBE, key=key, identity=identity, facets=facets)
+    return make_job(f"probe/top/{position:05d}", label="big", parameters=parameters, facets=facets)
 
 
 def _record(job: Job, sweep: str, metrics: dict[str, float]) -> bytes:
@@ -107,10 +88,6 @@ def _record(job: Job, sweep: str, metrics: dict[str, float]) -> bytes:
         parts={},
         metrics=metrics,
     ).to_bytes()
-
-
-def _json(document: dict[str, Any]) -> bytes:
-    return json.dumps(document).encode()
 
 
 def problems(database: Path, big: BigSweep) -> list[str]:

@@ -18,21 +18,19 @@ from hashlib import sha256
 from typing import Any
 
 from orchestrator.core.contract import (
-    Execution,
     ExecutionContext,
     JobKind,
     JobRequest,
     JobResult,
     Outcome,
     Progress,
-    Resources,
 )
 from orchestrator.core.errors import PreemptedError
-from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore
+from tests.builders import make_job
 
 ENTRY_POINT = "tests.chaos.chain_jobs:execute"
 _PART = "payload"
@@ -65,16 +63,15 @@ def chain_job(
     ``gate`` names an object of the store without which the last step is not made.
     """
     parameters = {"name": name, "num_steps": num_steps, "step_s": step_s, "every": every, "gate": gate}
-    inputs = {f"parent{number}": parent.key for number, parent in enumerate(parents)}
-    identity = {"kind": "pretrain", "code_version": 1, "parameters": parameters, "inputs": inputs}
-    return Job(
-        name=name,
+    inputs = {f"parent{number}": parent for number, parent in enumerate(parents)}
+    return make_job(
+        name,
         kind=JobKind.PRETRAIN,
-        key=make_key("pretrain", name, identity),
-        identity=identity,
-        needs=tuple(parent.name for parent in parents),
-        resources=Resources(cpus=cpus),
-        execution=Execution(num_workers=num_workers),
+        label=name,
+        cpus=cpus,
+        workers=num_workers,
+        parameters=parameters,
+        inputs=inputs,
     )
 
 

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.notifications.messages import Notice
 from orchestrator.notifications.notifier import add_entry, read_entries
@@ -46,6 +46,7 @@ from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.testing.scripted import Hang, Script, ScriptedBackend, Succeed
 from orchestrator.tracking import provenance
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
+from tests.builders import request_of
 from tests.sample_sweep import sample_metrics, sample_plan
 from tests.scripted_sweep import CLUSTER, World, make_job
 from workloads.train.step_metrics import MetricsLog
@@ -150,16 +151,7 @@ def make_scene(*, is_finished: bool) -> Scene:
 def _write_the_rest(store: MemoryStore, plan: Any, message_id: str) -> None:
     """One object of each kind that the controller does not write."""
     for job in [job for job in plan.jobs if job.kind is JobKind.PRETRAIN][:3]:
-        request = JobRequest(
-            attempt_id=f"{job.key}.1",
-            attempt_number=1,
-            sweep=SWEEP,
-            job=job.name,
-            key=job.key,
-            kind=job.kind,
-            identity=job.identity,
-            store_uri=store.uri,
-        )
+        request = request_of(job, store.uri, sweep=SWEEP)
         log = MetricsLog(store, request, 0)
         for step in range(1, 9):
             log.add(step, step / 8, {"train_loss": 1 / step})

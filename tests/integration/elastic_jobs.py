@@ -16,21 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.contract import (
-    Execution,
     ExecutionContext,
-    JobKind,
     JobRequest,
     JobResult,
     Outcome,
     Progress,
-    Resources,
 )
 from orchestrator.core.errors import PreemptedError
-from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore
+from tests.builders import make_job
 from workloads.data.order import SampleOrder, rank_slice
 
 ENTRY_POINT = "tests.integration.elastic_jobs:execute"
@@ -45,15 +42,13 @@ STEP_S = 0.2
 def elastic_job(*, gpus: int, min_gpus: int, gate: Path) -> Job:
     """One worker per GPU; it does not end before its gate is open."""
     parameters = {"name": "elastic", "num_steps": NUM_STEPS, "gate": str(gate)}
-    identity = {"kind": "pretrain", "code_version": 1, "parameters": parameters, "inputs": {}}
-    return Job(
-        name="pretrain/elastic",
-        kind=JobKind.PRETRAIN,
-        key=make_key("pretrain", "elastic", identity),
-        identity=identity,
-        needs=(),
-        resources=Resources(cpus=0.5 * gpus, gpus=float(gpus), min_gpus=float(min_gpus)),
-        execution=Execution(num_workers=gpus),
+    return make_job(
+        "pretrain/elastic",
+        cpus=0.5 * gpus,
+        gpus=float(gpus),
+        min_gpus=float(min_gpus),
+        workers=gpus,
+        parameters=parameters,
     )
 
 

@@ -20,13 +20,12 @@ from orchestrator.core.contract import (
     JobResult,
     Outcome,
     Progress,
-    Resources,
 )
 from orchestrator.core.errors import PreemptedError, UserError
-from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
+from tests.builders import make_job, request_of
 
 ENTRY_POINT = "tests.integration.ray_jobs:execute"
 
@@ -101,30 +100,12 @@ class Gate:
 
 def job(name: str, *, needs: tuple[str, ...] = (), cpus: float = 1.0, **parameters: Any) -> Job:
     """A job of the scripted kind; its name is part of its identity."""
-    identity = {"kind": "labels", "code_version": 1, "parameters": {"name": name, **parameters}, "inputs": {}}
-    return Job(
-        name=name,
-        kind=JobKind.LABELS,
-        key=make_key("labels", name, identity),
-        identity=identity,
-        needs=needs,
-        resources=Resources(cpus=cpus),
-    )
+    return make_job(name, *needs, kind=JobKind.LABELS, label=name, cpus=cpus, parameters={"name": name, **parameters})
 
 
 def request(store: ObjectStore, one: Job, number: int = 0, *, num_workers: int = 1) -> JobRequest:
     """An attempt at a job."""
-    return JobRequest(
-        attempt_id=f"{one.key}.{number}",
-        attempt_number=number,
-        sweep="scripted",
-        job=one.name,
-        key=one.key,
-        kind=one.kind,
-        identity=one.identity,
-        store_uri=store.uri,
-        execution=Execution(num_workers=num_workers),
-    )
+    return request_of(one, store.uri, number, sweep="scripted", execution=Execution(num_workers=num_workers))
 
 
 def look(backend: Backend, attempt_id: str) -> AttemptReport:

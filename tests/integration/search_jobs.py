@@ -15,6 +15,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage.artifacts import ArtifactWriter, is_committed, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.load import load_sweep
+from tests.builders import request_of
 
 ENTRY_POINT = "tests.integration.search_jobs:execute"
 DIVERGES_FROM_LR = 0.9
@@ -47,17 +48,7 @@ def search_request(store: ObjectStore, folder: Path, search: str, *, attempt: in
     (folder / "store.options.json").write_text(json.dumps(options))
     sweep, _ = load_sweep(str(path))
     (job,) = [job for job in build_plan(sweep, store_uri=store.uri).jobs if job.kind == "search"]
-    return JobRequest(
-        attempt_id=f"{job.key}.{attempt}",
-        attempt_number=attempt,
-        sweep=sweep.name,
-        job=job.name,
-        key=job.key,
-        kind=job.kind,
-        identity=job.identity,
-        store_uri=store.uri,
-        execution=job.execution,
-    )
+    return request_of(job, store.uri, attempt, sweep=sweep.name)
 
 
 def error_after(lr: float, epoch: float) -> float:

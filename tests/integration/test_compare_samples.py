@@ -12,7 +12,7 @@ from PIL import Image
 
 from orchestrator.cli.commands.compare import SampleOptions, show_sample_comparison
 from orchestrator.cli.output import TableForm
-from orchestrator.core.contract import ExecutionContext, JobRequest
+from orchestrator.core.contract import ExecutionContext
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report
@@ -21,6 +21,7 @@ from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
+from tests.builders import request_of
 from tests.report_sweeps import accept
 from workloads.data.index import SampleIndex
 from workloads.run import execute
@@ -55,17 +56,7 @@ class Ran:
             self.run(job)
 
     def run(self, job: Job) -> None:
-        request = JobRequest(
-            attempt_id=f"{job.key}.1",
-            attempt_number=1,
-            sweep=self.plan.sweep,
-            job=job.name,
-            key=job.key,
-            kind=job.kind,
-            identity=job.identity,
-            store_uri=self.store.uri,
-            execution=job.execution,
-        )
+        request = request_of(job, self.store.uri, sweep=self.plan.sweep)
         scratch = self.folder / "scratch" / job.key
         scratch.mkdir(parents=True)
         execute(request, ExecutionContext(store=self.store, scratch=scratch, cache=self.folder / "cache"))

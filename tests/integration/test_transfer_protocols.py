@@ -24,6 +24,7 @@ from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part, re
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
+from tests.builders import request_of
 from tests.rank_processes import RankPool, raise_errors
 from workloads.data.index import SampleIndex
 from workloads.data.split_targets import SplitTargets, unseen_notes
@@ -79,17 +80,9 @@ class Ran:
     def request(self, job: Job, **changes: Any) -> JobRequest:
         identity = {**job.identity, "parameters": {**job.identity["parameters"], **changes}}
         key = make_key(job.kind, "", identity) if changes else job.key
-        return JobRequest(
-            attempt_id=f"{key}.1",
-            attempt_number=1,
-            sweep=self.plan.sweep,
-            job=job.name,
-            key=key,
-            kind=job.kind,
-            identity=identity,
-            store_uri=self.store.uri,
-            execution=replace(job.execution, num_threads=1),
-        )
+        execution = replace(job.execution, num_threads=1)
+        made = replace(job, key=key, identity=identity)
+        return request_of(made, self.store.uri, sweep=self.plan.sweep, execution=execution)
 
     def run(self, request: JobRequest, **context: Any) -> JobResult:
         scratch = self.folder / "scratch" / request.attempt_id

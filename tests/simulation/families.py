@@ -13,8 +13,8 @@ from random import Random
 
 from orchestrator.backends.simulated import ClusterSpec, Fate, Hazards, JobWork, NodeGroup, SimulatedEnding, Turbulence
 from orchestrator.core.contract import JobKind, Resources
-from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job
+from tests.builders import make_job
 from tests.simulation.scenario import (
     CALM_AFTER_S,
     SITES,
@@ -219,15 +219,7 @@ def _queue(base: Scenario, random: Random, behind_hours: tuple[tuple[int, ...], 
 
 
 def _equal_job(name: str) -> Job:
-    identity = {"kind": "probe", "code_version": 1, "parameters": {"name": name}, "inputs": {}}
-    return Job(
-        name=name,
-        kind=JobKind.PROBE,
-        key=make_key("probe", name, identity),
-        identity=identity,
-        needs=(),
-        resources=Resources(cpus=1.0, gpus=1.0),
-    )
+    return make_job(name, kind=JobKind.PROBE, label=name, gpus=1.0, parameters={"name": name})
 
 
 def _calm(base: Scenario) -> Scenario:

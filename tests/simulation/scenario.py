@@ -7,10 +7,10 @@ from random import Random
 from typing import Any
 
 from orchestrator.backends.simulated import ClusterSpec, Fate, Hazards, JobWork, NodeGroup, SimulatedEnding, Turbulence
-from orchestrator.core.contract import Execution, JobKind, Resources
+from orchestrator.core.contract import JobKind, Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job
+from tests.builders import make_job
 from tests.simulation.storms import Weather
 
 SITES = ("cluster-a", "cluster-b")
@@ -183,18 +183,17 @@ def _jobs(random: Random, number: int) -> list[Job]:
         num_needs = min(len(jobs), random.choice((0, 1, 1, 2, 3)))
         needs = tuple(sorted(job.name for job in random.sample(jobs, num_needs)))
         name = f"{kind}/job{position}"
-        identity = {"kind": str(kind), "code_version": 1, "parameters": {"name": name}, "inputs": {}}
         num_workers = random.choice((1, 1, 1, 2, 4, 8, 16)) if kind is JobKind.PRETRAIN else 1
         gpus = float(num_workers) if kind is JobKind.PRETRAIN else random.choice((0.0, 1.0, 1.0, 0.5))
         jobs.append(
-            Job(
-                name=name,
-                kind=kind,
-                key=make_key(kind, name, identity),
-                identity=identity,
-                needs=needs,
-                resources=Resources(cpus=float(num_workers), gpus=gpus),
-                execution=Execution(num_workers=num_workers),
+            make_job(
+                name,
+                *needs,
+                label=name,
+                cpus=float(num_workers),
+                gpus=gpus,
+                workers=num_workers,
+                parameters={"name": name},
             )
         )
     return jobs

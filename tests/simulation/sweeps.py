@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.core.contract import Execution, JobKind, Resources
-from orchestrator.core.ids import make_key
 from orchestrator.planning.graph.plan import Job, Plan
+from tests.builders import make_job
 
 GANGS = (8, 16, 32)
 
@@ -25,19 +24,8 @@ def training_sweep(
 
 
 def _job(name: str, *needs: str, gpus: int) -> Job:
-    kind = JobKind(name.partition("/")[0])
-    identity = {
-        "kind": kind.value,
-        "code_version": 1,
-        "parameters": {"name": name, "recipe": {"epochs": 90}},
-        "inputs": {},
-    }
-    return Job(
-        name=name,
-        kind=kind,
-        key=make_key(kind, name, identity),
-        identity=identity,
-        needs=needs,
-        resources=Resources(cpus=4.0 * max(1, gpus), gpus=float(gpus)),
-        execution=Execution(num_workers=max(1, gpus)),
+    parameters = {"name": name, "recipe": {"epochs": 90}}
+    workers = max(1, gpus)
+    return make_job(
+        name, *needs, label=name, cpus=4.0 * workers, gpus=float(gpus), workers=workers, parameters=parameters
     )

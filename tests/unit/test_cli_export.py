@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,11 @@ from timm.data.config import resolve_model_data_config
 from torch import Tensor, nn
 
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state import events
 from orchestrator.storage.artifacts import Part, Record, read_record
 from orchestrator.storage.digests import digests_of
-from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import artifact_folder, plan_name, record_name
+from orchestrator.storage.layout import artifact_folder, record_name
 from orchestrator.storage.local import LocalStore
+from tests.builders import accept
 from tests.commands import run_command
 from tests.scripted_sweep import make_job, make_plan
 from workloads.models.weights import encode_tensors
@@ -143,13 +141,7 @@ def test_export_of_a_job_finds_its_key_in_the_sweep(
     store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     put_backbone(store, "test_vit")
-    plan = replace(make_plan(make_job("pretrain/a"), make_job("probe/a"), store_uri=store.uri), revision=1)
-    store.put(plan_name("sweep", 1), json.dumps(plan.to_json()).encode())
-    told = (
-        events.SweepAdopted(at_s=1.0, cluster="c", epoch=1, holder="h"),
-        events.PlanAccepted(at_s=1.0, message_id="m", revision=1),
-    )
-    Journal(store, "sweep", holder="test").append([events.encode_event(event) for event in told])
+    accept(store, make_plan(make_job("pretrain/a"), make_job("probe/a"), revision=1, store_uri=store.uri))
     arguments = ("--sweep", "sweep", "--store", store.uri)
     assert run_command(capsys, "export", "pretrain/a", str(tmp_path / "out"), *arguments).code == 0
     unfinished = run_command(capsys, "export", "probe/a", str(tmp_path / "other"), *arguments)

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest
+from orchestrator.core.contract import Execution, ExecutionContext, JobKind
 from orchestrator.core.errors import BadDataError, CorruptObjectError, SpecError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
+from tests.builders import request_of
 from tests.data_jobs import Member, encoded, tar_of
 from workloads.commands.data import index as index_command
 from workloads.data.index import NO_LEAF, BadSamplePolicy, SampleIndex, store_of
@@ -72,17 +73,7 @@ class Outside:
         return self.plan(entry).by_name()[name]
 
     def run(self, job: Job) -> Record:
-        request = JobRequest(
-            attempt_id=f"{job.key}.1",
-            attempt_number=1,
-            sweep="outside",
-            job=job.name,
-            key=job.key,
-            kind=job.kind,
-            identity=job.identity,
-            store_uri=self.store.uri,
-            execution=job.execution,
-        )
+        request = request_of(job, self.store.uri, sweep="outside")
         scratch = self.folder / "scratch"
         scratch.mkdir(exist_ok=True)
         run_index(request, ExecutionContext(store=self.store, scratch=scratch, cache=self.folder / "cache"))

@@ -14,7 +14,7 @@ from orchestrator.planning.estimate.eta import Fleet, critical_path, list_schedu
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile.values import Policy
-from tests.planning_cases import job_of, made_plan
+from tests.builders import make_job, make_plan
 
 
 def fleet(*gpus: float, cpus: float = 64.0) -> Fleet:
@@ -22,12 +22,12 @@ def fleet(*gpus: float, cpus: float = 64.0) -> Fleet:
 
 
 def diamond() -> Plan:
-    return made_plan(
-        job_of("dataset/d", cpus=1),
-        job_of("pretrain/a", "dataset/d", gpus=1),
-        job_of("pretrain/b", "dataset/d", gpus=1),
-        job_of("finetune/a", "pretrain/a", gpus=1),
-        job_of("finetune/b", "pretrain/b", gpus=1),
+    return make_plan(
+        make_job("dataset/d", cpus=1),
+        make_job("pretrain/a", "dataset/d", gpus=1),
+        make_job("pretrain/b", "dataset/d", gpus=1),
+        make_job("finetune/a", "pretrain/a", gpus=1),
+        make_job("finetune/b", "pretrain/b", gpus=1),
     )
 
 
@@ -44,7 +44,7 @@ def test_critical_path_leaves_out_jobs_that_take_nothing() -> None:
     path = critical_path(diamond(), {"finetune/b": 3.0})
     assert (path.jobs, path.seconds) == (("finetune/b",), 3.0)
     assert critical_path(diamond(), {}).seconds == 0
-    assert critical_path(made_plan(), {}).jobs == ()
+    assert critical_path(make_plan(), {}).jobs == ()
 
 
 def test_list_schedule_enough_gpus_takes_the_critical_path() -> None:
@@ -65,14 +65,14 @@ def test_list_schedule_reused_jobs_do_not_hold_others_up() -> None:
 
 
 def test_list_schedule_job_larger_than_any_node_never_runs_and_nor_does_what_needs_it() -> None:
-    plan = made_plan(job_of("pretrain/a", gpus=2), job_of("finetune/a", "pretrain/a"), job_of("dataset/d"))
+    plan = make_plan(make_job("pretrain/a", gpus=2), make_job("finetune/a", "pretrain/a"), make_job("dataset/d"))
     makespan = list_schedule(plan, {"pretrain/a": 1.0, "finetune/a": 1.0, "dataset/d": 5.0}, fleet(1, 1))
     assert makespan.never == ("pretrain/a", "finetune/a")
     assert makespan.seconds == 5
 
 
 def test_list_schedule_gang_lies_on_several_nodes() -> None:
-    plan = made_plan(job_of("pretrain/a", gpus=2, workers=2))
+    plan = make_plan(make_job("pretrain/a", gpus=2, workers=2))
     assert list_schedule(plan, {"pretrain/a": 4.0}, fleet(1, 1)).seconds == 4
     assert list_schedule(plan, {"pretrain/a": 4.0}, fleet(1)).never == ("pretrain/a",)
 
@@ -85,9 +85,9 @@ def planned(draw: st.DrawFn) -> tuple[Plan, dict[str, float]]:
         needs = draw(st.sets(st.integers(0, at - 1), max_size=3)) if at else set()
         gpus = draw(st.sampled_from([1.0, 1.0, 2.0, 4.0]))
         names = [f"pretrain/{need}" for need in sorted(needs)]
-        jobs.append(job_of(f"pretrain/{at}", *names, gpus=gpus, workers=int(gpus)))
+        jobs.append(make_job(f"pretrain/{at}", *names, gpus=gpus, workers=int(gpus)))
     durations = {job.name: draw(st.floats(0.1, 100)) for job in jobs if draw(st.booleans()) or job.name == "pretrain/0"}
-    return made_plan(*jobs), durations
+    return make_plan(*jobs), durations
 
 
 @given(planned(), st.lists(st.sampled_from([1.0, 2.0, 4.0]), min_size=1, max_size=4))

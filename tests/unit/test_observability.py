@@ -12,13 +12,12 @@ import pytest
 
 from orchestrator.core.contract import JobKind, Outcome, Progress, Resources, Timings
 from orchestrator.core.errors import FailureKind, StorageError
-from orchestrator.core.ids import make_key
 from orchestrator.metrics import catalog
 from orchestrator.metrics.attempts import COUNTERS, AttemptMetrics, CounterBook
 from orchestrator.metrics.catalog import Metric, MetricType
 from orchestrator.metrics.exporter import StoreErrors
 from orchestrator.metrics.sweeps import MAX_SWEEPS, SHOWN_AFTER_END_S, Observed, SlowRank, SweepAccount, SweepMetrics
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import Job
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.fold import apply
@@ -26,6 +25,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.os_errors import COUNTED
 from orchestrator.sweeps.progress import ProgressBoard, read_warnings
+from tests.builders import make_job, make_plan
 from tests.integration.ray_jobs import job, request
 
 
@@ -52,15 +52,7 @@ class Remembered:
 
 
 def gpu_job(name: str, *, gpus: float = 1.0) -> Job:
-    identity = {"kind": "pretrain", "code_version": 1, "parameters": {"name": name}, "inputs": {}}
-    return Job(
-        name=name,
-        kind=JobKind.PRETRAIN,
-        key=make_key("pretrain", name, identity),
-        identity=identity,
-        needs=(),
-        resources=Resources(cpus=2.0, gpus=gpus),
-    )
+    return make_job(name, kind=JobKind.PRETRAIN, label=name, cpus=2.0, gpus=gpus)
 
 
 class Sweep:
@@ -68,7 +60,7 @@ class Sweep:
 
     def __init__(self, *jobs: Job, name: str = "sweep") -> None:
         self.jobs = jobs or (gpu_job("one"), gpu_job("two"))
-        self.plan = Plan(sweep=name, store_uri="file:///s", jobs=self.jobs, baseline="", revision=1)
+        self.plan = make_plan(*self.jobs, sweep=name, revision=1, store_uri="file:///s")
         self.snapshot = Snapshot(sweep=name)
         self.tell(
             events.SweepAdopted(at_s=0.0, cluster="c", epoch=1, holder="h"),

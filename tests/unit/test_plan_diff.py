@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from orchestrator.planning.graph.diff import ABSENT, Change, FieldChange, causes, changes, diff_plans, nearest
-from tests.planning_cases import TEXT, job_of, made_plan, plan_of
+from tests.builders import make_job, make_plan
+from tests.planning_cases import TEXT, plan_of
 
 
 def test_changes_name_paths_with_old_and_new_values() -> None:
@@ -72,7 +73,7 @@ def test_diff_renamed_transfer_keeps_its_results() -> None:
 
 
 def test_diff_document_is_plain() -> None:
-    old = made_plan(job_of("dataset/a"), job_of("dataset/b"))
-    document = diff_plans(old, made_plan(job_of("dataset/a", parameters={"x": 1}, key="k"))).to_json()
+    old = make_plan(make_job("dataset/a"), make_job("dataset/b"))
+    document = diff_plans(old, make_plan(make_job("dataset/a", parameters={"x": 1}, key="k"))).to_json()
     assert document["counts"] == {"added": 0, "removed": 1, "rekeyed": 1, "renamed": 0, "unchanged": 0}
     assert document["jobs"][0]["fields"][0] == {"path": "parameters.x", "old": ABSENT, "new": 1, "via": ()}

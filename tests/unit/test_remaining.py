@@ -9,15 +9,15 @@ from orchestrator.services.eta import time_left_of
 from orchestrator.state.snapshot import Attempt, JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.sweeps.progress import LiveProgress
-from tests.planning_cases import job_of, made_plan
+from tests.builders import make_job, make_plan
 
-JOBS = tuple(job_of(f"pretrain/{name}", gpus=1) for name in "abcd")
+JOBS = tuple(make_job(f"pretrain/{name}", gpus=1) for name in "abcd")
 DURATIONS = {job.name: 10.0 for job in JOBS}
 ONE_GPU = Fleet(nodes=(Resources(cpus=8, gpus=1),))
 
 
 def snapshot(*views: JobView) -> Snapshot:
-    return Snapshot(sweep="s", state=SweepState.RUNNING, plan=made_plan(*JOBS), jobs=JobTable(views))
+    return Snapshot(sweep="s", state=SweepState.RUNNING, plan=make_plan(*JOBS), jobs=JobTable(views))
 
 
 def view(name: str, state: JobState, *, ran_s: float = 0.0, launched_at_s: float | None = None) -> JobView:

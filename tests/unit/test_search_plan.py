@@ -11,6 +11,7 @@ from orchestrator.scheduling.commands import FailJob
 from orchestrator.search.search_plan import SearchPlan, combined
 from orchestrator.state.nodes import Node
 from orchestrator.sweepfile.load import load_sweep
+from tests.builders import request_of
 from tests.integration.search_jobs import SWEEP, search_request
 from tests.scheduler_cases import after, decide
 
@@ -62,24 +63,9 @@ def test_trials_over_labels_are_the_pretrainings_that_a_plan_without_a_search_ha
         "  - {name: plain, target: levels/depth1, protocol: finetune, recipe: {epochs: 9, batch_size: 16, lr: 0.1}}\n"
     )
     both = plan_of(tmp_path, OVER_LABELS, recipe="{epochs: 9, batch_size: 16, lr: 0.1}", more=plain).by_name()
-    request = search_request_of(search)
+    request = request_of(search, "")
     for space in ("levels/depth1", "levels/depth2"):
         assert SearchPlan.of(request).key_of({"label_space": space}) == both[f"pretrain/{space}/seed0"].key
-
-
-def search_request_of(job):
-    from orchestrator.core.contract import JobRequest
-
-    return JobRequest(
-        attempt_id="a",
-        attempt_number=1,
-        sweep="s",
-        job=job.name,
-        key=job.key,
-        kind=job.kind,
-        identity=job.identity,
-        store_uri="",
-    )
 
 
 def test_trial_over_a_recipe_is_the_transfer_that_names_the_same_values(tmp_path, store_at):
