@@ -33,7 +33,7 @@ from tests.report_sweeps import StudyPlan
 from tests.scripted_sweep import World, diamond
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 30.0
+DEADLINE_S = 100.0
 
 
 def study(pretrain_seeds: int = 2) -> Plan:
