@@ -47,6 +47,10 @@ bench: $(VENV)/.installed-dev ## measure speed and memory (ARGS=benchmarks/bench
 mutants: $(VENV)/.installed-dev ## plant bugs and show that the simulation finds each
 	$(BIN)/python -m tests.mutants $(ARGS)
 
+.PHONY: mutation
+mutation: $(VENV)/.installed-dev ## change the program by chance and show which changes no test notices (--package NAME, --mutants N, --seed N)
+	$(BIN)/python -m tests.mutants.sampled $(ARGS)
+
 .PHONY: chaos
 chaos: $(VENV)/.installed-dev ## kill everything that can be killed, twenty rounds (--rounds N, --seed N)
 	$(BIN)/python -m tests.chaos.rounds $(ARGS)
