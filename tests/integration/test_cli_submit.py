@@ -20,7 +20,7 @@ from tests.live_sweep import SWEEP, write_live_sweep
 
 ROOT = Path(__file__).parents[2]
 CHANGED = ("submit", "quickstart", "--set", f"name={SWEEP}", "--set", "pretrain.seeds=[0, 1, 9]")
-PATIENCE_S = 100.0
+PATIENCE_S = 60.0
 """For a process to start and a silent address to be given up."""
 
 

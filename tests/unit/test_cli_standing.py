@@ -29,7 +29,7 @@ from tests.commands import Ended, run_command
 from tests.live_sweep import CLUSTER, SWEEP, write_live_sweep
 from tests.scripted_sweep import make_job, make_plan
 
-PATIENCE_S = 60.0  # a client without bounds of its own asks for minutes; a busy machine takes its time
+PATIENCE_S = 40.0
 """A busy machine imports slowly; without a deadline of its own a store is asked for a minute."""
 NOW = 1_800_000_000.0
 
