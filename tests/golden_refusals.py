@@ -28,8 +28,8 @@ from unittest.mock import patch
 
 import yaml
 
+from orchestrator.core.plugins import LABEL_SPACES, OBJECTIVES
 from orchestrator.sweepfile.labels import Counted
-from orchestrator.sweepfile.load import LABEL_SPACES, OBJECTIVES
 from tests.commands import Ended, run_captured
 from tests.scripted_sweep import World, diamond
 from workloads.commands.labels import count
@@ -115,6 +115,7 @@ def as_anywhere(environment: Mapping[str, str]) -> Iterator[None]:
         patch.object(sys.modules["__main__"], "__package__", None),  # usage names the program by it
         patch("orchestrator.cli.exits.redacted", str),  # a message keeps its secrets to itself, unhidden
         patch("orchestrator.sweepfile.load.count_classes", count_here),
+        patch("orchestrator.sweepfile.load.check_plugins", lambda _: []),
         patch("orchestrator.sweepfile.load.InstalledPlugins", lambda group: PLUGINS.get(group, {})),
     ):
         yield

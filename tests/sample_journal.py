@@ -34,9 +34,8 @@ class SampleJournal:
         self._numbers[job.key] = number
         self._append(launched(job, at_s=self._tick(), number=number))
 
-    def fail(self, job: Job, message: str = "boom") -> None:
-        number = self._numbers[job.key]
-        self._append(failed(job, FailureKind.UNKNOWN, message, at_s=self._tick(), number=number))
+    def fail(self, job: Job, message: str = "boom", kind: FailureKind = FailureKind.UNKNOWN) -> None:
+        self._append(failed(job, kind, message, at_s=self._tick(), number=self._numbers[job.key]))
 
     def give_up(self, job: Job) -> None:
         self._append(events.JobFailed(at_s=self._tick(), job=job.name, reason="no attempts left"))

@@ -12,7 +12,6 @@ import pytest
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.state import events
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.trials import Trial, TrialPoint, TrialState, write_trial
@@ -85,11 +84,7 @@ def test_publisher_attempts_are_told_by_how_they_ended(client, store, plan, uri)
     journal, job = SampleJournal(store, plan), plan.jobs[0]
     for kind in (FailureKind.OUT_OF_MEMORY, FailureKind.OUT_OF_MEMORY, FailureKind.NODE_LOST):
         journal.launch(job)
-        journal._append(
-            events.AttemptFailed(
-                at_s=journal._tick(), job=job.name, attempt_id=journal._attempt_id(job), kind=kind, message="boom"
-            )
-        )
+        journal.fail(job, kind=kind)
     journal.run(job)
     assert Publisher(store, uri).publish_once(plan.sweep)
     assert _runs(client, plan)[job.name].data.tags["attempt_states"] == "1 node_lost, 2 out_of_memory, 1 succeeded"
