@@ -14,6 +14,7 @@ import pytest
 
 from orchestrator.core.contract import JobKind, JobResult
 from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.plugins import MEASURES
 from orchestrator.planning.estimate.volumes import Volumes
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job
@@ -170,9 +171,9 @@ def test_level_that_classes_do_not_lie_in_is_refused(backbones: Backbones) -> No
 
 
 def fake_package(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
-    point = SimpleNamespace(group="pretraining_orchestrator.measures", name="mine", load=lambda: function)
-    package = SimpleNamespace(version="1", entry_points=[point])
-    monkeypatch.setattr("workloads.runtime.plugins.distribution", lambda name: package)
+    point = SimpleNamespace(group=MEASURES, name="mine", module="mine", load=lambda: function)
+    package = SimpleNamespace(version="1", entry_points=[point], read_text=lambda _: None)
+    monkeypatch.setattr("orchestrator.core.plugins.distribution", lambda name: package)
 
 
 def test_measure_of_another_package_gets_features_targets_and_hierarchy(
