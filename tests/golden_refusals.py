@@ -6,7 +6,8 @@
 ``run``    the line without the name of the program; ``validate sweep.yaml`` where it is left out
 ``change`` what is replaced in ``sweep.yaml``, once each, and by what
 ``files``  further files and their text; ``env``: environment variables
-``code``   the exit code, 2 where it is left out; ``says``: all of stderr (``HERE``: the folder, ``STORE``: the store)
+``code``   the exit code, 2 where it is left out; ``says``: all of stderr (``HERE``: the folder, ``STORE``: the store,
+           ``CHECKOUT``: this checkout)
 
 A changed message is put into place by ``python -m tests.golden_refusals``, and read before it is committed.
 """
@@ -34,7 +35,8 @@ from tests.commands import Ended, run_captured
 from tests.scripted_sweep import World, diamond
 from workloads.commands.labels import count
 
-FOLDER = Path(__file__).parent / "golden" / "refusals"
+CHECKOUT = Path(__file__).parents[1]
+FOLDER = CHECKOUT / "tests" / "golden" / "refusals"
 PLUGINS = {LABEL_SPACES: {"letters": "letters==1.2:letters"}, OBJECTIVES: {"focal": "focal-losses==1.2:focal"}}
 """Installed plug-ins, by their group: those of this machine would stand in messages."""
 _FOREIGN = ("ORCHESTRATOR_", "RAY_", "MLFLOW_", "AWS_", "XDG_CONFIG", "GOLDEN_", "DATA", "RATE", "MY_API")
@@ -98,7 +100,7 @@ def refuse(case: Case, folder: Path) -> Ended:
     with chdir(folder), as_anywhere(environment):
         ended = run_captured(*shlex.split(case.run))
     assert [_listing(place) for place in looked] == before, f"{case} has written something"
-    shown = ended.err.replace(str(folder), "HERE").replace(str(store or folder), "STORE")
+    shown = ended.err.replace(str(folder), "HERE").replace(str(store or folder), "STORE").replace(str(CHECKOUT), "CHECKOUT")
     return Ended(code=ended.code, out=ended.out, err=shown)
 
 
