@@ -148,9 +148,9 @@ class ExternalShards(Strict):
 class ConversionSpec(Strict):
     """A source as it is published, and how shards are made of it."""
 
-    format: Literal["imagefolder", "imagenet21k", "imagenet1k", "inat2021", "csv", "parquet"] = Field(
-        description="What the source is; see `orchestrator data shard`."
-    )
+    format: Literal[
+        "imagefolder", "imagenet21k", "imagenet1k", "inat2021", "cifar10", "cifar100", "mnist", "svhn", "csv", "parquet"
+    ] = Field(description="What the source is; see `orchestrator data shard`.")
     source: Annotated[str, Field(min_length=1)] = Field(
         description="Folder or file: a path that this machine and all nodes see. A relative one starts from the "
         "directory in which the sweep is planned, and goes to the nodes as an absolute one."

@@ -90,6 +90,23 @@ def _kit_with_a_matrix(folder: Path) -> None:
     _kit(folder, member("meta.mat", head + element), truth)
 
 
+def _digits_of_zeros(folder: Path) -> None:
+    """10 MB that are 8 GiB."""
+    for name in ("images-idx3", "labels-idx1"):
+        bomb = zlib.compressobj(9, wbits=31)
+        with (folder / f"train-{name}-ubyte.gz").open("wb") as file:
+            block = bytes(1 << 24)
+            for _ in range(8 * GIB // len(block)):
+                file.write(bomb.compress(block))
+            file.write(bomb.flush())
+
+
+def _numbered_pickle(folder: Path) -> None:
+    """Its object gets the largest number that a pickle can give: unpicklers in C make room for all below it."""
+    for name in ("train", "meta"):
+        (folder / name).write_bytes(b"\x80\x02]r\xff\xff\xff\xff.")
+
+
 def _table(folder: Path) -> None:
     """A Parquet file of two paths that are 400 MiB long, and compress to some kilobytes."""
     import pyarrow as pa  # type: ignore[import-untyped]
@@ -118,7 +135,7 @@ BOMBS: tuple[tuple[str, Callable[[Path], None]], ...] = (
     ("imagenet21k", _negative), ("imagenet21k", _negative_name), ("imagenet21k", _huge_header),
     ("imagenet21k", _compressed), ("imagenet21k", _inside_a_tar), ("imagenet1k", _kit_of_zeros),
     ("imagenet1k", _kit_with_a_matrix), ("parquet", _table), ("parquet", _no_table), ("csv", _long_field),
-    ("csv", _no_text),
+    ("csv", _no_text), ("mnist", _digits_of_zeros), ("cifar100", _numbered_pickle),
 )  # fmt: skip
 
 

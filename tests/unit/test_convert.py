@@ -4,12 +4,15 @@ import csv
 import gzip
 import io
 import json
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from PIL import Image
 
 from orchestrator.core.errors import UserError
 from tests.conversions import convert, fill, photo, table_of
@@ -189,6 +192,161 @@ def test_inat2021_image_that_is_not_there_is_named(tmp_path: Path) -> None:
     (source / "val/00001_x/1.jpg").unlink()
     with pytest.raises(UserError, match=r"val/00001_x/1\.jpg is named in the JSON, but is not there"):
         convert("inat2021", source, tmp_path / "out")
+
+
+def test_inat2021_folders_alone_give_all_ranks_but_the_supercategory(tmp_path: Path) -> None:
+    worm = "00000_Animalia_Annelida_Clitellata_Haplotaxida_Lumbricidae_Lumbricus_terrestris"
+    maple = "00007_Plantae_Tracheophyta_Magnoliopsida_Sapindales_Sapindaceae_Acer_x freemanii"
+    files = {
+        f"train_mini/{maple}/a.jpg": photo(1),
+        f"train_mini/{worm}/b.jpg": photo(2),
+        f"val/{maple}/c.jpg": photo(3),
+    }
+    _, found = convert("inat2021", fill(tmp_path / "in", files), tmp_path / "out")
+    rows = table_of(tmp_path / "out")
+    ranks = ["kingdom", "phylum", "taxonomic_class", "order", "family", "genus", "specific_epithet"]
+    assert list(rows[0]) == ["class", "name", *ranks, "species"]
+    assert [(row["name"], row["taxonomic_class"]) for row in rows] == [
+        ("Lumbricus terrestris", "Clitellata"),
+        ("Acer x freemanii", "Magnoliopsida"),
+    ]
+    assert found == {
+        "train": {f"{maple}/a": ((1,), photo(1)), f"{worm}/b": ((0,), photo(2))},
+        "val": {f"{maple}/c": ((1,), photo(3))},
+    }
+    with pytest.raises(UserError, match=r"'dogs' below .* does not hold a number and seven ranks.*imagefolder"):
+        convert("inat2021", fill(tmp_path / "in", {"train_mini/dogs/d.jpg": photo(1)}), tmp_path / "again")
+
+
+PIXELS = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
+PLANES = PIXELS.transpose(0, 3, 1, 2).reshape(6, -1)
+FINE, COARSE = [0, 1, 2, 1, 0, 2], [1, 0, 1, 0, 1, 1]
+NAMES_100 = {"fine_label_names": ["apple", "bee", "pear"], "coarse_label_names": ["insects", "fruit"]}
+LEVELS_100 = [
+    {"class": 0, "name": "apple", "superclass": "fruit"},
+    {"class": 1, "name": "bee", "superclass": "insects"},
+    {"class": 2, "name": "pear", "superclass": "fruit"},
+]
+DIGITS = [{"class": leaf, "name": str(leaf)} for leaf in range(3)]
+
+
+def cifar100_pickles() -> dict[str, bytes]:
+    def batch(rows: slice) -> bytes:
+        return pickle.dumps(
+            {b"data": PLANES[rows], b"fine_labels": FINE[rows], b"coarse_labels": COARSE[rows]}, protocol=2
+        )
+
+    return {"train": batch(slice(4)), "test": batch(slice(4, 6)), "meta": pickle.dumps(NAMES_100, protocol=2)}
+
+
+def cifar100_binary() -> dict[str, bytes]:
+    records = np.concatenate([np.array([COARSE, FINE], dtype=np.uint8).T, PLANES], axis=1)
+    texts = {f"{name}.txt": "\n".join(names).encode() for name, names in NAMES_100.items()}
+    return {"train.bin": records[:4].tobytes(), "test.bin": records[4:].tobytes(), **texts}
+
+
+def cifar10_pickles() -> dict[str, bytes]:
+    rows = {"data_batch_1": slice(2), "data_batch_2": slice(2, 4), "test_batch": slice(4, 6)}
+    batches = {name: pickle.dumps({"data": PLANES[of], "labels": FINE[of]}, protocol=2) for name, of in rows.items()}
+    return {**batches, "batches.meta": pickle.dumps({b"label_names": [b"0", b"1", b"2"]}, protocol=2)}
+
+
+def cifar10_binary() -> dict[str, bytes]:
+    records = np.concatenate([np.array([FINE], dtype=np.uint8).T, PLANES], axis=1)
+    files = {"data_batch_1": records[:2], "data_batch_2": records[2:4], "test_batch": records[4:]}
+    return {"batches.meta.txt": b"0\n1\n2\n\n", **{f"{name}.bin": rows.tobytes() for name, rows in files.items()}}
+
+
+def idx(numbers: np.ndarray[Any, Any]) -> bytes:
+    return bytes([0, 0, 8, numbers.ndim]) + np.array(numbers.shape, dtype=">u4").tobytes() + numbers.tobytes()
+
+
+def mnist() -> dict[str, bytes]:
+    grey, labels = PIXELS[..., 0], np.array(FINE, dtype=np.uint8)
+    return {
+        "train-images-idx3-ubyte.gz": gzip.compress(idx(grey[:4])),
+        "train-labels-idx1-ubyte.gz": gzip.compress(idx(labels[:4])),
+        "t10k-images-idx3-ubyte": idx(grey[4:]),
+        "t10k-labels-idx1-ubyte": idx(labels[4:]),
+    }
+
+
+def svhn() -> dict[str, bytes]:
+    from scipy.io import savemat
+
+    files = {}
+    for name, rows in (("train_32x32.mat", slice(4)), ("test_32x32.mat", slice(4, 6))):
+        savemat(
+            mat := io.BytesIO(),
+            {"X": PIXELS[rows].transpose(1, 2, 3, 0), "y": np.array([[label or 10] for label in FINE[rows]])},
+        )
+        files[name] = mat.getvalue()
+    return files
+
+
+@pytest.mark.parametrize(
+    ("converter", "make", "table"),
+    [
+        ("cifar100", cifar100_pickles, LEVELS_100),
+        ("cifar100", cifar100_binary, LEVELS_100),
+        ("cifar10", cifar10_pickles, DIGITS),
+        ("cifar10", cifar10_binary, DIGITS),
+        ("mnist", mnist, DIGITS),
+        ("svhn", svhn, DIGITS),
+    ],
+)
+def test_rows_of_arrays_become_images_with_their_pixels(
+    tmp_path: Path, converter: str, make: Callable[[], dict[str, bytes]], table: list[dict[str, Any]]
+) -> None:
+    dataset, found = convert(converter, fill(tmp_path / "in", make()), tmp_path / "out")
+    assert table_of(tmp_path / "out") == table
+    assert {split: sum(counts) for split, counts in dataset.class_counts.items()} == {"train": 4, "val": 2}
+    read = {}
+    for images in found.values():
+        for (leaf,), image in images.values():
+            pixels = np.asarray(Image.open(io.BytesIO(image)))
+            expected = PIXELS[..., 0] if pixels.ndim == 2 else PIXELS
+            read[next(row for row in range(6) if np.array_equal(expected[row], pixels))] = leaf
+    assert [read[row] for row in range(6)] == FINE
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (Path("executed"),))
+
+
+@pytest.mark.parametrize(
+    ("converter", "files", "message"),
+    [
+        ("cifar100", {"train": pickle.dumps(_Evil())}, r"which is not executed"),
+        ("cifar100", {"train": b"\x80\x02]r\xff\xff\xff\xff."}, r"holds no dictionary"),
+        ("cifar100", {"train": cifar100_pickles()["train"][:3000]}, r"train is not the pickle that CIFAR publishes"),
+        ("cifar100", {"meta": None}, r"has neither meta nor fine_label_names\.txt"),
+        (
+            "cifar100",
+            {"meta": pickle.dumps({**NAMES_100, "fine_label_names": ["bee"]})},
+            r"classes 0 to 2, and 1 names",
+        ),
+        ("mnist", {"t10k-labels-idx1-ubyte": idx(np.array([1], dtype=np.uint8))}, r"has 2 images and 1 labels"),
+        ("mnist", {"t10k-images-idx3-ubyte": idx(PIXELS[..., 0])[:-1]}, r"not of the form that its name promises"),
+        ("mnist", {"t10k-labels-idx1-ubyte": None}, r"t10k-labels-idx1-ubyte cannot be read: No such file"),
+        ("mnist", {"kuzushiji-train-images-idx3-ubyte": b""}, r"keep one data set in the folder"),
+        ("svhn", {"train_32x32.mat": b"MATLAB 7.3 MAT-file"}, r"not of the form that its name promises"),
+    ],
+)
+def test_arrays_that_are_not_as_published_are_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    converter: str,
+    files: dict[str, bytes | None],
+    message: str,
+) -> None:
+    good = {"cifar100": cifar100_pickles, "mnist": mnist, "svhn": svhn}[converter]()
+    changed = {name: content for name, content in {**good, **files}.items() if content is not None}
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        convert(converter, fill(tmp_path / "in", changed), tmp_path / "out")
+    assert not Path("executed").exists()
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:

@@ -11,19 +11,18 @@ import csv
 import gzip
 import io
 import re
-import struct
 import tarfile
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import open_regular, read_regular
+from workloads.convert.arrays import read_matlab
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, is_image
 
@@ -33,7 +32,6 @@ _TRAIN_1K = ("ILSVRC2012_img_train.tar", "train")
 _VAL_1K = ("ILSVRC2012_img_val.tar", "val")
 _KIT_BYTES = 64 * 1024**2
 """Of a whole development kit when it is expanded: ten times of what the published one is."""
-_MAT_HEADER_BYTES, _MAT_COMPRESSED = 128, 15
 _WHOLE_21K = ("winter21_whole.tar", "fall11_whole.tar", "winter21_whole", "fall11_whole", "imagenet21k_train", "train")
 _VAL_21K = ("imagenet21k_val", "val")
 _MAX_HEADER_BYTES = 16 * 1024**2
@@ -212,8 +210,6 @@ def _text_labels(path: Path, stems: list[str]) -> dict[str, str]:
 
 def _devkit(path: Path, num_images: int) -> list[str]:
     """Synsets of the validation images in order: the ground truth counts ids of ``meta.mat`` (readme.txt, 2.2)."""
-    from scipy.io import loadmat
-
     files = {"meta.mat": b"", "ILSVRC2012_validation_ground_truth.txt": b""}
     if path.is_dir():
         for file in path.rglob("*"):
@@ -224,11 +220,10 @@ def _devkit(path: Path, num_images: int) -> list[str]:
     if missing := [name for name, content in files.items() if not content]:
         raise UserError(f"{path} has no {' and no '.join(missing)}; it is not the development kit of ILSVRC2012")
     try:
-        _check_expansion(files["meta.mat"])
-        synsets = loadmat(BytesIO(files["meta.mat"]), squeeze_me=True)["synsets"]
+        synsets = read_matlab(files["meta.mat"], max_bytes=_KIT_BYTES, squeeze=True)["synsets"]
         synset_of = {int(row["ILSVRC2012_ID"]): str(row["WNID"]) for row in synsets}
         ids = [int(line) for line in files["ILSVRC2012_validation_ground_truth.txt"].split()]
-    except (ValueError, TypeError, LookupError, OSError, zlib.error, NotImplementedError) as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise UserError(f"{path} has a meta.mat or ground truth that cannot be read ({error}); download it") from error
     if len(ids) != num_images:
         raise UserError(f"{path} has classes for {len(ids)} validation images, there are {num_images}")
@@ -251,22 +246,6 @@ def _from_archive(path: Path, names: Collection[str]) -> dict[str, bytes]:
     except TAR_ERRORS as error:
         raise UserError(f"{path} cannot be read as a development kit ({error}); download it again") from error
     return found
-
-
-def _check_expansion(matrices: bytes) -> None:
-    """Raise ``ValueError`` for a MATLAB file that expands to more than a development kit's: scipy takes any size.
-
-    Its elements are (type, bytes) and content; those of type 15 are compressed (MAT-File Format, "Data Elements").
-    """
-    position, left = _MAT_HEADER_BYTES, _KIT_BYTES
-    while position + 8 <= len(matrices):
-        kind, size = struct.unpack_from("<II", matrices, position)
-        content = matrices[position + 8 : position + 8 + size]
-        if kind == _MAT_COMPRESSED:
-            left -= len(zlib.decompressobj().decompress(content, left + 1))
-        if left < 0:
-            raise ValueError(f"it expands to more than {_KIT_BYTES} bytes")
-        position += 8 + size
 
 
 def _names(source: Path) -> dict[str, str]:

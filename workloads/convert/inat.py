@@ -1,13 +1,16 @@
-"""``inat2021``: iNaturalist 2021 with its JSON files (https://github.com/visipedia/inat_comp/tree/master/2021).
+"""``inat2021``: iNaturalist 2021 (https://github.com/visipedia/inat_comp/tree/master/2021), with or without its JSON.
 
-Leaf classes are the species, numbered as in the JSON. Levels, coarse to fine: ``supercategory`` and the Linnaean ranks;
-the rank "class" is called ``taxonomic_class``, since ``class`` is the number of the leaf class, and the binomial
-``species``: a ``specific_epithet`` alone is shared by species of many genera.
+Without the JSON files the taxonomy is read from the names of the folders of images, which hold all ranks:
+``00000_Animalia_Annelida_Clitellata_Haplotaxida_Lumbricidae_Lumbricus_terrestris``; only the ``supercategory`` is not
+among them. Leaf classes are the species, numbered as in the JSON. Levels, coarse to fine: ``supercategory`` and the
+Linnaean ranks; the rank "class" is called ``taxonomic_class``, since ``class`` is the number of the leaf class, and the
+binomial ``species``: a ``specific_epithet`` alone is shared by species of many genera.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +18,11 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import NotRegularFileError, read_regular
 from workloads.convert.imagefolder import with_val
-from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes
+from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, image_bytes
 
+_FOLDER_RANKS = ("kingdom", "phylum", "taxonomic_class", "order", "family", "genus", "specific_epithet")
+_FOLDER = re.compile(rf"([0-9]+)_{'_'.join(['([^_/]+)'] * (len(_FOLDER_RANKS) - 1))}_([^/]+)")
+_FOLDERS = {"train": ("train", "train_mini"), "val": ("val",)}
 _LEVELS = {
     "supercategory": "supercategory",
     "kingdom": "kingdom",
@@ -32,9 +38,13 @@ _LEVELS = {
 def convert(request: ConvertRequest) -> Conversion:
     """List the images of ``train.json`` (or of ``train_mini.json``: ``--split train=train_mini``) and ``val.json``.
 
+    Where none of these files is there, the images of the folders ``train`` (or ``train_mini``) and ``val``.
+
     Raises:
-        UserError: a JSON is missing or not of this form, its class tables differ, or images are missing.
+        UserError: a JSON or folder is missing or not of this form, its class tables differ, or images are missing.
     """
+    if not any((request.source / f"{name}.json").exists() for name in ("train", "train_mini", "val")):
+        return _convert_folders(request)
     files = request.splits or _usual(request.source)
     documents = {split: _read(request.source / f"{name}.json") for split, name in files.items()}
     tables = {split: _classes(document) for split, document in documents.items()}
@@ -44,6 +54,43 @@ def convert(request: ConvertRequest) -> Conversion:
     leaf_of = _leaf_of(documents[next(iter(documents))])
     splits = {split: _images(document, request, leaf_of) for split, document in documents.items()}
     return Conversion(converter="inat2021", classes=classes, splits=with_val(splits, request))
+
+
+def _convert_folders(request: ConvertRequest) -> Conversion:
+    usual = {
+        split: next((name for name in names if (request.source / name).is_dir()), "")
+        for split, names in _FOLDERS.items()
+    }
+    folders = dict(request.splits) or {split: name for split, name in usual.items() if name}
+    if "train" not in folders:
+        message = f"{request.source} has neither train.json nor a folder train or train_mini; name the folder with them"
+        raise UserError(message)
+    rule = LinkRule.within(request.source, follow_links=request.follow_links)
+    found: dict[str, list[tuple[str, int]]] = {}
+    for split, name in folders.items():
+        if not (request.source / name).is_dir():
+            raise UserError(f"{request.source / name} is no folder; --split names folders in {request.source}")
+        found[split] = list(folder_images(request.source / name, rule))
+    names = sorted({name.partition("/")[0] for images in found.values() for name, _ in images})
+    leaf_of = {name: leaf for leaf, name in enumerate(names)}
+    splits: dict[str, ItemTable] = {}
+    for split, images in found.items():
+        splits[split] = table = ItemTable()
+        container = table.container(request.source / folders[split])
+        for name, size in images:
+            table.add(name, container=container, leaves=(leaf_of[name.partition("/")[0]],), length_bytes=size)
+    classes = [_folder_class(leaf, name, request.source) for leaf, name in enumerate(names)]
+    return Conversion(converter="inat2021", classes=classes, splits=with_val(splits, request))
+
+
+def _folder_class(leaf: int, folder: str, source: Path) -> dict[str, Any]:
+    match = _FOLDER.fullmatch(folder)
+    if match is None:
+        message = f"the folder {folder!r} below {source} does not hold a number and seven ranks, as those of iNat 2021 "
+        raise UserError(message + "do (00000_Animalia_..._terrestris); use the converter imagefolder for other folders")
+    ranks = dict(zip(_FOLDER_RANKS, match.groups()[1:], strict=True))
+    species = f"{ranks['genus']} {ranks['specific_epithet']}"
+    return {"class": leaf, "name": species, **ranks, "species": species}
 
 
 def _usual(source: Path) -> dict[str, str]:

@@ -30,6 +30,7 @@ from workloads.data.scan import IMAGE_EXTENSIONS
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 WHOLE_FILE: Final = -1
+_FIRST_ROW: Final = -2
 _UNSAFE_IN_KEY: Final = re.compile(r"[^A-Za-z0-9_/=@+,#~ -]")
 
 
@@ -43,7 +44,7 @@ class SourceItem:
     path: str
     """The file, or the tar that holds it."""
     offset_bytes: int
-    """Within the tar; ``WHOLE_FILE`` = the file is the image."""
+    """Within the tar; ``WHOLE_FILE`` = the file is the image; below it: see `offset_of_row`."""
     length_bytes: int
     leaves: tuple[int, ...]
 
@@ -66,7 +67,7 @@ class ItemTable:
 
     def __init__(self) -> None:
         self.containers: list[str] = []
-        """Folders of plain files, and tars."""
+        """Folders of plain files, tars, and arrays of pixels."""
         self._names, self._name_ends = bytearray(), array("q", [0])
         self._containers, self._offsets, self._lengths = array("i"), array("q"), array("q")
         self._leaves, self._leaf_ends = array("i"), array("q", [0])
@@ -80,7 +81,7 @@ class ItemTable:
         return np.frombuffer(self._lengths, dtype=np.int64) if len(self) else np.empty(0, dtype=np.int64)
 
     def container(self, path: Path) -> int:
-        """Register a folder or a tar; returns its number for `add`."""
+        """Register a folder, a tar or an array; returns its number for `add`."""
         self.containers.append(str(path))
         return len(self.containers) - 1
 
@@ -94,7 +95,7 @@ class ItemTable:
             container: number of the folder or tar.
             leaves: its classes.
             length_bytes: its size.
-            offset_bytes: where it lies in the tar.
+            offset_bytes: where it lies in the tar; of a row of an array: `offset_of_row`.
         """
         self._names += name.encode(errors="surrogateescape")
         self._name_ends.append(len(self._names))
@@ -223,6 +224,16 @@ class Conversion:
     multi_label: bool = False
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What people should know: files that were left out and why."""
+
+
+def offset_of_row(row: int) -> int:
+    """What the offset of an image is that is a row of an array of pixels (``workloads.convert.arrays``)."""
+    return _FIRST_ROW - row
+
+
+def row_of_offset(offset_bytes: int) -> int:
+    """The row of an array; negative: the image lies in a folder or a tar."""
+    return _FIRST_ROW - offset_bytes
 
 
 def _hash(key: str) -> int:

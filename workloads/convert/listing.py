@@ -22,7 +22,7 @@ from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
 from orchestrator.storage.dataset_files import ClassRows, level_counts, parse_class_table
-from workloads.convert import imagefolder, imagenet, inat, tabular
+from workloads.convert import arrays, imagefolder, imagenet, inat, tabular
 from workloads.convert.items import Conversion, ConvertRequest, ShardingOptions, ShardLayout, StoredItems
 from workloads.convert.write import VERSION, classes_bytes, shard_rows, source_samples
 from workloads.data.cache import ObjectCache
@@ -39,6 +39,10 @@ CONVERTERS: Final[Mapping[str, Callable[[ConvertRequest], Conversion]]] = {
     "imagenet1k": imagenet.convert_1k,
     "imagenet21k": imagenet.convert_21k,
     "inat2021": inat.convert,
+    "cifar10": arrays.convert_cifar10,
+    "cifar100": arrays.convert_cifar100,
+    "mnist": arrays.convert_mnist,
+    "svhn": arrays.convert_svhn,
     "csv": tabular.convert_csv,
     "parquet": tabular.convert_parquet,
 }

@@ -35,7 +35,16 @@ from orchestrator.storage.dataset_files import (
 )
 from orchestrator.storage.files import open_regular, read_regular, scratch_folder
 from orchestrator.storage.local import LocalStore
-from workloads.convert.items import WHOLE_FILE, Conversion, Items, ShardingOptions, SourceItem, WriteRequest
+from workloads.convert.arrays import read_row
+from workloads.convert.items import (
+    WHOLE_FILE,
+    Conversion,
+    Items,
+    ShardingOptions,
+    SourceItem,
+    WriteRequest,
+    row_of_offset,
+)
 from workloads.data.images import is_image_form
 from workloads.data.reasons import printable
 from workloads.data.shards import shard_name, write_shard
@@ -240,8 +249,11 @@ class SourceFiles:
 
     def read(self, item: SourceItem) -> bytes:
         """The encoded image. Raises ``UserError`` if it is not as it was listed."""
+        row = row_of_offset(item.offset_bytes)
         try:
-            if item.offset_bytes == WHOLE_FILE:
+            if row >= 0:
+                content = read_row(Path(item.path), row)
+            elif item.offset_bytes == WHOLE_FILE:
                 content = read_regular(Path(item.path))
             else:
                 content = os.pread(self._descriptor(item.path), item.length_bytes, item.offset_bytes)

@@ -60,6 +60,10 @@ class Converter(StrEnum):
     IMAGENET1K = "imagenet1k"
     IMAGENET21K = "imagenet21k"
     INAT2021 = "inat2021"
+    CIFAR10 = "cifar10"
+    CIFAR100 = "cifar100"
+    MNIST = "mnist"
+    SVHN = "svhn"
     CSV = "csv"
     PARQUET = "parquet"
 
