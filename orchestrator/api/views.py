@@ -8,6 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.job_kinds import RESULT_KINDS
+from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.diff import PlanDiff, diff_plans
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import Disposition, group_jobs
@@ -76,14 +77,16 @@ def job_states(snapshot: Snapshot) -> DataFrame:
 def committed_results(plan: Plan, records: Mapping[str, ArtifactSummary]) -> DataFrame:
     """One row per committed run that trains or measures a backbone: facets and final metrics; rates are fractions.
 
-    Without any run there are the columns that the plan says there will be.
+    Where more than label spaces is compared, each factor has a column (``factor.optimizer``). Without any run there are
+    the columns that the plan says there will be.
     """
-    measured = [job for job in plan.jobs if job.kind in RESULT_KINDS]
+    design = PlanDesign.of(plan)
+    measured = [(job, {**job.facets, **design.columns_of(job)}) for job in plan.jobs if job.kind in RESULT_KINDS]
     first = ("job", "kind", "transfer", "protocol", "target", "label_space", "granularity")
-    columns = tuple(dict.fromkeys([*first, *(facet for job in measured for facet in job.facets), plan.metric, "key"]))
+    columns = tuple(dict.fromkeys([*first, *(name for _, facets in measured for name in facets), plan.metric, "key"]))
     rows = [
-        {"job": job.name, "kind": job.kind.value, **job.facets, **records[job.key].metrics, "key": job.key}
-        for job in measured
+        {"job": job.name, "kind": job.kind.value, **facets, **records[job.key].metrics, "key": job.key}
+        for job, facets in measured
         if job.key in records
     ]
     return frame(rows, columns)

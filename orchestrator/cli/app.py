@@ -229,7 +229,7 @@ def options(
 app = typer.Typer(
     name="orchestrator",
     cls=CommandTable,
-    help="Pretraining sweeps over label hierarchies: one sweep.yaml in, one answer out.",
+    help="Which pretraining is better, and is it more than the seed? One sweep.yaml in, one answer out.",
     callback=options,
     invoke_without_command=True,
     no_args_is_help=True,

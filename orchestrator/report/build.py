@@ -277,6 +277,10 @@ def compute_report(
             **{field.name: getattr(report, field.name) for field in fields(report)},
             factors={name: layout.design.factors[name] for name in layout.design.varied},
             effects=effect_tables(layout, report.headlines, plan.by_name()),
+            cells=tuple(
+                tuple(layout.design.columns_of(next(iter(cells.values()))[0]) for cells in spaces.values())
+                for spaces in grouped.values()
+            ),
         )
     notes = (
         *notes_on(plan, committed, states, builder.published.unused),

@@ -490,3 +490,6 @@ class FactorReport(Report):
     """Those of several values, with the values in the order of the plan."""
     effects: tuple[EffectTable, ...]
     """One per transfer of final weights on all labels."""
+    cells: tuple[tuple[Mapping[str, str], ...], ...]
+    """By table and row, the value of each of ``factors`` by the name of its column (``factor.optimizer``); empty for
+    rows that are no part of the design."""

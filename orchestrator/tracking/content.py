@@ -210,10 +210,11 @@ class ContentReader:
         """
         record = self._records.read(job.key) if view.state.is_done else None
         points = list(_new_points(self._store, segments, said))
-        tags: dict[str, str] = {}
+        # A parameter of MLflow is final, and a changed design may call the values of the same run otherwise.
+        tags = {name: str(value) for name, value in job.facets.items() if name.startswith(FACTOR_PREFIX)}
         if view.state.is_done:
             points += self._final_points(job, view, record, segments)
-            tags = self._record_tags(job, record)
+            tags |= self._record_tags(job, record)
         granularity, datasets = self._granularity(job), self._datasets(job)
         digest = datasets[0].digest if datasets else dataset_digest(record) if record else ""
         return JobContent(
@@ -241,8 +242,7 @@ class ContentReader:
         if record is None:
             return {}
         reused = {} if record.sweep == self._plan.sweep else {_REUSED_TAG: f"{record.sweep}/{record.job}"}
-        factors = {name: str(value) for name, value in job.facets.items() if name.startswith(FACTOR_PREFIX)}
-        return {**artifact_tags(job, record, self._store.uri), **reused, **factors}
+        return {**artifact_tags(job, record, self._store.uri), **reused}
 
     def _granularity(self, job: Job) -> int | None:
         """Number of classes of the label space that a job makes or was pretrained on, once it is known."""

@@ -1,4 +1,4 @@
-"""Addresses of the pages of MLflow, and views of them that compare label spaces.
+"""Addresses of the pages of MLflow, and views of them that compare label spaces and factors.
 
 A view is kept as a tag of the experiment, so that a link opens it. MLflow's pages share views this way themselves: the
 state of the page in JSON, in the tag ``mlflow.sharedViewState.KEY``, opened by ``?viewStateShareKey=KEY``. Each sweep
@@ -16,6 +16,7 @@ from orchestrator.core.metrics import Better, better_of
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.plan import FACTOR_PREFIX, Plan
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR
 from orchestrator.tracking.facts import SUPERSEDED, SWEEP_JOB
 from orchestrator.tracking.memory import Memory, MemoryFile
 
@@ -23,6 +24,8 @@ _TAG_PREFIX = "mlflow.sharedViewState."
 _MAX_RUNS = 100
 """Shown in one chart."""
 _CURVES, _LEVELS = "curves", "levels"
+_PARAMS = {BLOCK_FACTOR: "pretrain"}
+"""Of factors that are called otherwise where runs say their values."""
 _FACETS = ("transfer", "label_space", "level", "granularity", "pretrain_seed", "transfer_seed")
 
 
@@ -59,32 +62,37 @@ def _view(plan: Plan) -> dict[str, Any]:
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": _charts(plan),
         "isAccordionReordered": True,  # else by name
-        "compareRunSections": [_section(_LEVELS, "Levels"), _section(_CURVES, "Learning curves")],
+        "compareRunSections": [
+            _section(_LEVELS, "Factors" if _factor_params(plan) else "Levels"),
+            _section(_CURVES, "Learning curves"),
+        ],
     }
 
 
-def _factor_params(plan: Plan) -> tuple[str, ...]:
-    """Parameters that say the values of factors, of those with several values."""
-    varied = PlanDesign.of(plan).varied
-    known = {name for job in plan.jobs for name in job.facets}
-    return tuple(name for factor in varied if (name := f"{FACTOR_PREFIX}{factor}") in known)
+def _factor_params(plan: Plan) -> dict[str, bool]:
+    """Parameters that say the values of factors of several values, label spaces apart, and whether all are numbers."""
+    design = PlanDesign.of(plan)
+    named = {factor: _PARAMS.get(factor, f"{FACTOR_PREFIX}{factor}") for factor in design.varied}
+    return {name: design.is_ordered(factor) for factor, name in named.items() if factor != LABELS_FACTOR}
 
 
 def _charts(plan: Plan) -> list[dict[str, Any]]:
     metric = plan.metric
     transfers = {job.facets["transfer"] for job in plan.jobs if "transfer" in job.facets}
     # Not the level: those of random ids are numbers, which MLflow leaves out of an axis of words.
-    axes = [*(["transfer"] if len(transfers) > 1 else []), *_factor_params(plan), "label_space", "granularity"]
+    factors = _factor_params(plan)
+    axes = [*(["transfer"] if len(transfers) > 1 else []), *factors, "label_space", "granularity"]
+    ordered = next((name for name, is_ordered in factors.items() if is_ordered), "granularity")
     return [
         {
-            **_chart("PARALLEL", _LEVELS, f"{metric} by label space"),
+            **_chart("PARALLEL", _LEVELS, f"{metric} by {'factors' if factors else 'label space'}"),
             "selectedParams": axes,
             "selectedMetrics": [metric],
             "showAllRuns": True,
         },
         {
-            **_chart("SCATTER", _LEVELS, f"{metric} against granularity"),
-            "xaxis": {"key": "granularity", "type": "PARAM"},
+            **_chart("SCATTER", _LEVELS, f"{metric} against {ordered}"),
+            "xaxis": {"key": ordered, "type": "PARAM"},
             "yaxis": {"key": metric, "type": "METRIC"},
         },
         {**_chart("BAR", _LEVELS, metric), "metricKey": metric},
@@ -112,7 +120,7 @@ def _section(uuid: str, name: str) -> dict[str, Any]:
 
 
 def compare_url(ui_url: str, experiment_id: str, sweep: str) -> str:
-    """The page that compares a sweep's levels: parallel coordinates, error against granularity, learning curves."""
+    """The page that compares a sweep's levels and factors: parallel coordinates, error against one, learning curves."""
     return f"{_runs_url(ui_url, experiment_id)}?viewStateShareKey={share_key(sweep)}&compareRunsMode=CHART"
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from orchestrator.core.errors import SpecError
@@ -11,6 +14,10 @@ from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import dispositions
 from orchestrator.services.preview import summarize_design
+from orchestrator.state.snapshot import JobView
+from orchestrator.storage.local import LocalStore
+from orchestrator.tracking.content import ContentReader, RecordCache
+from orchestrator.tracking.links import shared_view
 from tests.sweep_fields import plan_of, portable_of
 
 TEXT = """\
@@ -157,6 +164,37 @@ def test_mistake_that_several_cells_share_is_told_once() -> None:
     with pytest.raises(SpecError) as error:
         plan_of("pretrain.recipe.lr=fast", "pretrain.factors.optimizer.lamb={}", text=TEXT)
     assert len(error.value.problems) == 1
+
+
+def _view(plan: Plan) -> tuple[list[str], str]:
+    """Axes of the parallel coordinates that MLflow's pages show of a sweep, and that of the scatter plot."""
+    view = next(text for name, text in shared_view(plan).items() if "sharedViewState" in name)
+    charts = {chart["type"]: chart for chart in json.loads(view)["compareRunCharts"]}
+    return charts["PARALLEL"]["selectedParams"], charts["SCATTER"]["xaxis"]["key"]
+
+
+def test_mlflow_has_factors_as_parameters_tags_and_axes_of_the_view_that_compares(tmp_path: Path) -> None:
+    plan = _plan()
+    reader = ContentReader(LocalStore(tmp_path), plan, RecordCache(LocalStore(tmp_path)))
+    job = plan.by_name()["probe/top/optimizer-lamb_mix-none/levels/depth2/seed1/seed0"]
+    said = reader.read(job, JobView(name=job.name, key=job.key), segments=(), said={}, is_described=False)
+    for found in (said.params, said.tags):
+        assert (found["factor.optimizer"], found["factor.mix"]) == ("lamb", "none")
+    assert _view(plan) == (["factor.optimizer", "factor.mix", "label_space", "granularity"], "granularity")
+    numbers = _plan("pretrain.factors={recipe.epochs: [2, 4]}")
+    assert _view(numbers) == (
+        ["factor.optimizer", "factor.mix", "factor.epochs", "label_space", "granularity"],
+        "factor.epochs",
+    )
+    assert _view(_plan(PLAIN)) == (["label_space", "granularity"], "granularity")
+
+
+def test_blocks_are_an_axis_of_the_view_by_the_parameter_that_names_them() -> None:
+    block = (
+        "{model: {name: test_vit, image_size: 32}, labels: ['levels/*'], recipe: {epochs: 2, batch_size: 64, lr: %s}}"
+    )
+    plan = _plan("pretrain=null", f"pretrain={{low: {block % '1e-3'}, high: {block % '1e-2'}}}")
+    assert _view(plan)[0] == ["pretrain", "label_space", "granularity"]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from orchestrator.api.views import committed_results
 from orchestrator.core.errors import UserError
 from orchestrator.planning.graph.pairing import Sharing, sharing_of
 from orchestrator.planning.graph.plan import Plan
@@ -215,6 +217,30 @@ def test_files_of_factors_hold_every_effect_beside_the_usual_ones() -> None:
     assert json.loads(files["report.json"])["effects"][0]["pairings"][0]["shared"] == "initial weights, order, crops"
 
 
+def _lines(report: Report, file: str) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(render_files(report)[file].decode())))
+
+
+def test_results_runs_and_frames_have_a_column_of_each_factor() -> None:
+    plan = plan_of("report={rows: [optimizer]}", text=TEXT)
+    found = committed(plan)
+    report = compute_report(plan, found)
+    names = ("factor.optimizer", "factor.mix")
+    cells = {(optimizer, mix) for optimizer in ("adamw", "lamb") for mix in ("none", "mixup")}
+    results, runs = _lines(report, "results.csv"), _lines(report, "runs.csv")
+    assert {(line["label_space"], tuple(line[name] for name in names)) for line in results} == {
+        (cell[0], cell) for cell in cells
+    }
+    assert len(runs) == 40
+    assert all("_".join(f"{n[7:]}-{line[n]}" for n in names) in line["job"] for line in runs)
+    parquet = pq.read_table(io.BytesIO(render_files(report)["runs.parquet"]))
+    assert [tuple(line[name] for name in names) for line in parquet.to_pylist()] == [
+        tuple(line[name] for name in names) for line in runs
+    ]
+    frame = committed_results(plan, {job.key: found[job.name] for job in plan.jobs if job.name in found})  # type: ignore[misc]
+    assert set(zip(*(frame[name] for name in names), strict=True)) == cells
+
+
 def test_answer_says_which_factor_matters_and_that_effects_do_not_depend_on_each_other() -> None:
     (*_, factors) = answers(report_of())
     assert factors.title == "factors: top (probe on levels/depth1)"
@@ -238,6 +264,9 @@ def test_label_only_report_is_of_the_same_form_as_before() -> None:
     report = compute_report(plan, committed(plan))
     assert type(report) is Report
     assert "effects" not in report.to_json()
+    assert not any(
+        line.startswith("factor.") for file in ("results.csv", "runs.csv") for line in _lines(report, file)[0]
+    )
     assert report.headlines[0].row_title == "pretrained on"
 
 
@@ -261,4 +290,9 @@ def test_blocks_of_a_file_are_a_factor_beside_their_own_tables() -> None:
     assert [table.place.pretrain for table in report.headlines] == ["first", "lamb"]
     assert [row.label_space for row in report.headlines[0].rows] == ["levels/depth1", "levels/depth2"]
     assert list(report.factors) == ["block", "labels"]
+    lines = _lines(report, "results.csv")
+    assert [(line["factor.block"], line["factor.labels"]) for line in lines if line["label_space"] != "one-pass"] == [
+        (block, f"levels/{level}") for block in ("first", "lamb") for level in ("depth1", "depth2")
+    ]
+    assert {line["factor.block"] for line in lines if line["label_space"] == "one-pass"} == {""}
     assert _contrast(report, "lamb").num_matched == 2

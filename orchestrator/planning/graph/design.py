@@ -62,6 +62,14 @@ class PlanDesign:
             return None
         return {**values, LABELS_FACTOR: str(job.facets["label_space"])}
 
+    def columns_of(self, job: Job) -> dict[str, str]:
+        """The value of every factor of several values, by the name of its column: ``factor.optimizer``, as the facet.
+
+        Empty where only label spaces differ, and for jobs that are no part of the design.
+        """
+        values = self.values_of(job) if self.has_factors else None
+        return {} if values is None else {f"{FACTOR_PREFIX}{name}": values[name] for name in self.varied}
+
     def is_ordered(self, factor: str) -> bool:
         """Whether all values of a factor are numbers, which have an order and distances."""
         return all(number_of(value) is not None for value in self.factors[factor])

@@ -7,11 +7,12 @@ does not exist (yet); numbers in text are as people read them. The statements be
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
 from orchestrator.planning.estimate.power import METHOD
+from orchestrator.planning.graph.plan import FACTOR_PREFIX
 from orchestrator.report.render.numbers import (
     MISSING,
     count,
@@ -349,6 +350,8 @@ class _ResultLine:
     table: Table
     row: Row
     metric: str
+    factors: Mapping[str, str]
+    """The values of the row's factors, by the name of their columns."""
     subset: str = ""
     num_expected: int | None = None
 
@@ -412,19 +415,34 @@ _RESULT_COLUMNS: Values = {
 
 def result_records(report: Report) -> Records:
     """One line per label space and table, one per subset of the validation samples, one per one-pass baseline."""
-    lines = (values(_RESULT_COLUMNS, line) for table in report.tables for line in _result_lines(table))
-    return Records(columns=tuple(_RESULT_COLUMNS), rows=tuple(lines))
+    factors = _factor_columns(report)
+    lines = (
+        (*values(_RESULT_COLUMNS, line), *map(line.factors.get, factors))
+        for table, cells in _with_cells(report)
+        for line in _result_lines(table, cells)
+    )
+    return Records(columns=(*_RESULT_COLUMNS, *factors), rows=tuple(lines))
 
 
-def _result_lines(table: Table) -> Iterator[_ResultLine]:
-    for row in table.rows:
-        yield _ResultLine(table=table, row=row, metric=table.metric, num_expected=row.num_expected)
+def _factor_columns(report: Report) -> tuple[str, ...]:
+    """The last columns of a sweep that compares more than label spaces, whose ``label_space`` is the row's name."""
+    return tuple(f"{FACTOR_PREFIX}{name}" for name in report.factors) if isinstance(report, FactorReport) else ()
+
+
+def _with_cells(report: Report) -> Iterator[tuple[Table, Sequence[Mapping[str, str]]]]:
+    """Every table with the values of factors by row."""
+    for index, table in enumerate(report.tables):
+        yield table, report.cells[index] if isinstance(report, FactorReport) else ({},) * len(table.rows)
+
+
+def _result_lines(table: Table, cells: Sequence[Mapping[str, str]]) -> Iterator[_ResultLine]:
+    for row, cell in zip(table.rows, cells, strict=True):
+        line = _ResultLine(table=table, row=row, metric=table.metric, factors=cell, num_expected=row.num_expected)
+        yield line
         for name, summary in row.subsets.items():
-            only = _row_of(row, summary)
-            metric = f"{table.metric}_{name}"
-            yield _ResultLine(table=table, row=only, metric=metric, subset=name, num_expected=row.num_expected)
+            yield replace(line, row=_row_of(row, summary), metric=f"{table.metric}_{name}", subset=name)
     if (found := table.one_pass) is not None:
-        yield _ResultLine(table=table, row=_one_pass_row(found), metric=table.metric)
+        yield _ResultLine(table=table, row=_one_pass_row(found), metric=table.metric, factors={})
 
 
 def _row_of(row: Row, subset: Summary) -> Row:
@@ -462,20 +480,25 @@ def _one_pass_row(found: OnePass) -> Row:
 def run_records(report: Report) -> Records:
     """One line per committed run with all of its final metrics."""
     runs = [
-        (table, row, result) for table in report.tables for row in table.rows for result in (*row.results, *row.others)
+        (table, row, cell, result)
+        for table, cells in _with_cells(report)
+        for row, cell in zip(table.rows, cells, strict=True)
+        for result in (*row.results, *row.others)
     ]
-    metrics = sorted({name for _, _, result in runs for name in result.metrics})
+    metrics = sorted({name for *_, result in runs for name in result.metrics})
+    factors = _factor_columns(report)
     lines = [
         (
             *values(PLACE_COLUMNS, table.place),
             *(row.label_space, row.granularity, result.cell, int(result.cell == row.cell)),
             *(result.seeds.pretrain, result.seeds.transfer, result.job, result.key),
-            *(result.metrics.get(name) for name in metrics),
+            *map(result.metrics.get, metrics),
+            *map(cell.get, factors),
         )
-        for table, row, result in runs
+        for table, row, cell, result in runs
     ]
     names = ("label_space", "granularity", "cell", "is_selected", "pretrain_seed", "transfer_seed", "job", "key")
-    return Records(columns=(*PLACE_COLUMNS, *names, *metrics), rows=tuple(lines))
+    return Records(columns=(*PLACE_COLUMNS, *names, *metrics, *factors), rows=tuple(lines))
 
 
 def comparison_records(report: Report) -> Records:
