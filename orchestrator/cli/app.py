@@ -46,108 +46,111 @@ class Command(NamedTuple):
 
 COMMANDS: Mapping[str, tuple[Command, ...]] = {
     "Write a sweep": (
-        Command("init", "Write a commented sweep.yaml to begin with, and the schema that editors check it by."),
-        Command("validate", "Say whether a sweep.yaml is right, and if not, where, why and what to do."),
-        Command("schema", "Print the JSON Schema of sweep.yaml (draft-07), which editors check and complete by."),
-        Command("plan", "Show what a submit would run and reuse, how long it takes and what it costs."),
-        Command("forecast", "Run sweeps on virtual time, failures included: how long, how well used, what it costs."),
-        Command("labels", "Look at label spaces."),
-        Command("data", "Convert, index, verify and look at WebDataset shards."),
+        Command("init", "Write a commented sweep.yaml to start from, and the JSON Schema with which editors check it."),
+        Command("validate", "Check a sweep.yaml; for each error print where it is, why, and how to fix it."),
+        Command("schema", "Print the JSON Schema of sweep.yaml (draft-07), with which editors check and complete it."),
+        Command("plan", "Show what a submit would run and reuse, how long it would take and what it would cost."),
+        Command(
+            "forecast",
+            "Simulate sweeps on a cluster with failures: how long they take, how busy the cluster is, what they cost.",
+        ),
+        Command("labels", "Show label spaces."),
+        Command("data", "Convert data sets to WebDataset shards; index, verify and show shards."),
     ),
     "Run it": (
-        Command("submit", "Plan a sweep, run it, and print its answer."),
-        Command("run", "Reproduce one job in the foreground; by default nothing of it stays in the store."),
-        Command("up", "Start this directory's background stack: Ray with its dashboard, and MLflow.", "commands.stack"),
+        Command("submit", "Plan a sweep, run it, and print its report."),
+        Command("run", "Run one job in the foreground; by default the store keeps nothing of it."),
+        Command(
+            "up",
+            "Start this directory's servers in the background: Ray with its dashboard, and MLflow.",
+            "commands.stack",
+        ),
         Command(
             "down",
-            "Stop this directory's background stack; sweeps go on where they were at the next submit or up.",
+            "Stop this directory's servers; the next submit or up resumes its sweeps.",
             "commands.stack",
         ),
     ),
-    "See how it stands": (
-        Command("status", "Show the state of a sweep's jobs, from the store alone."),
-        Command("watch", "Show a sweep full-screen as it goes; on a pipe, one line per job that ends."),
-        Command(
-            "top", "Show all sweeps, their jobs, what runs where and how fast, live; pause, resume and cancel by keys."
-        ),
-        Command(
-            "logs", "Print what attempts printed and logged, from the store; without a job, of all chosen jobs by time."
-        ),
+    "See the state": (
+        Command("status", "Show the state of a sweep's jobs; reads only the store."),
+        Command("watch", "Show a running sweep full-screen; on a pipe, print one line for each job that ends."),
+        Command("top", "Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel."),
+        Command("logs", "Print the log of a job; without a job, the logs of all selected jobs in order of time."),
         Command(
             "describe",
-            "Show all that is known of one job: identity, attempts, failures, and where its results and logs are.",
+            "Show all details of one job: identity, attempts, failures, and where its results and logs are.",
         ),
-        Command("explain", "Say why a job has no result yet: the nearest result of the store, and what differs."),
-        Command("notify", "Show who was told what about a sweep, or try whether notifications arrive."),
+        Command("explain", "Show why a job has no result yet: the most similar result in the store, and what differs."),
+        Command("notify", "Show the notifications sent about a sweep, or send a test notification."),
         Command(
             "doctor",
-            "Check store, credentials, disks, tracking, and every node of the cluster; "
-            "say what to do about what fails.",
+            "Check store, credentials, disks, tracking, and every node of the cluster; print how to fix what fails.",
         ),
     ),
     "Steer it": (
-        Command("pause", "Start nothing new of a sweep until it is resumed; what runs goes on.", "commands.lifecycle"),
-        Command("resume", "Let a paused sweep go on.", "commands.lifecycle"),
-        Command("stop", "End a sweep gently: what runs goes on to its end, nothing else starts.", "commands.lifecycle"),
+        Command("pause", "Pause a sweep: running jobs continue, and no job starts until resume.", "commands.lifecycle"),
+        Command("resume", "Resume a paused sweep.", "commands.lifecycle"),
+        Command("stop", "Stop a sweep: running jobs finish, and no other job starts.", "commands.lifecycle"),
         Command(
             "cancel",
-            "End a sweep, or some of its jobs, now: what runs ends after a checkpoint, nothing else starts.",
+            "Cancel a sweep, or some of its jobs: running jobs end after a checkpoint, and no other job starts.",
             "commands.lifecycle",
         ),
         Command(
             "retry",
-            "Give jobs that failed, were skipped or cancelled another chance; without jobs all of them.",
+            "Retry jobs that failed, were skipped or were cancelled; without job names, all of them.",
             "commands.lifecycle",
         ),
-        Command("priority", "Give a sweep another priority until its plan changes.", "commands.lifecycle"),
+        Command("priority", "Change the priority of a sweep until its plan changes.", "commands.lifecycle"),
     ),
-    "Take the answer": (
+    "Get the results": (
         Command(
             "report",
-            "Compute the answer from the artifacts, print it and save it in the store; works while the sweep runs.",
+            "Compute the report from the artifacts, print it and save it in the store; works while the sweep runs.",
         ),
         Command(
             "compare",
             "Compare the same cells of several sweeps, paired by seeds; with --samples, two networks image by image.",
         ),
-        Command("power", "Say how many seeds make a difference visible, and what they cost."),
-        Command(
-            "export", "Write a backbone for timm: safetensors, configuration, and a card of what it is and was made of."
-        ),
-        Command("publish", "Bring MLflow up to date with a sweep; safe to repeat."),
+        Command("power", "Compute how many seeds are needed to detect a difference, and what they cost."),
+        Command("export", "Export a backbone for timm: safetensors, configuration, and a model card."),
+        Command("publish", "Publish a sweep's newest results to MLflow; safe to repeat."),
         Command(
             "reproduce",
-            "Write what a submitted sweep was made from: its sweep.yaml complete in itself, "
-            "packages, code and changes.",
+            "Write the files to run a submitted sweep again: complete sweep.yaml, packages, code and uncommitted "
+            "changes.",
         ),
     ),
-    "Keep the store": (
-        Command("ls", "List what the store holds.", "commands.store"),
-        Command("du", "Show what sweeps, kinds of jobs or label spaces take.", "commands.store"),
+    "Manage the store": (
+        Command("ls", "List artifacts or pins in the store.", "commands.store"),
+        Command("du", "Show how much storage sweeps, kinds of jobs or label spaces use.", "commands.store"),
         Command(
             "gc",
-            "Show or collect what no sweep, pin or committed result needs; safe while sweeps run.",
+            "Show or delete objects that no sweep, pin or committed result needs; safe while sweeps run.",
             "commands.store",
         ),
         Command(
             "fsck",
-            "Report every missing, short or altered object of the store, and repair what can be repaired.",
+            "Check the store: report every missing, truncated or changed object, and repair what can be repaired.",
             "commands.store",
         ),
     ),
-    "Keep a cluster": (
-        Command("cluster", "Ray clusters on clouds, Kubernetes, Slurm and machines of your own."),
+    "Manage a cluster": (
+        Command("cluster", "Check, start and stop Ray clusters on clouds, Kubernetes, Slurm and your own machines."),
         Command(
             "serve",
-            "Serve a store on the Ray cluster at RAY_ADDRESS until told to end; "
-            "then let every attempt write a checkpoint.",
+            "Run the sweeps of a store on the Ray cluster at RAY_ADDRESS until a signal; then checkpoint all attempts.",
         ),
         Command(
             "drain",
-            "Bring the whole cluster to rest, for an upgrade or maintenance: no sweep starts anything until --end.",
+            "Drain the whole cluster for an upgrade or maintenance: no job starts until --end.",
         ),
-        Command("quota", "Bound what each user's sweeps hold at once on a cluster."),
-        Command("config", "Show the settings that count here, and name places to act at.", "commands.config:group"),
+        Command("quota", "Limit how many GPUs and attempts each user's sweeps use at once on a cluster."),
+        Command(
+            "config",
+            "Show the settings in effect, and manage contexts: named clusters and stores.",
+            "commands.config:group",
+        ),
     ),
 }
 """By section of ``--help``, in the order in which people need them."""
@@ -199,16 +202,17 @@ def load_command(name: str) -> Any:  # noqa: ANN401 - of a class that typer keep
 def options(
     *,
     version: Annotated[
-        bool, typer.Option("--version", help="Show the version and its code's digest, and end.", is_eager=True)
+        bool, typer.Option("--version", help="Show the version and the digest of the code, and exit.", is_eager=True)
     ] = False,
     context: Annotated[  # noqa: ARG001 - taken from the line before it is parsed, see run_app; here for --help
-        str, typer.Option("--context", metavar="NAME", help="Act there; see: orchestrator config contexts.")
+        str, typer.Option("--context", metavar="NAME", help="Context to use; see: orchestrator config contexts.")
     ] = "",
     store: Annotated[  # noqa: ARG001 - see HANDED_ON
-        str, typer.Option("--store", metavar="URI", help="Object store that the command uses; also behind its name.")
+        str, typer.Option("--store", metavar="URI", help="Object store URI; may also follow the command.")
     ] = "",
     output: Annotated[  # noqa: ARG001 - see HANDED_ON
-        str, typer.Option("-o", "--output", metavar="FORM", help="Form of its result: json, ...; also behind its name.")
+        str,
+        typer.Option("-o", "--output", metavar="FORM", help="Output format: json, ...; may also follow the command."),
     ] = "",
 ) -> None:
     """Options of the program itself."""
@@ -229,7 +233,7 @@ def options(
 app = typer.Typer(
     name="orchestrator",
     cls=CommandTable,
-    help="Which pretraining is better, and is it more than the seed? One sweep.yaml in, one answer out.",
+    help="Run pretraining sweeps: which pretraining is better, and is it more than the seed? Write a sweep.yaml, get a report.",
     callback=options,
     invoke_without_command=True,
     no_args_is_help=True,

@@ -16,7 +16,9 @@ COMPLETED_LINE = "_TYPER_COMPLETE_ARGS"
 """Variable in which typer's scripts for shells pass on the command line."""
 DEADLINE_S = 1.5
 """A shell that hangs after Tab is worse than one that offers nothing."""
-ExaminedStore = Annotated[str, typer.Option("--store", help="Object store URI to examine; default: the project's own.")]
+ExaminedStore = Annotated[
+    str, typer.Option("--store", help="URI of the object store to check; default: the project's own.")
+]
 """As it stands: what is wrong with it is a finding."""
 PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
@@ -103,7 +105,9 @@ JobName = Annotated[
 ]
 JobPatterns = Annotated[
     list[str] | None,
-    typer.Argument(help="Jobs, or patterns ('finetune/*'); none: the whole sweep.", autocompletion=complete_job),
+    typer.Argument(
+        help="Names of jobs, or patterns ('finetune/*'); default: all jobs of the sweep.", autocompletion=complete_job
+    ),
 ]
 StoreOption = Annotated[
     str, typer.Option("--store", help="Object store URI; default: the project's own.", callback=_checked_store)
@@ -118,7 +122,9 @@ class ScaleName(StrEnum):
 
 ScaleOption = Annotated[
     ScaleName | None,
-    typer.Option("--scale", help="Merge the file's block of this name over it: tiny, for a rehearsal."),
+    typer.Option(
+        "--scale", help="Apply the block of this name in the file, which changes its size: tiny, for a quick test."
+    ),
 ]
 
 

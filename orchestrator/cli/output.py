@@ -34,8 +34,8 @@ class TableForm(StrEnum):
     MARKDOWN = "markdown"
 
 
-TableOption = Annotated[TableForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
-DocumentOption = Annotated[DocumentForm, typer.Option("-o", "--output", help="Form of the result on stdout.")]
+TableOption = Annotated[TableForm, typer.Option("-o", "--output", help="Output format.")]
+DocumentOption = Annotated[DocumentForm, typer.Option("-o", "--output", help="Output format.")]
 
 
 def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentForm) -> None:

@@ -17,7 +17,7 @@ from orchestrator.core.checks import Verdict, run_checks
 from orchestrator.services.terminal import stderr_console
 
 cluster = typer.Typer(
-    help="Ray clusters on clouds, Kubernetes, Slurm and machines of your own.",
+    help="Check, start and stop Ray clusters on clouds, Kubernetes, Slurm and your own machines.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -31,7 +31,7 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Ask nothing.")]
 
 @cluster.command()
 def check(file: ClusterArgument, *, output: DocumentOption = DocumentForm.TABLE) -> None:
-    """Say what is wrong with a cluster file, from a wrong region to a missing quota. Creates nothing."""
+    """Check a cluster file, for example region and quotas. Creates nothing."""
     raise typer.Exit(examine(file, output))
 
 
@@ -40,10 +40,10 @@ def up(
     file: ClusterArgument,
     *,
     check_only: Annotated[bool, typer.Option("--check", help="Only check; the same as `cluster check`.")] = False,
-    unchecked: Annotated[bool, typer.Option("--unchecked", help="Start although checks fail.")] = False,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="Start even if checks fail.")] = False,
     yes: YesOption = False,
 ) -> None:
-    """Check a cluster file, then start the cluster, or bring a running one in line with it."""
+    """Check a cluster file, then start the cluster, or update a running cluster to match the file."""
     if check_only or not unchecked:
         verdict = examine(file, DocumentForm.TABLE)
         if check_only or verdict is not ExitCode.OK:
@@ -53,13 +53,13 @@ def up(
 
 @cluster.command()
 def down(file: ClusterArgument, *, yes: YesOption = False) -> None:
-    """End a cluster. Sweeps go on where they were once it is up again: everything is in the store."""
+    """Stop a cluster. When it is up again, its sweeps resume: everything is in the store."""
     _end(run_all(down_commands(read_cluster(file), _confirmation(is_given=yes))))
 
 
 @cluster.command()
 def status(file: ClusterArgument) -> None:
-    """Show a cluster's nodes and what they have, as its own tool tells it."""
+    """Show a cluster's nodes and their resources, as printed by the cluster's own tool."""
     _end(run_all(status_commands(read_cluster(file))))
 
 

@@ -58,15 +58,22 @@ _NUM_IMAGES = 24
 
 def compare(
     sweeps: Annotated[
-        list[str] | None, typer.Argument(help="Submitted sweeps; the others are compared with the first.")
+        list[str] | None, typer.Argument(help="Names of submitted sweeps; the others are compared with the first.")
     ] = None,
     *,
-    samples: Annotated[tuple[str, str] | None, typer.Option(metavar="A B", help="Two jobs or rows of a sweep.")] = None,
+    samples: Annotated[
+        tuple[str, str] | None, typer.Option(metavar="A B", help="Names of two jobs, or of two rows of the report.")
+    ] = None,
     transfer: Annotated[str, typer.Option(help="With --samples: only this transfer; default: all.")] = "",
-    out: Annotated[str, typer.Option(help="With --samples: folder for a page, pictures and a CSV.")] = "",
-    metric: Annotated[str, typer.Option(help="What to compare; default: what the sweeps report.")] = "",
+    out: Annotated[str, typer.Option(help="With --samples: write a page, pictures and a CSV into this folder.")] = "",
+    metric: Annotated[str, typer.Option(help="Metric to compare; default: the metric of the sweeps' reports.")] = "",
     match_by: Annotated[
-        str, typer.Option("--match-by", metavar="FACTOR,...", help="Match cells by values of factors, whatever names.")
+        str,
+        typer.Option(
+            "--match-by",
+            metavar="FACTOR,...",
+            help="Match cells by the values of these factors instead of their names.",
+        ),
     ] = "",
     output: TableOption = TableForm.TABLE,
     store: StoreOption = "",

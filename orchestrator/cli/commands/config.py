@@ -21,7 +21,7 @@ from orchestrator.services.terminal import say
 ContextName = Annotated[str, typer.Argument(metavar="NAME", help="Name of a context.")]
 
 group = typer.Typer(
-    help="Show the settings that count here, and name places to act at.",
+    help="Show the settings in effect, and manage contexts: named clusters and stores.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -31,10 +31,10 @@ group = typer.Typer(
 def config(
     caller: typer.Context,
     *,
-    origin: Annotated[bool, typer.Option("--origin", help="Also say where each comes from.")] = False,
+    origin: Annotated[bool, typer.Option("--origin", help="Also show where each setting comes from.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
-    """Show the settings that count here: context, environment, .env, orchestrator.toml, the user's file, defaults."""
+    """Show the settings in effect: from context, environment, .env, orchestrator.toml, the user's file, defaults."""
     if caller.invoked_subcommand is not None:
         return
     found = applied()
@@ -52,7 +52,7 @@ def config(
 
 @group.command()
 def contexts(*, output: DocumentOption = DocumentForm.TABLE) -> None:
-    """List the contexts of the user's file; the one that counts here is marked."""
+    """List the contexts of the user's file; the one in effect is marked."""
     path = user_file(os.environ)
     choice = chosen_context(Path.cwd(), os.environ)
     found = context_file.contexts_document(path, choice)
@@ -72,7 +72,7 @@ def contexts(*, output: DocumentOption = DocumentForm.TABLE) -> None:
 
 @group.command()
 def use_context(name: ContextName, *, output: DocumentOption = DocumentForm.TABLE) -> None:
-    """Let a context count from now on, in all directories that choose no other; none: no context."""
+    """Use a context from now on, in all directories that choose no other; none: use no context."""
     path = user_file(os.environ)
     context_file.use_context(path, name)
     _conclude({"in_use": "" if name == NO_CONTEXT else name, "file": str(path)}, output)
@@ -85,10 +85,13 @@ def set_context(
     name: ContextName,
     settings: Annotated[
         list[str] | None,
-        typer.Argument(metavar="SETTING=VALUE...", help="Settings as in files; an empty value removes one."),
+        typer.Argument(
+            metavar="SETTING=VALUE...",
+            help="Settings as NAME=VALUE, with the names used in files; an empty value removes a setting.",
+        ),
     ] = None,
     *,
-    use: Annotated[bool, typer.Option("--use", help="Also put it into use.")] = False,
+    use: Annotated[bool, typer.Option("--use", help="Also start to use it.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Make or change a context: set-context prod dashboard_address=https://ray:8265 ray_token=file:/home/me/token."""

@@ -37,20 +37,24 @@ from orchestrator.services.terminal import stderr_console
 from orchestrator.stack.children import bound_to_parent
 
 data = typer.Typer(
-    help="Convert, index, verify and look at WebDataset shards.",
+    help="Convert data sets to WebDataset shards; index, verify and show shards.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 Workers = Annotated[int, typer.Option("-j", "--workers", min=0, help="Processes; 0 = one per core.")]
-Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="A split by name; repeatable.")]
+Splits = Annotated[
+    list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="One split, as NAME=PLACE; may be repeated.")
+]
 Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
 PlaceOrSplits = Annotated[
     str, typer.Argument(metavar="[PLACE]", help="Folder, tar or brace pattern of shards; or give each --split.")
 ]
-Classes = Annotated[str, typer.Option(help="Class table (classes.json); default: the one beside the shards.")]
-NumClasses = Annotated[int, typer.Option(min=0, help="Number of classes, where there is no class table.")]
-MultiLabel = Annotated[bool, typer.Option("--multi-label", help="Samples have any number of classes.")]
+Classes = Annotated[str, typer.Option(help="Class table (classes.json); default: the one in the folder of the shards.")]
+NumClasses = Annotated[int, typer.Option(min=0, help="Number of classes, if there is no class table.")]
+MultiLabel = Annotated[
+    bool, typer.Option("--multi-label", help="Multi-label: a sample may have any number of classes.")
+]
 
 
 class Converter(StrEnum):
@@ -77,26 +81,32 @@ class BadSamplePolicy(StrEnum):
 
 @data.command()
 def shard(  # noqa: PLR0913 - one argument per option
-    converter: Annotated[Converter, typer.Argument(help="Form of the source.")],
+    converter: Annotated[Converter, typer.Argument(help="Format of the source.")],
     source: Annotated[str, typer.Argument(help="Folder or file of the data set as it was published.")],
     destination: Annotated[str, typer.Argument(help="Folder for shards, class table and dataset.json; path or URI.")],
     *,
     split: Splits = None,
-    val_fraction: Annotated[float, typer.Option(min=0, max=0.9, help="Hold out so much of each class as val.")] = 0.0,
-    shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard, MiB.")] = 256,
-    shuffle: Annotated[bool, typer.Option(help="Write samples in random order; else class after class.")] = True,
-    seed: Annotated[int, typer.Option(min=0, help="Of the order and of the held-out samples.")] = 0,
+    val_fraction: Annotated[
+        float, typer.Option(min=0, max=0.9, help="Fraction of each class to hold out as val.")
+    ] = 0.0,
+    shard_mib: Annotated[int, typer.Option(min=1, help="Size of a shard in MiB.")] = 256,
+    shuffle: Annotated[bool, typer.Option(help="Write samples in random order, or one class after the other.")] = True,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the order and of the choice of held-out samples.")] = 0,
     workers: Workers = 0,
-    labels: Annotated[str, typer.Option(help="imagenet1k: what says the classes of validation images.")] = "",
-    path_column: Annotated[str, typer.Option(help="csv, parquet: column of the images' paths.")] = "path",
-    label_column: Annotated[str, typer.Option(help="csv, parquet: column of the labels.")] = "label",
-    separator: Annotated[str, typer.Option(help="csv, parquet: between several labels of a sample.")] = "",
-    level_column: Annotated[list[str] | None, typer.Option(help="csv, parquet: a coarser level; repeatable.")] = None,
-    root: Annotated[str, typer.Option(help="csv, parquet: what relative paths start from.")] = "",
-    follow_links: Annotated[bool, typer.Option("--follow-links", help="Links may lead out of the source.")] = False,
+    labels: Annotated[str, typer.Option(help="imagenet1k: file with the classes of the validation images.")] = "",
+    path_column: Annotated[str, typer.Option(help="csv, parquet: column with the paths of the images.")] = "path",
+    label_column: Annotated[str, typer.Option(help="csv, parquet: column with the labels.")] = "label",
+    separator: Annotated[str, typer.Option(help="csv, parquet: separator between several labels of a sample.")] = "",
+    level_column: Annotated[
+        list[str] | None, typer.Option(help="csv, parquet: column with a coarser level; may be repeated.")
+    ] = None,
+    root: Annotated[str, typer.Option(help="csv, parquet: folder to which relative paths are relative.")] = "",
+    follow_links: Annotated[
+        bool, typer.Option("--follow-links", help="Follow links that lead out of the source.")
+    ] = False,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
-    """Convert a published data set to shards. Run it again to go on after an interruption."""
+    """Convert a published data set to shards. After an interruption, run the same command again to continue."""
     wanted = {
         "source": source,
         "splits": _pairs(split),
@@ -130,14 +140,14 @@ def index(  # noqa: PLR0913 - see shard
     num_classes: NumClasses = 0,
     multi_label: MultiLabel = False,
     policy: Annotated[
-        BadSamplePolicy, typer.Option(help="replace: count bad samples and leave them out.")
+        BadSamplePolicy, typer.Option(help="What to do with bad samples; replace: count them and leave them out.")
     ] = BadSamplePolicy.FAIL,
-    budget: Annotated[float, typer.Option(min=0, max=1, help="Share of bad samples that is accepted.")] = 0.01,
-    write: Annotated[bool, typer.Option("--write", help="Leave a dataset.json beside the shards.")] = False,
+    budget: Annotated[float, typer.Option(min=0, max=1, help="Largest accepted share of bad samples.")] = 0.01,
+    write: Annotated[bool, typer.Option("--write", help="Write a dataset.json into the folder of the shards.")] = False,
     workers: Workers = 0,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
-    """Read shards once: samples, classes, bad samples, and the entry to paste into a sweep.yaml."""
+    """Read shards once and print samples, classes, bad samples, and the entry to paste into a sweep.yaml."""
     arguments: IndexRequest = {
         "target": _target(place, split, classes, num_classes, multi_label=multi_label),
         "policy": policy.value,
@@ -162,7 +172,7 @@ def index(  # noqa: PLR0913 - see shard
 def verify(
     place: Place,
     *,
-    decode: Annotated[bool, typer.Option("--decode", help="Decode every image, too.")] = False,
+    decode: Annotated[bool, typer.Option("--decode", help="Also decode every image.")] = False,
     workers: Workers = 0,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
@@ -181,7 +191,7 @@ def verify(
 
 @data.command()
 def stats(place: Place, *, output: DocumentOption = DocumentForm.TABLE) -> None:
-    """Sizes of splits, levels and classes, without reading shards."""
+    """Show the sizes of splits, levels and classes, without reading the shards."""
     found = _run(STATS, StatsRequest(place=place))
     _show(found, output, f"digest: {found['digest']}")
 
@@ -192,7 +202,7 @@ def sample(  # noqa: PLR0913 - see shard
     *,
     name: Annotated[str, typer.Option("--of", help="Split.")] = "train",
     num: Annotated[int, typer.Option("-n", "--num", min=1, help="How many.")] = 9,
-    seed: Annotated[int, typer.Option(min=0, help="Draws the shard and the samples.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random choice of shard and samples.")] = 0,
     key: Annotated[str, typer.Option(help="Only the sample with this key.")] = "",
     out: Annotated[str, typer.Option(help="Folder for the images and labels.json.")] = "",
     split: Splits = None,

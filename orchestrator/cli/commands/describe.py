@@ -38,7 +38,7 @@ def describe(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Show all that is known of one job: identity, attempts, failures, and where its results and logs are."""
+    """Show all details of one job: identity, attempts, failures, and where its results and logs are."""
     objects = open_existing_store(store)
     require_sweep(objects, sweep)
     snapshot = load_snapshot(objects, sweep)

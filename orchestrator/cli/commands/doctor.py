@@ -34,14 +34,16 @@ _SHARDS = "shards"
 
 
 def doctor(
-    sweep: Annotated[str, typer.Argument(help="A sweep.yaml or shipped sweep, whose data are checked too.")] = "",
+    sweep: Annotated[str, typer.Argument(help="A sweep.yaml or shipped sweep; its data are checked, too.")] = "",
     *,
-    local: Annotated[bool, typer.Option("--local", help="This machine and the store only, not the cluster.")] = False,
-    limit: Annotated[float, typer.Option(min=1, help="Seconds that all checks of the cluster may take.")] = 60.0,
+    local: Annotated[
+        bool, typer.Option("--local", help="Check only this machine and the store, not the cluster.")
+    ] = False,
+    limit: Annotated[float, typer.Option(min=1, help="Time limit for all checks of the cluster, in seconds.")] = 60.0,
     output: DocumentOption = DocumentForm.TABLE,
     store: ExaminedStore = "",
 ) -> None:
-    """Check store, credentials, disks, tracking, and every node of the cluster; say what to do about what fails."""
+    """Check store, credentials, disks, tracking, and every node of the cluster; print how to fix what fails."""
     settings = Settings()
     loaded = load_sweep(sweep)[0] if sweep else None
     uri = store or settings.store_uri(loaded)

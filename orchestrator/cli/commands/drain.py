@@ -26,15 +26,15 @@ _POLL_S = 0.1
 def drain(
     *,
     running: RunningOption = Running.FINISH,
-    reason: Annotated[str, typer.Option(help="Shown to whoever asks why nothing starts.")] = "",
-    end: Annotated[bool, typer.Option("--end", help="Let the cluster work again.")] = False,
-    show: Annotated[bool, typer.Option("--show", help="Only say whether it is drained.")] = False,
-    cluster: Annotated[str, typer.Option(help="Name of the cluster in leases; default: this project's.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, shown to users who ask why no job starts.")] = "",
+    end: Annotated[bool, typer.Option("--end", help="End the drain: jobs start again.")] = False,
+    show: Annotated[bool, typer.Option("--show", help="Only show whether the cluster is drained.")] = False,
+    cluster: Annotated[str, typer.Option(help="Name of the cluster; default: this project's.")] = "",
     sender: SenderOption = None,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Bring the whole cluster to rest, for an upgrade or maintenance: no sweep starts anything until --end."""
+    """Drain the whole cluster for an upgrade or maintenance: no job starts until --end."""
     options = ControlOptions(store=store, sender=sender, form=output)
     if end and show:
         raise typer.BadParameter("--end and --show exclude each other")

@@ -31,14 +31,14 @@ _STATES = {
 
 
 def explain(
-    job: Annotated[str, typer.Argument(help="Name of a job, or a key of the store.")],
+    job: Annotated[str, typer.Argument(help="Name of a job, or key of a result.")],
     *,
     sweep: Annotated[str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")] = "",
     against: Annotated[str, typer.Option(help="Compare with this key instead of the nearest one.")] = "",
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Say why a job has no result yet: the nearest result of the store, and what differs."""
+    """Show why a job has no result yet: the most similar result in the store, and what differs."""
     uri = store or Settings().store_uri()
     opened = find_store(uri) if sweep else None
     plan = _find_plan(sweep, uri, opened) if sweep else None

@@ -33,15 +33,17 @@ _DIGESTS = ("dataset_digest", "num_train", "num_val", "num_classes")
 
 def export(
     name: Annotated[str, typer.Argument(help="Key of a result, or with --sweep the name of a job.")],
-    directory: Annotated[Path, typer.Argument(help="Folder to write; made if it is not there.")],
+    directory: Annotated[Path, typer.Argument(help="Folder to write to; created if it does not exist.")],
     *,
     sweep: Annotated[str, typer.Option(help="The job's sweep.", autocompletion=complete_sweep)] = "",
-    epoch: Annotated[int | None, typer.Option(help="Kept weights of this epoch; default: the final ones.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace files of a former export.")] = False,
+    epoch: Annotated[
+        int | None, typer.Option(help="Export the weights kept at this epoch; default: the final weights.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier export.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Write a backbone for timm: safetensors, configuration, and a card of what it is and was made of."""
+    """Export a backbone for timm: safetensors, configuration, and a model card."""
     objects = open_existing_store(store)
     record = _find(objects, name, sweep)
     weights, head = _parts(record, epoch)

@@ -42,26 +42,29 @@ _MAX_REASONS = 5
 def forecast(  # noqa: PLR0913 - one parameter per flag
     sweeps: Annotated[
         list[str],
-        typer.Argument(help="Sweep files or shipped sweeps; several share one cluster, and their common jobs."),
+        typer.Argument(help="Sweep files or shipped sweeps; several share one cluster and run common jobs once."),
     ],
     *,
     gpus: Annotated[int, typer.Option(help="GPUs of the cluster; default: this machine.")] = 0,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each of its nodes; default: 8.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs per node of that cluster; default: 8.")] = 0,
     cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
-    spot: Annotated[float, typer.Option(help="All nodes are spot: chance of losing one within an hour.")] = 0.0,
-    gpu_mtbf: Annotated[float, typer.Option(help="Hours of one GPU between faults; 0: none ever.")] = 50_677.0,
-    replace: Annotated[float, typer.Option(help="Seconds from the loss of a node to another one.")] = 300.0,
-    accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
+    spot: Annotated[float, typer.Option(help="Use spot nodes; probability that a node is lost within an hour.")] = 0.0,
+    gpu_mtbf: Annotated[float, typer.Option(help="Mean hours between faults of one GPU; 0: no faults.")] = 50_677.0,
+    replace: Annotated[float, typer.Option(help="Seconds until a lost node is replaced.")] = 300.0,
+    accelerator: Annotated[str, typer.Option(help="Type of the GPUs: A100, H100, ...")] = "",
     prices: PricesOption = "",
-    seed: Annotated[int, typer.Option(help="Of everything that happens by chance.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of all random events.")] = 0,
     png: Annotated[str, typer.Option("--png", hidden=True)] = "",  # so that old commands learn what replaces it
-    html: Annotated[str, typer.Option(help="Draw a Gantt chart into this file, a page to zoom into.")] = "",
+    html: Annotated[str, typer.Option(help="Write an interactive Gantt chart to this HTML file.")] = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Run sweeps on virtual time, failures included: how long, how well used, what it costs. Changes nothing."""
+    """Simulate sweeps on a cluster with failures: how long they take, how busy the cluster is, what they cost.
+
+    Changes nothing.
+    """
     if png:
         raise UsageError("--png is gone: --html FILE draws the same as a page, which a browser prints")
     options = ForecastOptions(

@@ -33,11 +33,11 @@ class Template(StrEnum):
 def init(
     file: Annotated[Path, typer.Argument(help="File to write.")] = Path("sweep.yaml"),
     *,
-    template: Annotated[Template, typer.Option(help="What to begin with.")] = Template.SYNTHETIC,
-    force: Annotated[bool, typer.Option("--force", help="Replace the file if it is there.")] = False,
+    template: Annotated[Template, typer.Option(help="Template to start from.")] = Template.SYNTHETIC,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
-    """Write a commented sweep.yaml to begin with, and the schema that editors check it by."""
+    """Write a commented sweep.yaml to start from, and the JSON Schema with which editors check it."""
     if file.exists() and not force:
         raise UserError(f"{file} is there already and would be lost; name another file, or pass --force")
     schema = Settings().home / _SCHEMA

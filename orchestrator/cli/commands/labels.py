@@ -31,7 +31,7 @@ from orchestrator.sweepfile.survey import ask_labels, table_of
 from orchestrator.sweepfile.values import ResolvedSweep
 
 labels = typer.Typer(
-    help="Look at label spaces.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    help="Show label spaces.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 
 _MAX_CHILDREN = 12  # of a node of the tree; the rest is a number
@@ -48,17 +48,17 @@ def show(
     *,
     dataset: Annotated[str, typer.Option(help="Data set of the sweep; default: all.")] = "",
     target: Annotated[
-        list[str] | None, typer.Option(help="Space to compare with; default: the sweep's targets.")
+        list[str] | None, typer.Option(help="Label space to compare with; default: the sweep's targets.")
     ] = None,
     space: Annotated[
-        list[str] | None, typer.Option(metavar="NAME|GLOB", help="Show and plot these spaces alone; default: all.")
+        list[str] | None, typer.Option(metavar="NAME|GLOB", help="Show and plot only these label spaces; default: all.")
     ] = None,
     scale: ScaleOption = None,
-    tree: Annotated[str, typer.Option(metavar="ENTRY", help="Draw the tree of an entry's spaces.")] = "",
+    tree: Annotated[str, typer.Option(metavar="ENTRY", help="Print the tree of the label spaces of one entry.")] = "",
     plot: Annotated[Path | None, typer.Option(help="Write a plot of class sizes to this file (png, svg, pdf).")] = None,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
-    """Classes of each label space: number, sizes, entropy, and whether they lie within the classes of the targets."""
+    """Show the classes of each label space: number, sizes, entropy, and whether each is part of one target class."""
     folder = _folder_uri(reference)
     requests = _of_folder(folder) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
     requests = _only(requests, space) if space else requests

@@ -42,11 +42,13 @@ _SHOWN = 12
 
 _Where = Annotated[
     list[str] | None,
-    typer.Option("--where", metavar="NAME=VALUE,...", help="Only jobs with these facets, kind, state or name."),
+    typer.Option("--where", metavar="NAME=VALUE,...", help="Select jobs by facets, kind, state or name."),
 ]
-_Force = Annotated[bool, typer.Option("--force", help="Also if the sweep belongs to somebody else.")]
-SenderOption = Annotated[str | None, typer.Option("--sender", help="In whose name; default: this user.")]
-RunningOption = Annotated[Running, typer.Option("--running", help="Running jobs finish, or end after a checkpoint.")]
+_Force = Annotated[bool, typer.Option("--force", help="Allow this for a sweep of another user.")]
+SenderOption = Annotated[str | None, typer.Option("--sender", help="User who sends the request; default: this user.")]
+RunningOption = Annotated[
+    Running, typer.Option("--running", help="What running jobs do: finish, or end after a checkpoint.")
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +103,7 @@ def pause(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Start nothing new of a sweep until it is resumed; what runs goes on."""
+    """Pause a sweep: running jobs continue, and no job starts until resume."""
     fate = "what runs goes on" if running is Running.FINISH else "what runs ends after a checkpoint"
     request = ControlRequest(
         verb="pause",
@@ -120,7 +122,7 @@ def resume(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Let a paused sweep go on."""
+    """Resume a paused sweep."""
     request = ControlRequest(verb="resume", send=client.resume, effect="goes on: ready jobs start again")
     raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
 
@@ -133,7 +135,7 @@ def stop(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """End a sweep gently: what runs goes on to its end, nothing else starts."""
+    """Stop a sweep: running jobs finish, and no other job starts."""
     request = ControlRequest(
         verb="stop",
         send=client.stop,
@@ -155,7 +157,7 @@ def cancel(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """End a sweep, or some of its jobs, now: what runs ends after a checkpoint, nothing else starts."""
+    """Cancel a sweep, or some of its jobs: running jobs end after a checkpoint, and no other job starts."""
     tail = "cancelled: what runs ends after a checkpoint, nothing else starts"
     request = ControlRequest(
         verb="cancel",
@@ -183,7 +185,7 @@ def retry(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Give jobs that failed, were skipped or cancelled another chance; without jobs all of them."""
+    """Retry jobs that failed, were skipped or were cancelled; without job names, all of them."""
     states = (JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)
     selection = JobSelection(names=tuple(jobs or ()), conditions=parse_where(where or ()), states=states)
     one = "gets another chance" + " for all that failed, was skipped or cancelled" * selection.is_everything
@@ -201,14 +203,16 @@ def retry(
 
 def priority(
     sweep: SweepName,
-    level: Annotated[str, typer.Argument(help="low, normal, high, urgent, or a whole number; higher goes first.")],
+    level: Annotated[
+        str, typer.Argument(help="low, normal, high, urgent, or a whole number; sweeps of higher priority run first.")
+    ],
     *,
     force: _Force = False,
     sender: SenderOption = None,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Give a sweep another priority until its plan changes."""
+    """Change the priority of a sweep until its plan changes."""
     number = parse_priority(level)
     request = ControlRequest(
         verb="priority",

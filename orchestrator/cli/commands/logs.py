@@ -57,27 +57,40 @@ class LogForm(StrEnum):
 
 def logs(  # noqa: PLR0913 - one parameter per flag
     sweep: SweepName,
-    job: Annotated[str, typer.Argument(help="A job: the log of its newest attempt.", autocompletion=complete_job)] = "",
+    job: Annotated[
+        str, typer.Argument(help="Name of a job: print the log of its newest attempt.", autocompletion=complete_job)
+    ] = "",
     *,
     jobs: Annotated[
-        list[str] | None, typer.Option("--job", help="Jobs or patterns ('probe/*'): all their attempts, by time.")
+        list[str] | None,
+        typer.Option(
+            "--job", help="Jobs or patterns ('probe/*'): print the logs of all their attempts, in order of time."
+        ),
     ] = None,
     where: Annotated[
-        list[str] | None, typer.Option("--where", metavar="NAME=VALUE,...", help="Jobs with these facets or states.")
+        list[str] | None, typer.Option("--where", metavar="NAME=VALUE,...", help="Select jobs by facets or states.")
     ] = None,
     attempt: Annotated[int, typer.Option(help="Number of the attempt.")] = -1,
-    rank: Annotated[int, typer.Option(help="Only this rank of a gang; default: all, each line with its rank.")] = -1,
-    grep: Annotated[str, typer.Option(help="Only messages in which this regular expression is found.")] = "",
-    since: Annotated[str, typer.Option(help="Only what is newer: 90s, 10m, 36h, 3d, or a moment with its zone.")] = "",
-    level: Annotated[str, typer.Option(help="Only this level and above: debug, info, warning, error.")] = "debug",
-    tail: Annotated[int, typer.Option("-n", "--tail", min=0, help="Only the last so many records.")] = 0,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on, over attempts, until the end.")] = False,
+    rank: Annotated[
+        int, typer.Option(help="Only this rank of a job on several GPUs; default: all ranks, each line with its rank.")
+    ] = -1,
+    grep: Annotated[str, typer.Option(help="Only messages that match this regular expression.")] = "",
+    since: Annotated[
+        str, typer.Option(help="Only newer messages: 90s, 10m, 36h, 3d, or a time with its time zone.")
+    ] = "",
+    level: Annotated[
+        str, typer.Option(help="Only messages of this level and above: debug, info, warning, error.")
+    ] = "debug",
+    tail: Annotated[int, typer.Option("-n", "--tail", min=0, help="Only the last N messages.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("-f", "--follow", help="Follow the log over all attempts until the job ends.")
+    ] = False,
     output: Annotated[LogForm, typer.Option("-o", "--output", help="Text, or one JSON object per line.")] = (
         LogForm.TEXT
     ),
     store: StoreOption = "",
 ) -> None:
-    """Print what attempts printed and logged, from the store; without a job, of all chosen jobs by time."""
+    """Print the log of a job; without a job, the logs of all selected jobs in order of time."""
     options = LogOptions(
         jobs=tuple(jobs or ()),
         where=tuple(where or ()),

@@ -28,16 +28,19 @@ from orchestrator.sweepfile.values import Channel
 
 def notify(
     sweep: Annotated[
-        str, typer.Argument(help="Show what was told about this sweep.", autocompletion=complete_sweep)
+        str, typer.Argument(help="Show the notifications about this sweep.", autocompletion=complete_sweep)
     ] = "",
     *,
     test: Annotated[
-        str, typer.Option("--test", metavar="FILE", help="Send a trial to all channels of a sweep.yaml or notify file.")
+        str,
+        typer.Option(
+            "--test", metavar="FILE", help="Send a test notification to all channels of a sweep.yaml or notify file."
+        ),
     ] = "",
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Show who was told what about a sweep, or try whether notifications arrive."""
+    """Show the notifications sent about a sweep, or send a test notification."""
     raise typer.Exit(try_channels(test, output) if test else show_notifications(sweep, store, output))
 
 

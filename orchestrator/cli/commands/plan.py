@@ -65,18 +65,20 @@ def plan(  # noqa: PLR0913 - one parameter per flag
     sweep: SweepFile,
     *,
     jobs: Annotated[bool, typer.Option("--jobs", help="List every job.")] = False,
-    diff: Annotated[str, typer.Option(help="Compare with another sweep.yaml, shipped or submitted sweep.")] = "",
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster to estimate for; default: the present one.")] = 0,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs of each of its nodes; default: 8.")] = 0,
+    diff: Annotated[
+        str, typer.Option(help="Show the differences to another sweep.yaml, shipped or submitted sweep.")
+    ] = "",
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster to estimate for; default: the current cluster.")] = 0,
+    gpus_per_node: Annotated[int, typer.Option(help="GPUs per node of that cluster; default: 8.")] = 0,
     cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
-    accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
+    accelerator: Annotated[str, typer.Option(help="Type of the GPUs: A100, H100, ...")] = "",
     prices: PricesOption = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Show what a submit would run and reuse, how long it takes and what it costs. Changes nothing."""
+    """Show what a submit would run and reuse, how long it would take and what it would cost. Changes nothing."""
     options = PlanOptions(
         output=output,
         lists_jobs=jobs,

@@ -55,28 +55,29 @@ def power(  # noqa: PLR0913 - one parameter per flag
     difference: Annotated[
         float,
         typer.Option(
-            help="Difference to the baseline to find, in points (for a metric that is no rate: in its own unit)."
+            help="Difference to the baseline that is to be detected, in percentage points (for a metric that is no "
+            "rate: in its own unit)."
         ),
     ],
-    power: Annotated[float, typer.Option(help="Chance of finding it, between 0 and 1.")] = 0.8,
+    power: Annotated[float, typer.Option(help="Probability of detecting it, between 0 and 1.")] = 0.8,
     transfer: Annotated[str, typer.Option(help="Only this transfer; default: all.")] = "",
     like: Annotated[str, typer.Option(help="Take the noise between seeds from this submitted sweep.")] = "",
     std: Annotated[
         float | None,
         typer.Option(
-            help="Standard deviation of the difference between pretraining seeds, in points (for a metric that is no "
-            "rate: in its own unit); used instead of any measured noise."
+            help="Standard deviation of the difference between pretraining seeds, in percentage points (for a "
+            "metric that is no rate: in its own unit); replaces any measured noise."
         ),
     ] = None,
-    accelerator: Annotated[str, typer.Option(help="What the GPUs are: A100, H100, ...")] = "",
+    accelerator: Annotated[str, typer.Option(help="Type of the GPUs: A100, H100, ...")] = "",
     prices: PricesOption = "",
-    png: Annotated[str, typer.Option(help="Draw the power by number of seeds into this file.")] = "",
+    png: Annotated[str, typer.Option(help="Plot the power over the number of seeds into this file.")] = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Say how many seeds make a difference visible, and what they cost. Changes nothing."""
+    """Compute how many seeds are needed to detect a difference, and what they cost. Changes nothing."""
     options = PowerOptions(
         difference=difference,
         power=power,

@@ -19,7 +19,7 @@ _OUTAGE_S = 30.0
 
 
 def publish(sweep: SweepName, *, output: DocumentOption = DocumentForm.TABLE, store: StoreOption = "") -> None:
-    """Bring MLflow up to date with a sweep; safe to repeat."""
+    """Publish a sweep's newest results to MLflow; safe to repeat."""
     opened = open_existing_store(store)
     require_sweep(opened, sweep)
     uri = Settings().tracking_uri(load_plan(opened, sweep).tracking_uri)

@@ -26,15 +26,15 @@ from orchestrator.sweeps.lease import read_lease
 from orchestrator.sweeps.quotas import ANYBODY
 
 quota = typer.Typer(
-    help="Bound what each user's sweeps hold at once on a cluster.",
+    help="Limit how many GPUs and attempts each user's sweeps use at once on a cluster.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 
-_User = Annotated[str, typer.Argument(metavar="[USER]", help="A user, as sweeps name their owners.")]
-_Others = Annotated[bool, typer.Option("--others", help="All users who have no bounds of their own.")]
-_Cluster = Annotated[str, typer.Option(help="Name of the cluster in leases; default: this project's.")]
+_User = Annotated[str, typer.Argument(metavar="[USER]", help="Name of a user, as `status` shows owners of sweeps.")]
+_Others = Annotated[bool, typer.Option("--others", help="All users without limits of their own.")]
+_Cluster = Annotated[str, typer.Option(help="Name of the cluster; default: this project's.")]
 _ANY = "none"
 _WHOLE = "a whole number"
 _OTHERS = "(all others)"
@@ -43,7 +43,7 @@ _COLUMNS = ("user", "max_gpus", "max_concurrent", "GPUs now", "attempts now")
 
 @quota.command()
 def show(*, cluster: _Cluster = "", output: DocumentOption = DocumentForm.TABLE, store: StoreOption = "") -> None:
-    """Show the bounds of all users, and what their sweeps hold now."""
+    """Show the limits of all users, and what their sweeps use now."""
     objects, name = _open(cluster, store)
     _show(objects, name, read_quotas(objects, name), output)
 
@@ -53,15 +53,17 @@ def set_bounds(
     user: _User = "",
     *,
     others: _Others = False,
-    max_gpus: Annotated[str, typer.Option(metavar="NUMBER|none", help="GPUs of all that runs; none: any.")] = "",
+    max_gpus: Annotated[
+        str, typer.Option(metavar="NUMBER|none", help="Largest number of GPUs of all running attempts; none: no limit.")
+    ] = "",
     max_concurrent: Annotated[
-        str, typer.Option(metavar="NUMBER|none", help="Attempts that run at once; none: any.")
+        str, typer.Option(metavar="NUMBER|none", help="Largest number of attempts that run at once; none: no limit.")
     ] = "",
     cluster: _Cluster = "",
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Bound what a user's sweeps hold at once; what is not given stays as it is. Nothing that runs is ended for it."""
+    """Set the limits of a user; a limit that is not given stays as it is. Running jobs are not ended."""
     whom = whose(user, is_others=others)
     bounds = parse_bounds(max_gpus, max_concurrent)
     objects, name = _open(cluster, store)
@@ -76,12 +78,12 @@ def clear(
     user: _User = "",
     *,
     others: _Others = False,
-    everyone: Annotated[bool, typer.Option("--all", help="All bounds of the cluster.")] = False,
+    everyone: Annotated[bool, typer.Option("--all", help="Remove all limits of the cluster.")] = False,
     cluster: _Cluster = "",
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Remove a user's own bounds, so that those of all others count again; or all bounds."""
+    """Remove a user's own limits, so that the limits of --others apply again; or remove all limits."""
     if everyone and (user or others):
         raise typer.BadParameter("--all means everybody: name nobody beside it")
     whom = "" if everyone else whose(user, is_others=others, beside=", or --all for everybody")

@@ -35,13 +35,13 @@ from orchestrator.tracking.links import find_run_links
 def report(
     sweep: SweepName,
     *,
-    html: Annotated[bool, typer.Option("--html", help="Also make the interactive page, report.html.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="Also write the interactive page, report.html.")] = False,
     out: Annotated[str, typer.Option(help="Also write every file into this directory.")] = "",
     prices: PricesOption = "",
     output: TableOption = TableForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Compute the answer from the artifacts, print it and save it in the store; works while the sweep runs."""
+    """Compute the report from the artifacts, print it and save it in the store; works while the sweep runs."""
     options = ReportOptions(form=output, with_page=html, directory=out, store=store, prices=prices)
     raise typer.Exit(show_report(sweep, options))
 

@@ -27,13 +27,13 @@ _SWEEP, _REQUIREMENTS, _DIFF, _PROVENANCE = "sweep.yaml", "requirements.txt", "u
 def reproduce(
     sweep: SweepName,
     *,
-    revision: Annotated[int, typer.Option(min=0, help="Of the plan; default: the current one.")] = 0,
-    into: Annotated[str, typer.Option(help="Folder to write; default: reproduce-SWEEP.")] = "",
-    force: Annotated[bool, typer.Option("--force", help="Replace files of a former reproduction.")] = False,
+    revision: Annotated[int, typer.Option(min=0, help="Revision of the plan; default: the current one.")] = 0,
+    into: Annotated[str, typer.Option(help="Folder to write to; default: reproduce-SWEEP.")] = "",
+    force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier reproduction.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Write what a submitted sweep was made from: its sweep.yaml complete in itself, packages, code and changes."""
+    """Write the files to run a submitted sweep again: complete sweep.yaml, packages, code and uncommitted changes."""
     folder = Path(into or f"reproduce-{sweep}")
     raise typer.Exit(_write(sweep, revision, folder, Settings().known_store_uri(store), force=force, form=output))
 

@@ -55,13 +55,13 @@ def run(
     sweep: Annotated[
         str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")
     ] = "quickstart",
-    inprocess: Annotated[bool, typer.Option("--inprocess", help="In this process, without Ray.")] = False,
-    pdb: Annotated[bool, typer.Option("--pdb", help="Open the debugger where the job fails.")] = False,
+    inprocess: Annotated[bool, typer.Option("--inprocess", help="Run in this process, without Ray.")] = False,
+    pdb: Annotated[bool, typer.Option("--pdb", help="Open the debugger at the error if the job fails.")] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Keep the result in the store.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Reproduce one job in the foreground; by default nothing of it stays in the store."""
+    """Run one job in the foreground; by default the store keeps nothing of it."""
     options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, form=output, store=store)
     raise typer.Exit(run_job(job, options))
 

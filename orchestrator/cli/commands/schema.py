@@ -21,9 +21,9 @@ class SchemaForm(StrEnum):
 
 
 def schema(
-    *, output: Annotated[SchemaForm, typer.Option("-o", "--output", help="Form of the schema.")] = SchemaForm.JSON
+    *, output: Annotated[SchemaForm, typer.Option("-o", "--output", help="Output format.")] = SchemaForm.JSON
 ) -> None:
-    """Print the JSON Schema of sweep.yaml (draft-07), which editors check and complete by."""
+    """Print the JSON Schema of sweep.yaml (draft-07), with which editors check and complete it."""
     if output is SchemaForm.YAML:
         print_document(json.loads(shipped_schema()), DocumentForm.YAML)
     else:

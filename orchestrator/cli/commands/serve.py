@@ -32,13 +32,13 @@ _POLL_S = 0.5
 def serve(
     *,
     until_idle: Annotated[
-        float | None, typer.Option(min=0.0, help="End when no sweep has been unfinished for so many seconds.")
+        float | None, typer.Option(min=0.0, help="Exit when all sweeps have been finished for this many seconds.")
     ] = None,
     grace: Annotated[
-        float, typer.Option(min=0.0, help="Seconds that attempts may take for a checkpoint after SIGTERM.")
+        float, typer.Option(min=0.0, help="Seconds that attempts have for a checkpoint after SIGTERM.")
     ] = 90.0,
 ) -> None:
-    """Serve a store on the Ray cluster at RAY_ADDRESS until told to end; then let every attempt write a checkpoint."""
+    """Run the sweeps of a store on the Ray cluster at RAY_ADDRESS until a signal; then checkpoint all attempts."""
     raise typer.Exit(serve_cluster(until_idle_s=until_idle, grace_s=grace))
 
 

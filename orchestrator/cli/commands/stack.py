@@ -18,11 +18,11 @@ from orchestrator.stack.start import ensure_stack, stop_stack
 
 def up(
     *,
-    s3: Annotated[bool, typer.Option("--s3", help="With an S3 server of its own on this machine.")] = False,
+    s3: Annotated[bool, typer.Option("--s3", help="Also start an S3 server on this machine.")] = False,
     full: Annotated[bool, typer.Option("--full", hidden=True)] = False,  # so that old commands learn what replaces it
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
-    """Start this directory's background stack: Ray with its dashboard, and MLflow."""
+    """Start this directory's servers in the background: Ray with its dashboard, and MLflow."""
     if full:
         raise UsageError(
             "option --full of `orchestrator up` is gone: the full stack (MLflow on PostgreSQL, S3, Prometheus, "
@@ -40,7 +40,7 @@ def up(
 
 
 def down(*, output: DocumentOption = DocumentForm.TABLE) -> None:
-    """Stop this directory's background stack; sweeps go on where they were at the next submit or up."""
+    """Stop this directory's servers; the next submit or up resumes its sweeps."""
     stopped = stop_stack(Settings().home)  # running attempts resume from their checkpoints another time
     stderr_console().print("Stopped." if stopped else "No stack is running here.")
     if output is not DocumentForm.TABLE:

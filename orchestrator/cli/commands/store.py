@@ -76,11 +76,15 @@ class UsageBy(StrEnum):
 def gc(
     *,
     apply: Annotated[
-        bool, typer.Option("--apply/--dry-run", help="Do it, or only show it; the default shows.")
+        bool, typer.Option("--apply/--dry-run", help="Delete, or only show what would be deleted; default: only show.")
     ] = False,
-    grace: Annotated[str, typer.Option(help="Objects younger than this are never touched: 24h, 7d, ...")] = "24h",
-    trash_grace: Annotated[str, typer.Option(help="How long what was hidden can be restored.")] = "24h",
-    forget: Annotated[list[str] | None, typer.Option(help="A finished sweep whose results may go.")] = None,
+    grace: Annotated[str, typer.Option(help="Never delete objects younger than this: 24h, 7d, ...")] = "24h",
+    trash_grace: Annotated[
+        str, typer.Option(help="How long deleted objects stay in the trash, from which they can be restored.")
+    ] = "24h",
+    forget: Annotated[
+        list[str] | None, typer.Option(help="Name of a finished sweep whose results may be deleted.")
+    ] = None,
     pin: Annotated[
         list[str] | None, typer.Option(help="NAME=TARGET: keep a key, a checkpoint or a sweep's results.")
     ] = None,
@@ -88,7 +92,7 @@ def gc(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Show or collect what no sweep, pin or committed result needs; safe while sweeps run."""
+    """Show or delete objects that no sweep, pin or committed result needs; safe while sweeps run."""
     objects = open_existing_store(store)
     graces = Graces(age_s=parse_duration(grace), trash_s=parse_duration(trash_grace))
     _change_roots(objects, forget=forget or (), pin=pin or (), unpin=unpin or ())
@@ -108,7 +112,7 @@ def gc(
 
 def fsck(
     *,
-    deep: Annotated[bool, typer.Option("--deep", help="Also read everything and compare its sha256.")] = False,
+    deep: Annotated[bool, typer.Option("--deep", help="Also read all content and compare its sha256.")] = False,
     repair: Annotated[
         bool,
         typer.Option("--repair", help="Rebuild damaged plans; delete damaged snapshots, leases, claims and caches."),
@@ -116,7 +120,7 @@ def fsck(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Report every missing, short or altered object of the store, and repair what can be repaired."""
+    """Check the store: report every missing, truncated or changed object, and repair what can be repaired."""
     from orchestrator.retention.fsck import repair as repair_object  # loads the planner, which only fsck needs
 
     objects, census = open_existing_store(store), Census()
@@ -149,11 +153,11 @@ def fsck(
 def ls(
     what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.ARTIFACTS,
     *,
-    sweep: Annotated[str, typer.Option(help="Only what this sweep's plan names.")] = "",
+    sweep: Annotated[str, typer.Option(help="List only artifacts of this sweep's plan.")] = "",
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """List what the store holds."""
+    """List artifacts or pins in the store."""
     objects = open_existing_store(store)
     if what is Listing.PINS:
         _list_pins(objects, output)
@@ -178,11 +182,11 @@ def ls(
 
 def du(
     *,
-    by: Annotated[UsageBy, typer.Option(help="What to add up by.")] = UsageBy.SWEEP,
+    by: Annotated[UsageBy, typer.Option(help="How to group the sums.")] = UsageBy.SWEEP,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Show what sweeps, kinds of jobs or label spaces take."""
+    """Show how much storage sweeps, kinds of jobs or label spaces use."""
     objects = open_existing_store(store)
     usage = measure_usage(objects, _grouping(objects, by))
     everything = usage.pop(ALL_GROUPS)

@@ -69,17 +69,21 @@ def submit(  # noqa: PLR0913 - one parameter per flag
     *,
     yes: Yes = False,
     wait: Annotated[bool, typer.Option(help="Follow until the sweep ends; Ctrl-C detaches.")] = True,
-    foreground: Annotated[bool, typer.Option("--foreground", help="Run Ray inside this command.")] = False,
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Adopt an unfinished sweep of another cluster.")
+    foreground: Annotated[
+        bool, typer.Option("--foreground", help="Run Ray inside this command, which must stay alive.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also if the sweep belongs to somebody else.")] = False,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Take over an unfinished sweep of another cluster.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Allow this for a sweep of another user.")] = False,
     priority: Annotated[
-        str, typer.Option(help="low, normal, high, urgent, or a whole number, instead of the file's.")
+        str, typer.Option(help="low, normal, high, urgent, or a whole number; replaces the priority of the file.")
     ] = "",
     code: Annotated[
         Code | None,
-        typer.Option(help="Through a dashboard: run what is installed there, or send this code as a wheel."),
+        typer.Option(
+            help="On a cluster with a dashboard: run the code installed there (image), or send this code (wheel)."
+        ),
     ] = None,
     prices: PricesOption = "",
     overrides: SetOption = None,
@@ -87,7 +91,7 @@ def submit(  # noqa: PLR0913 - one parameter per flag
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Plan a sweep, run it, and print its answer."""
+    """Plan a sweep, run it, and print its report."""
     options = SubmitOptions(
         yes=yes,
         wait=wait,

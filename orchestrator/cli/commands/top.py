@@ -49,12 +49,12 @@ _MAX_RECORDS = 500
 
 
 def top(
-    sweep: Annotated[str, typer.Argument(help="A sweep to begin with.", autocompletion=complete_sweep)] = "",
+    sweep: Annotated[str, typer.Argument(help="Sweep to show first.", autocompletion=complete_sweep)] = "",
     *,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between looks.")] = 1.0,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
     store: StoreOption = "",
 ) -> None:
-    """Show all sweeps, their jobs, what runs where and how fast, live; pause, resume and cancel by keys."""
+    """Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel."""
     objects = open_existing_store(store)
     if sweep:
         require_sweep(objects, sweep)

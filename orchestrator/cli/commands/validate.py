@@ -22,7 +22,7 @@ def validate(
     scale: ScaleOption = None,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
-    """Say whether a sweep.yaml is right, and if not, where, why and what to do. Changes nothing."""
+    """Check a sweep.yaml; for each error print where it is, why, and how to fix it. Changes nothing."""
     loaded = load_all(sweep, Changes(overrides=overrides or (), scale=scale_name(scale)))
     counts = _counts(loaded)
     # Who rehearses should not find the typos of the other scales.

@@ -48,10 +48,10 @@ _SHOWN_METRIC = "val_error"
 def watch(
     sweep: SweepName,
     *,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between looks.")] = 0.5,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 0.5,
     store: StoreOption = "",
 ) -> None:
-    """Show a sweep full-screen as it goes; on a pipe, one line per job that ends. Leaving stops nothing."""
+    """Show a running sweep full-screen; on a pipe, print one line for each job that ends. Leaving does not stop it."""
     raise typer.Exit(watch_sweep(sweep, store, every_s=every))
 
 
