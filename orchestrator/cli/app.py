@@ -233,7 +233,7 @@ def options(
 app = typer.Typer(
     name="orchestrator",
     cls=CommandTable,
-    help="Run pretraining sweeps: which pretraining is better, and is it more than the seed? Write a sweep.yaml, get a report.",
+    help="Which pretraining is better, and is it more than the seed? Write a sweep.yaml, get a report with error bars.",
     callback=options,
     invoke_without_command=True,
     no_args_is_help=True,
