@@ -4,6 +4,8 @@
 names places, and whoever runs it reads them with the rights of the cluster. Where people submit who should not read
 all that the cluster may, its operators say here what sweeps may name. Part by part: ``s3://lab/public`` allows
 ``s3://lab/public/x`` and not ``s3://lab/public-not``; links on disks are followed before they are compared.
+
+A new scheme is an entry of ``_SCHEMES``, and a store that passes ``tests/contract``.
 """
 
 from __future__ import annotations

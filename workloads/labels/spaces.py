@@ -2,6 +2,8 @@
 
 Some spaces are made of the classes of another one: merged, counted modulo, told apart in two, or parts of data sets.
 The base is any space in which a class of the data set has at most one target; by default its leaf classes.
+
+A new rule is an entry of ``_RULES`` and a block of ``orchestrator.sweepfile.labels``.
 """
 
 from __future__ import annotations
