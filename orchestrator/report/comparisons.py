@@ -48,7 +48,7 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
     there = [row for row in table.rows if row.results]
     values = [values_of(row, table.metric) for row in there]
     baseline = table.baseline_row
-    is_large = isinstance(table, FactorTable) and len(there) > MAX_ROWS_ALL_PAIRS
+    is_large = _is_large(table, len(there))
     pairs = _with_baseline(there, values, baseline) if is_large else _all_pairs(there, values, baseline)
     pairs, num_unpaired = _independent(pairs, there, values, is_paired)
     flags = [baseline is not None and pair.second == baseline.label_space for pair in pairs]
@@ -64,6 +64,18 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
     )
     table = replace(table, comparisons=comparisons, family=_family(comparisons, flags, fit))
     return replace(table, rows=tuple(_related(row, table, baseline, has_all=not is_large) for row in table.rows))
+
+
+def _is_large(table: Table, num_rows: int) -> bool:
+    return isinstance(table, FactorTable) and num_rows > MAX_ROWS_ALL_PAIRS
+
+
+def planned_comparisons(table: Table) -> Comparisons:
+    """The family of a table once all of its rows have results."""
+    num, has_baseline = len(table.rows), any(row.label_space == table.baseline for row in table.rows)
+    if _is_large(table, num):
+        return Comparisons(num_with_baseline=num - 1 if has_baseline else 0, num_others=0)
+    return Comparisons.of_spaces(num, has_baseline=has_baseline)
 
 
 def values_of(row: Row, metric: str) -> dict[SeedPair, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core.contract import JobKind
@@ -20,6 +20,7 @@ from orchestrator.sweepfile.values import LABELS_FACTOR
 Values = tuple[str, ...]
 Address = tuple[TablePlace, str]
 """Of a row: its table and its name."""
+SeedsOf = Callable[[Job], SeedPair]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +114,7 @@ def _effect_table(
     unique = {tuple(values[name] for name in names): (values, row) for _, values, row in found}
     cells = [DesignCell(values=cell, runs=_runs(row.results, metric)) for cell, (_, row) in unique.items()]
     shared = _Shared(layout, [dict(values) for values, _ in unique.values()])
-    design = FactorialDesign(
-        names,
-        cells,
-        levels=layout.design.factors,
-        references=layout.baseline,
-        is_paired=lambda factor, one, other: shared.of(factor, one, other) is not Sharing.NOTHING,
-    )
-    effects = design.effects()
+    effects = _factorial(layout, cells, shared).effects()
     main = [effect for effect in effects.contrasts if len(effect.factors) == 1]
     return EffectTable(
         place=place,
@@ -140,6 +134,33 @@ def _effect_table(
             for effect in main
         ),
     )
+
+
+def _factorial(layout: FactorLayout, cells: Sequence[DesignCell], shared: _Shared) -> FactorialDesign:
+    return FactorialDesign(
+        layout.design.varied,
+        cells,
+        levels=layout.design.factors,
+        references=layout.baseline,
+        is_paired=lambda factor, one, other: shared.of(factor, one, other) is not Sharing.NOTHING,
+    )
+
+
+def planned_design(layout: FactorLayout, jobs: Iterable[Sequence[Job]], seeds: SeedsOf) -> FactorialDesign:
+    """What the report will test of one transfer once all of it is there; every run has the value 0.
+
+    Args:
+        layout: of the plan.
+        jobs: the transfers of each row.
+        seeds: those of a transfer.
+    """
+    found = {}
+    for some in jobs:
+        values = layout.values_of(some[0])
+        if values is not None and layout.is_cell(values):
+            found[tuple(values[name] for name in layout.design.varied)] = (values, some)
+    cells = [DesignCell(values=cell, runs=dict.fromkeys(map(seeds, some), 0.0)) for cell, (_, some) in found.items()]
+    return _factorial(layout, cells, _Shared(layout, [values for values, _ in found.values()]))
 
 
 def _runs(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:
