@@ -203,6 +203,7 @@ def test_blocks_are_an_axis_of_the_view_by_the_parameter_that_names_them() -> No
         ("val_error", Better.LOWER),
         ("val_error_hard", Better.LOWER),
         ("images_per_s", Better.HIGHER),
+        ("gpu_hours", Better.LOWER),
         ("my_accuracy", Better.HIGHER),
         ("samples_per_s", Better.HIGHER),
         ("calibration", Better.LOWER),

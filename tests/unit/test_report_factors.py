@@ -22,6 +22,7 @@ from orchestrator.report.compare_sweeps import compare_sweeps
 from orchestrator.report.factors import check_factors, matched_by
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.answers import answers
+from orchestrator.report.render.columns import text_table
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import FactorReport, Report
@@ -202,6 +203,41 @@ def test_metric_that_is_better_higher_turns_the_ranking_and_not_the_difference()
     assert lamb.difference.mean < 0
     assert lamb.improvement < 0
     assert lamb.can_be_best is False
+
+
+@pytest.mark.parametrize(
+    ("metric", "best", "unit", "values"),
+    [
+        ("gpu_hours", "lamb", "h", ("6 ± 0", "2 ± 0")),
+        ("cpu_hours", "lamb", "h", ("12 ± 0", "4 ± 0")),
+        ("images_per_s", "lamb", "images/s", ("300 ± 0", "900 ± 0")),
+    ],
+)
+def test_what_pretraining_took_is_a_metric_of_its_transfers_with_direction_and_unit(
+    metric: str, best: str, unit: str, values: tuple[str, str]
+) -> None:
+    """Of the backbone alone, which one optimizer makes in 1 hour and the other in 3, whatever its transfers take."""
+    plan = plan_of(NO_MIX, f"report={{metric: {metric}}}", text=TEXT)
+    held = replace(plan.jobs[0].resources, gpus=2.0, cpus=4.0)
+    plan = replace(plan, jobs=tuple(replace(job, resources=held) for job in plan.jobs))
+    found = {}
+    for name in committed(plan):
+        hours = 1.0 if "/optimizer-lamb/" in name else 3.0
+        took = {"measured_s": 3600 * hours, "images_per_s": 900 / hours} if name.startswith("pretrain/") else {}
+        found[name] = Committed(metrics={"val_error": 0.1}, **({"measured_s": 36_000.0} | took))
+    report = compute_report(plan, found)
+    assert not any("no committed run" in note for note in report.notes)
+    (table,) = report.headlines
+    text = text_table(table)
+    column = text.header.index(f"{metric} [{unit}]")
+    assert f"difference [{unit}]" in text.header
+    assert (tuple(row[column] for row in text.rows), table.ranked[0].label_space) == (values, best)
+    page = render_page(report, plan, Learning(curves={}, unreadable=())).decode()
+    data = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
+    assert (data["unit"], data.get("isHigherBetter", False)) == (unit, metric == "images_per_s")
+    sentences = " ".join(sentence for answer in answers(report) for sentence in answer.sentences)
+    assert f"{metric} {values[1]} {unit}" in sentences
+    assert (f"lowest mean: {best}" in sentences) == (metric != "images_per_s")
 
 
 def test_files_of_factors_hold_every_effect_beside_the_usual_ones() -> None:

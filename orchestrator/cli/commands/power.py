@@ -19,7 +19,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.render.columns import TextTable, units
 from orchestrator.report.render.curves import PowerPanel, draw_power, encode_png
-from orchestrator.report.render.numbers import MISSING, number
+from orchestrator.report.render.numbers import MISSING, in_words, number
 from orchestrator.report.render.terminal import FittingTable
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.services.costs import read_prices
@@ -168,11 +168,8 @@ def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextT
 
 def _title(answer: PowerAnswer, metric: str) -> str:
     against = f" to {answer.baseline}" if answer.baseline else ""
-    return f"{answer.place}: to see a difference of {number(answer.difference, metric)}{_unit(metric)}{against}"
-
-
-def _unit(metric: str) -> str:
-    return " points" if is_fraction(metric) else ""
+    asked = f"{number(answer.difference, metric)}{in_words(metric, of_difference=True)}"
+    return f"{answer.place}: to see a difference of {asked}{against}"
 
 
 def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[JobCost], str]]) -> tuple[str, ...]:
@@ -200,7 +197,7 @@ def _from_to(low: str, high: str) -> str:
 
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     """What it rests on, what the plan has, and what is cheapest."""
-    noise, unit = answer.noise, _unit(metric)
+    noise, unit = answer.noise, in_words(metric, of_difference=True)
     parts = [f"{number(noise.pretrain_std, metric)}{unit} between pretraining seeds"]
     parts += [] if noise.transfer_std is None else [f"{number(noise.transfer_std, metric)} between transfers of one"]
     seeds = f" on {noise.num_pretrain_seeds} pretraining seeds" if noise.num_pretrain_seeds else ""
@@ -238,7 +235,7 @@ def _effect_table(answer: PowerAnswer, metric: str) -> TextTable:
         shown = (str(effect.num_matched), str(effect.num_pretrain_seeds), f"{texts[0]}{spread}", power)
         alike.setdefault((" x ".join(effect.factors), str(effect.is_asked), *shown), []).append(effect)
     rows = [(_effect_name(some, name), *shown) for (name, _, *shown), some in alike.items()]
-    chance = f"power for {number(answer.difference, metric)}{_unit(metric)}"
+    chance = f"power for {number(answer.difference, metric)}{in_words(metric, of_difference=True)}"
     smallest = f"smallest effect{units(metric)[1]} for {answer.target_power:.0%}"
     return TextTable(
         title=f"{answer.transfer}: what the planned seeds find of each effect",
