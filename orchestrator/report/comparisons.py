@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from orchestrator.planning.estimate.power import Comparisons
+from orchestrator.planning.estimate.power import MAX_ROWS_ALL_PAIRS, Comparisons
 from orchestrator.report.results import Comparison, FactorTable, Row, Table
 from orchestrator.report.statistics.corrections import (
     Family,
@@ -29,9 +29,6 @@ from orchestrator.report.statistics.summaries import (
     relative_improvement,
 )
 
-MAX_ROWS_ALL_PAIRS = 64
-"""Of combinations of factors: tables with more rows compare each with the baseline alone, since pairs are squares."""
-
 IsPaired = Callable[[str, str], bool]
 """Of the names of two rows: whether runs of equal seeds share more than the number of the seed."""
 Compared = TypeVar("Compared", bound=Table)
@@ -48,7 +45,7 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
     there = [row for row in table.rows if row.results]
     values = [values_of(row, table.metric) for row in there]
     baseline = table.baseline_row
-    is_large = _is_large(table, len(there))
+    is_large = isinstance(table, FactorTable) and len(there) > MAX_ROWS_ALL_PAIRS
     pairs = _with_baseline(there, values, baseline) if is_large else _all_pairs(there, values, baseline)
     pairs, num_unpaired = _independent(pairs, there, values, is_paired)
     flags = [baseline is not None and pair.second == baseline.label_space for pair in pairs]
@@ -66,16 +63,11 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
     return replace(table, rows=tuple(_related(row, table, baseline, has_all=not is_large) for row in table.rows))
 
 
-def _is_large(table: Table, num_rows: int) -> bool:
-    return isinstance(table, FactorTable) and num_rows > MAX_ROWS_ALL_PAIRS
-
-
 def planned_comparisons(table: Table) -> Comparisons:
     """The family of a table once all of its rows have results."""
     num, has_baseline = len(table.rows), any(row.label_space == table.baseline for row in table.rows)
-    if _is_large(table, num):
-        return Comparisons(num_with_baseline=num - 1 if has_baseline else 0, num_others=0)
-    return Comparisons.of_spaces(num, has_baseline=has_baseline)
+    make = Comparisons.of_combinations if isinstance(table, FactorTable) else Comparisons.of_spaces
+    return make(num, has_baseline=has_baseline)
 
 
 def values_of(row: Row, metric: str) -> dict[SeedPair, float]:

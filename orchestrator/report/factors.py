@@ -10,7 +10,7 @@ from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UserError
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.pairing import Sharing, sharing_of
-from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import EffectTable, Pairing, Report, Result, Row, Table, TablePlace
 from orchestrator.report.statistics.effects import DesignCell, FactorialDesign
 from orchestrator.report.statistics.summaries import SeedPair
@@ -39,21 +39,11 @@ class FactorLayout:
     def of(cls, plan: Plan) -> FactorLayout:
         """The layout that the sweep asks for, or the default: rows of the factors that its blocks declare."""
         design = PlanDesign.of(plan)
-        declared = {
-            name.removeprefix(FACTOR_PREFIX)
-            for job in plan.jobs
-            if job.kind is JobKind.PRETRAIN
-            for name in job.facets
-            if name.startswith(FACTOR_PREFIX)
-        }
-        rows = plan.rows or tuple(name for name in design.varied if name in declared) or (LABELS_FACTOR,)
-        first = {name: values[0] for name, values in design.factors.items() if name != LABELS_FACTOR and values}
-        space = {LABELS_FACTOR: plan.baseline} if plan.baseline else {}
         backbones: dict[Values, Job] = {}
         for job in plan.jobs:
             if job.kind is JobKind.PRETRAIN and (values := design.values_of(job)) is not None:
                 backbones.setdefault(tuple(values.values()), job)
-        return cls(design=design, rows=rows, baseline={**first, **space, **plan.baseline_values}, backbones=backbones)
+        return cls(design=design, rows=design.rows_of(plan), baseline=design.baseline_of(plan), backbones=backbones)
 
     @property
     def has_factor_rows(self) -> bool:

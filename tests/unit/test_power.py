@@ -156,6 +156,13 @@ def test_power_of_a_sweep_with_factors_tells_the_smallest_of_each_effect_in_thei
     assert {effect.smallest for effect in one_seed.values()} == {None}
 
 
+def test_plan_of_a_sweep_with_factors_is_warned_of_by_its_rows_and_not_by_its_label_spaces():
+    labels = "pretrain.labels=[levels/depth1]"
+    (told,) = weak_designs(plan_of(labels, "pretrain.seeds=[0, 1]", text=FACTORS))
+    assert told.startswith("top: 2 pretraining seeds find, in 15 comparisons (")
+    assert not list(weak_designs(plan_of(labels, "pretrain.seeds=[0, 1, 2, 3, 4]", text=FACTORS)))
+
+
 def test_effects_that_the_sweep_measured_have_their_own_noise_and_independent_samples_no_other():
     data = "pretrain.factors.data={all: {}, other: {model: {name: test_vit2, image_size: 32}, subset: {fraction: 0.5}}}"
     plan = plan_of(data, text=FACTORS)

@@ -11,13 +11,15 @@ two variances for every label space; they are pooled over the label spaces of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, Self
 
 from orchestrator.core.job_kinds import TRANSFER_KINDS
-from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.design import Cell, PlanDesign
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.sweepfile.values import LABELS_FACTOR
 
 CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
@@ -25,6 +27,8 @@ METHOD: Final = "paired t tests over pretrain seeds, Bonferroni"
 _BASELINE_SHARE: Final = 0.5
 _USED_SHARE: Final = 0.9
 """Of the 5 %; the rest is the reserve. A single comparison needs none: it is an ordinary test."""
+MAX_ROWS_ALL_PAIRS = 64
+"""Of combinations of factors: tables with more rows compare each with the baseline alone, since pairs are squares."""
 TARGET_POWER = 0.8
 MOST_SEEDS = 100
 """Searches for a design end here."""
@@ -56,6 +60,13 @@ class Comparisons:
         """Every pair of so many label spaces, one of which may be the baseline."""
         with_baseline = num_spaces - 1 if has_baseline else 0
         return cls(num_with_baseline=with_baseline, num_others=num_spaces * (num_spaces - 1) // 2 - with_baseline)
+
+    @classmethod
+    def of_combinations(cls, num_rows: int, *, has_baseline: bool) -> Self:
+        """Of combinations of factors: above ``MAX_ROWS_ALL_PAIRS`` each with the baseline alone."""
+        if num_rows <= MAX_ROWS_ALL_PAIRS:
+            return cls.of_spaces(num_rows, has_baseline=has_baseline)
+        return cls(num_with_baseline=num_rows - 1 if has_baseline else 0, num_others=0)
 
     @property
     def total(self) -> int:
@@ -251,26 +262,36 @@ def least_shift(freedom: int, level: float, power: float = TARGET_POWER, *, is_p
 
 def weak_designs(plan: Plan) -> Iterator[str]:
     """Warnings of transfers whose seeds cannot find any plausible difference, and what would."""
-    spaces: dict[tuple[str, str], set[str]] = {}
-    with_own_baseline: set[tuple[str, str]] = set()
-    seeds: dict[tuple[str, str], set[str]] = {}
+    design = PlanDesign.of(plan)
+    rows, baseline = design.rows_of(plan), design.baseline_of(plan)
+    tables: dict[Cell, dict[Cell, set[str]]] = {}  # seeds by row
+    with_baseline: set[Cell] = set()
     for job in plan.jobs:
         if job.kind in TRANSFER_KINDS:
-            place = (str(job.facets["transfer"]), str(job.facets.get("pretrain", "")))
-            spaces.setdefault(place, set()).add(str(job.facets["label_space"]))
-            seeds.setdefault(place, set()).add(str(job.facets.get("pretrain_seed", 0)))
-            if job.facets.get("baseline") == "retrain":
-                with_own_baseline.add(place)
+            place, row = _row_of(design, rows, job)
+            tables.setdefault(place, {}).setdefault(row, set()).add(str(job.facets.get("pretrain_seed", 0)))
+            if job.facets.get("baseline") == "retrain" or row == tuple(baseline.get(name) for name in rows):
+                with_baseline.add(place)
     alike: dict[tuple[int, Comparisons], list[str]] = {}
-    for place, names in spaces.items():
-        has_baseline = plan.baseline in names or place in with_own_baseline
-        comparisons = Comparisons.of_spaces(len(names), has_baseline=has_baseline)
+    make = Comparisons.of_spaces if rows == (LABELS_FACTOR,) else Comparisons.of_combinations
+    for place, seeds in tables.items():
+        comparisons = make(len(seeds), has_baseline=place in with_baseline)
         if comparisons.total:
-            alike.setdefault((len(seeds[place]), comparisons), []).append(place[0])
+            alike.setdefault((len(set[str]().union(*seeds.values())), comparisons), []).append(place[0])
     for (num_seeds, comparisons), transfers in alike.items():
         least = smallest_difference(num_seeds, comparisons)
         if least > _IMPLAUSIBLE_STDS:
             yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(num_seeds, comparisons, least)}"
+
+
+def _row_of(design: PlanDesign, rows: Sequence[str], job: Job) -> tuple[Cell, Cell]:
+    """Table and row of a transfer in the report."""
+    values = None if rows == (LABELS_FACTOR,) else design.values_of(job)
+    transfer = str(job.facets["transfer"])
+    if values is None:
+        return (transfer, str(job.facets.get("pretrain", ""))), (str(job.facets["label_space"]),)
+    others = (value for name, value in values.items() if name not in rows)
+    return (transfer, *others), tuple(values[name] for name in rows)
 
 
 def _weakness(num_seeds: int, family: Comparisons, least: float) -> str:

@@ -62,6 +62,20 @@ class PlanDesign:
             return None
         return {**values, LABELS_FACTOR: str(job.facets["label_space"])}
 
+    def rows_of(self, plan: Plan) -> tuple[str, ...]:
+        """The factors of the report's rows: those that the sweep asks for, else those that its blocks declare, else
+        ``labels`` alone.
+        """
+        backbones = (job for job in plan.jobs if job.kind is JobKind.PRETRAIN)
+        declared = {name for job in backbones for name in _said(job)}
+        return plan.rows or tuple(name for name in self.varied if name in declared) or (LABELS_FACTOR,)
+
+    def baseline_of(self, plan: Plan) -> dict[str, str]:
+        """By factor the value that others are compared with; of ``labels`` only where the sweep names one."""
+        first = {name: values[0] for name, values in self.factors.items() if name != LABELS_FACTOR and values}
+        space = {LABELS_FACTOR: plan.baseline} if plan.baseline else {}
+        return {**first, **space, **plan.baseline_values}
+
     def columns_of(self, job: Job) -> dict[str, str]:
         """The value of every factor of several values, by the name of its column: ``factor.optimizer``, as the facet.
 
