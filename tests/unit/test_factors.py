@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -164,6 +165,12 @@ def test_mistake_that_several_cells_share_is_told_once() -> None:
     with pytest.raises(SpecError) as error:
         plan_of("pretrain.recipe.lr=fast", "pretrain.factors.optimizer.lamb={}", text=TEXT)
     assert len(error.value.problems) == 1
+
+
+def test_factors_of_a_stored_plan_have_the_order_of_the_file_though_its_facets_are_sorted() -> None:
+    plan = _plan()
+    stored = replace(plan, jobs=tuple(replace(job, facets=dict(sorted(job.facets.items()))) for job in plan.jobs))
+    assert list(PlanDesign.of(stored).factors) == list(PlanDesign.of(plan).factors) == ["optimizer", "mix", "labels"]
 
 
 def _view(plan: Plan) -> tuple[list[str], str]:

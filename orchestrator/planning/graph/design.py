@@ -32,7 +32,7 @@ class PlanDesign:
         """The design of a plan. Backbones that say not all factors, or continue others, are no part of it."""
         backbones = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN and "baseline" not in job.facets]
         said = {_block(job): _said(job) for job in backbones}
-        names = tuple(dict.fromkeys(name for values in said.values() for name in values))
+        names = _ordered(said)
         if names:
             blocks = {block: values for block, values in said.items() if values.keys() == set(names)}
         else:
@@ -108,6 +108,20 @@ def _said(job: Job) -> dict[str, str]:
         for name, value in job.facets.items()
         if name.startswith(FACTOR_PREFIX)
     }
+
+
+def _ordered(said: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """All factors, as the name of a block has them, which is made of them in the order of the file; others by name.
+
+    Facets have no order to go by: those of a stored plan are sorted.
+    """
+    block = max(said, key=lambda name: len(said[name]), default="")
+
+    def place(factor: str) -> tuple[bool, int, str]:
+        found = f"_{block}".find(f"_{factor}-")
+        return found < 0, found, factor
+
+    return tuple(sorted({name for values in said.values() for name in values}, key=place))
 
 
 def _unique(values: Iterable[str]) -> tuple[str, ...]:
