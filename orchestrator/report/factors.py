@@ -42,7 +42,7 @@ class FactorLayout:
         backbones: dict[Values, Job] = {}
         for job in plan.jobs:
             if job.kind is JobKind.PRETRAIN and (values := design.values_of(job)) is not None:
-                backbones.setdefault(tuple(values.values()), job)
+                backbones.setdefault(tuple(values[name] for name in design.factors), job)
         return cls(design=design, rows=design.rows_of(plan), baseline=design.baseline_of(plan), backbones=backbones)
 
     @property

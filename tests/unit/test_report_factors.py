@@ -154,6 +154,13 @@ def test_effects_say_how_many_cells_match_and_what_pairs_them() -> None:
     assert {test.factors for test in effects.tests} == {("optimizer",), ("mix",), ("optimizer", "mix")}
 
 
+def test_report_of_a_stored_plan_whose_facets_are_sorted_is_that_of_the_plan() -> None:
+    plan = plan_of(text=TEXT)
+    stored = replace(plan, jobs=tuple(replace(job, facets=dict(sorted(job.facets.items()))) for job in plan.jobs))
+    found = committed(plan)
+    assert compute_report(stored, found) == compute_report(plan, found)
+
+
 def test_values_that_share_nothing_are_compared_by_welch_in_rows_and_effects() -> None:
     other = "{name: test_vit2, image_size: 32}"
     value = f"{{all: {{}}, other: {{model: {other}, subset: {{fraction: 0.5}}}}}}"

@@ -25,7 +25,7 @@ class PlanDesign:
     factors: Mapping[str, tuple[str, ...]]
     """Values of each factor in the order of the plan; ``labels`` last. Factors of one value are among them."""
     blocks: Mapping[str, Mapping[str, str]]
-    """By the name of a block its values, without that of ``labels``."""
+    """By the name of a block its values in the order of ``factors``, without that of ``labels``."""
 
     @classmethod
     def of(cls, plan: Plan) -> PlanDesign:
@@ -34,7 +34,8 @@ class PlanDesign:
         said = {_block(job): _said(job) for job in backbones}
         names = _ordered(said)
         if names:
-            blocks = {block: values for block, values in said.items() if values.keys() == set(names)}
+            whole = {block: values for block, values in said.items() if values.keys() == set(names)}
+            blocks = {block: {name: values[name] for name in names} for block, values in whole.items()}
         else:
             chained = {_block(job) for job in backbones if "initial" in job.identity["inputs"]}
             blocks = {block: {BLOCK_FACTOR: block} for block in said if block not in chained}
