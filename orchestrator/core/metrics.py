@@ -29,7 +29,7 @@ class Better(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
+class RecordedMetric:
     """A metric that this project records."""
 
     better: Better = Better.LOWER
@@ -40,19 +40,19 @@ class Metric:
     the same value of it."""
 
 
-METRICS: Final[Mapping[str, Metric]] = {
-    "val_error": Metric(),
-    "best_val_error": Metric(),
-    "val_top5_error": Metric(),
-    "val_class_error": Metric(),
-    "val_loss": Metric(),
-    "select_error": Metric(),
-    "select_loss": Metric(),
-    "train_error": Metric(),
-    "train_loss": Metric(),
-    "gpu_hours": Metric(unit="h", is_of_backbone=True),
-    "cpu_hours": Metric(unit="h", is_of_backbone=True),
-    "images_per_s": Metric(better=Better.HIGHER, unit="images/s", is_of_backbone=True),
+METRICS: Final[Mapping[str, RecordedMetric]] = {
+    "val_error": RecordedMetric(),
+    "best_val_error": RecordedMetric(),
+    "val_top5_error": RecordedMetric(),
+    "val_class_error": RecordedMetric(),
+    "val_loss": RecordedMetric(),
+    "select_error": RecordedMetric(),
+    "select_loss": RecordedMetric(),
+    "train_error": RecordedMetric(),
+    "train_loss": RecordedMetric(),
+    "gpu_hours": RecordedMetric(unit="h", is_of_backbone=True),
+    "cpu_hours": RecordedMetric(unit="h", is_of_backbone=True),
+    "images_per_s": RecordedMetric(better=Better.HIGHER, unit="images/s", is_of_backbone=True),
 }
 """Those that this project records. ``val_error_<subset>`` and other longer names follow their beginning."""
 _HIGHER_WORDS: Final = frozenset({"accuracy", "acc", "score", "auc", "auroc", "f1", "precision", "recall", "map"})
@@ -72,6 +72,6 @@ def unit_of(metric: str) -> str:
     return "" if row is None else row.unit
 
 
-def _row(metric: str) -> Metric | None:
+def _row(metric: str) -> RecordedMetric | None:
     begins = [name for name in METRICS if metric == name or metric.startswith(f"{name}_")]
     return METRICS[max(begins, key=len)] if begins else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,6 +24,7 @@ from orchestrator.report.factors import check_factors, matched_by
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import text_table
+from orchestrator.report.render.curves import draw_curve
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import FactorReport, Report
@@ -282,6 +284,16 @@ def test_results_runs_and_frames_have_a_column_of_each_factor() -> None:
     ]
     frame = committed_results(plan, {job.key: found[job.name] for job in plan.jobs if job.name in found})  # type: ignore[misc]
     assert set(zip(*(frame[name] for name in names), strict=True)) == cells
+
+
+def test_panel_of_many_lines_has_room_for_them_and_no_legend() -> None:
+    rates = [round(0.001 * number, 3) for number in range(1, 41)]
+    report = report_of(NO_MIX, f"pretrain.factors={{recipe.weight_decay: {rates}}}", "pretrain.seeds=[0, 1]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw_curve(report)
+        figure.draw_without_rendering()
+    assert [panel.get_legend() for panel in figure.axes] == [None]
 
 
 def test_answer_says_which_factor_matters_and_that_effects_do_not_depend_on_each_other() -> None:

@@ -30,6 +30,8 @@ _PNG_DPI = 200
 _LOG_RATIO = 30.0
 """Of the largest to the smallest number of a factor from which on its axis is logarithmic."""
 _MAX_PANELS = 12
+_MAX_LINES_NAMED = 24
+"""Of a panel of factors: a longer legend leaves no room for the panel, and colours repeat long before."""
 _MIN_TICK_DISTANCE = 0.07
 """Fraction of the axis below which the second of two tick labels is left out."""
 _STYLE: Any = {
@@ -221,7 +223,8 @@ def _finish_factor_panel(panel: Axes, metric: str) -> None:
     name = metric.replace("val_", "validation ").replace("_", " ")
     panel.set_ylabel(f"{name}{in_brackets(metric)}")
     panel.grid(visible=True, axis="y", linewidth=0.5, alpha=0.35)
-    panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
+    if len(panel.get_legend_handles_labels()[1]) <= _MAX_LINES_NAMED:
+        panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
 
 
 def draw_effects(report: FactorReport) -> Figure:
