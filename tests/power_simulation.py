@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 
 from orchestrator.planning.estimate.power import Design, Noise
+from orchestrator.report.render.columns import contrast_text
 from orchestrator.report.statistics.corrections import corrected
+from orchestrator.report.statistics.effects import DesignCell, FactorialDesign
 from orchestrator.report.statistics.summaries import SeedPair, all_paired_differences, paired_differences
 
 Values = dict[SeedPair, float]
@@ -56,3 +61,46 @@ def found_share(truth: Truth, design: Design, num_spaces: int, *, num_sweeps: in
         first = corrected([*asked, *others], [True] * len(asked) + [False] * len(others))[0]
         num_found += first is not None and first.is_established
     return num_found / num_sweeps
+
+
+def effect_shares(
+    levels: Mapping[str, Sequence[str]],
+    slopes: Mapping[str, float],
+    num_seeds: int,
+    num_transfers: int,
+    *,
+    std: float,
+    num_sweeps: int,
+) -> dict[str, float]:
+    """Share of the sweeps in which the report establishes an effect, of those that are not 0.
+
+    Args:
+        levels: values of each factor; the first two have an effect.
+        slopes: by factor what its second value adds, and ``both`` what the two second values add together.
+        num_seeds: of pretraining.
+        num_transfers: of each backbone, half of whose variance is theirs.
+        std: of the difference of two cells, averaged over the transfers of a pretraining seed.
+        num_sweeps: that are simulated.
+    """
+    random, num_found = np.random.default_rng(num_seeds), Counter[str]()
+    cells, (first, second) = list(product(*levels.values())), tuple(levels)[:2]
+    names = [f"{first} {levels[first][1]} - {levels[first][0]}", f"{second} {levels[second][1]} - {levels[second][0]}"]
+    names.append(" x ".join(names))
+    has = np.array([[cell[place] == levels[name][1] for cell in cells] for place, name in enumerate((first, second))])
+    means = slopes[first] * has[0] + slopes[second] * has[1] + slopes["both"] * (has[0] & has[1])
+    pairs = [SeedPair(pretrain=i, transfer=j) for i in range(num_seeds) for j in range(num_transfers)]
+    for _ in range(num_sweeps):
+        shared = random.standard_normal((1, num_seeds, 1))
+        noise = random.standard_normal((len(cells), num_seeds, 1))
+        noise = noise + math.sqrt(num_transfers) * random.standard_normal((len(cells), num_seeds, num_transfers))
+        values = means[:, None, None] + shared + std / 2 * noise  # half of the variance of a cell is of its backbones
+        design = FactorialDesign(
+            tuple(levels),
+            [
+                DesignCell(values=cell, runs=dict(zip(pairs, map(float, some.ravel()), strict=True)))
+                for cell, some in zip(cells, values, strict=True)
+            ],
+            levels=levels,
+        )
+        num_found.update(contrast_text(one) for one in design.effects().contrasts if one.difference.is_established)
+    return {name: num_found[name] / num_sweeps for name in names}

@@ -6,6 +6,7 @@ Records may hold others, of plug-ins for instance: for those a word in the name 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -27,17 +28,31 @@ class Better(StrEnum):
         return "lowest" if self is Better.LOWER else "highest"
 
 
-METRICS: Final[Mapping[str, Better]] = {
-    "val_error": Better.LOWER,
-    "best_val_error": Better.LOWER,
-    "val_top5_error": Better.LOWER,
-    "val_class_error": Better.LOWER,
-    "val_loss": Better.LOWER,
-    "select_error": Better.LOWER,
-    "select_loss": Better.LOWER,
-    "train_error": Better.LOWER,
-    "train_loss": Better.LOWER,
-    "images_per_s": Better.HIGHER,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedMetric:
+    """A metric that this project records."""
+
+    better: Better = Better.LOWER
+    unit: str = ""
+    """Empty for rates, which are printed in percent, and for numbers without one."""
+    is_of_backbone: bool = False
+    """Whether it says what the pretraining took and not what the transfer came to: all transfers of a backbone have
+    the same value of it."""
+
+
+METRICS: Final[Mapping[str, RecordedMetric]] = {
+    "val_error": RecordedMetric(),
+    "best_val_error": RecordedMetric(),
+    "val_top5_error": RecordedMetric(),
+    "val_class_error": RecordedMetric(),
+    "val_loss": RecordedMetric(),
+    "select_error": RecordedMetric(),
+    "select_loss": RecordedMetric(),
+    "train_error": RecordedMetric(),
+    "train_loss": RecordedMetric(),
+    "gpu_hours": RecordedMetric(unit="h", is_of_backbone=True),
+    "cpu_hours": RecordedMetric(unit="h", is_of_backbone=True),
+    "images_per_s": RecordedMetric(better=Better.HIGHER, unit="images/s", is_of_backbone=True),
 }
 """Those that this project records. ``val_error_<subset>`` and other longer names follow their beginning."""
 _HIGHER_WORDS: Final = frozenset({"accuracy", "acc", "score", "auc", "auroc", "f1", "precision", "recall", "map"})
@@ -45,8 +60,18 @@ _HIGHER_WORDS: Final = frozenset({"accuracy", "acc", "score", "auc", "auroc", "f
 
 def better_of(metric: str) -> Better:
     """The direction of a metric: its own row, that of the longest name it begins with, or by a word of its name."""
-    begins = [name for name in METRICS if metric == name or metric.startswith(f"{name}_")]
-    if begins:
-        return METRICS[max(begins, key=len)]
+    if (row := _row(metric)) is not None:
+        return row.better
     is_rate = metric.endswith("_per_s")
     return Better.HIGHER if is_rate or _HIGHER_WORDS.intersection(metric.lower().split("_")) else Better.LOWER
+
+
+def unit_of(metric: str) -> str:
+    """The unit of a metric that is no rate; empty where none is known."""
+    row = _row(metric)
+    return "" if row is None else row.unit
+
+
+def _row(metric: str) -> RecordedMetric | None:
+    begins = [name for name in METRICS if metric == name or metric.startswith(f"{name}_")]
+    return METRICS[max(begins, key=len)] if begins else None

@@ -35,6 +35,7 @@ from orchestrator.report.tables import (
     group_transfers,
     headline_places,
     mean_metric,
+    with_backbone_metric,
 )
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.protocol import ObjectStore
@@ -255,6 +256,7 @@ def compute_report(
 ) -> Report:
     """The report as a pure function of the plan, what is committed by job name, and the jobs' states."""
     states = views or {}
+    committed = with_backbone_metric(plan, committed, states)
     layout = FactorLayout.of(plan)
     grouped = group_transfers(plan.jobs, layout)
     builder = TableBuilder(plan, committed, states, grouped, layout=layout, prices=prices)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from orchestrator.planning.estimate.power import Comparisons
+from orchestrator.planning.estimate.power import MAX_ROWS_ALL_PAIRS, Comparisons
 from orchestrator.report.results import Comparison, FactorTable, Row, Table
 from orchestrator.report.statistics.corrections import (
     Family,
@@ -28,9 +28,6 @@ from orchestrator.report.statistics.summaries import (
     paired_differences,
     relative_improvement,
 )
-
-MAX_ROWS_ALL_PAIRS = 64
-"""Of combinations of factors: tables with more rows compare each with the baseline alone, since pairs are squares."""
 
 IsPaired = Callable[[str, str], bool]
 """Of the names of two rows: whether runs of equal seeds share more than the number of the seed."""
@@ -64,6 +61,13 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
     )
     table = replace(table, comparisons=comparisons, family=_family(comparisons, flags, fit))
     return replace(table, rows=tuple(_related(row, table, baseline, has_all=not is_large) for row in table.rows))
+
+
+def planned_comparisons(table: Table) -> Comparisons:
+    """The family of a table once all of its rows have results."""
+    num, has_baseline = len(table.rows), any(row.label_space == table.baseline for row in table.rows)
+    make = Comparisons.of_combinations if isinstance(table, FactorTable) else Comparisons.of_spaces
+    return make(num, has_baseline=has_baseline)
 
 
 def values_of(row: Row, metric: str) -> dict[SeedPair, float]:

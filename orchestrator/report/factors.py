@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UserError
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.pairing import Sharing, sharing_of
-from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import EffectTable, Pairing, Report, Result, Row, Table, TablePlace
 from orchestrator.report.statistics.effects import DesignCell, FactorialDesign
 from orchestrator.report.statistics.summaries import SeedPair
@@ -20,6 +20,7 @@ from orchestrator.sweepfile.values import LABELS_FACTOR
 Values = tuple[str, ...]
 Address = tuple[TablePlace, str]
 """Of a row: its table and its name."""
+SeedsOf = Callable[[Job], SeedPair]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,21 +39,11 @@ class FactorLayout:
     def of(cls, plan: Plan) -> FactorLayout:
         """The layout that the sweep asks for, or the default: rows of the factors that its blocks declare."""
         design = PlanDesign.of(plan)
-        declared = {
-            name.removeprefix(FACTOR_PREFIX)
-            for job in plan.jobs
-            if job.kind is JobKind.PRETRAIN
-            for name in job.facets
-            if name.startswith(FACTOR_PREFIX)
-        }
-        rows = plan.rows or tuple(name for name in design.varied if name in declared) or (LABELS_FACTOR,)
-        first = {name: values[0] for name, values in design.factors.items() if name != LABELS_FACTOR and values}
-        space = {LABELS_FACTOR: plan.baseline} if plan.baseline else {}
         backbones: dict[Values, Job] = {}
         for job in plan.jobs:
             if job.kind is JobKind.PRETRAIN and (values := design.values_of(job)) is not None:
-                backbones.setdefault(tuple(values.values()), job)
-        return cls(design=design, rows=rows, baseline={**first, **space, **plan.baseline_values}, backbones=backbones)
+                backbones.setdefault(tuple(values[name] for name in design.factors), job)
+        return cls(design=design, rows=design.rows_of(plan), baseline=design.baseline_of(plan), backbones=backbones)
 
     @property
     def has_factor_rows(self) -> bool:
@@ -113,14 +104,7 @@ def _effect_table(
     unique = {tuple(values[name] for name in names): (values, row) for _, values, row in found}
     cells = [DesignCell(values=cell, runs=_runs(row.results, metric)) for cell, (_, row) in unique.items()]
     shared = _Shared(layout, [dict(values) for values, _ in unique.values()])
-    design = FactorialDesign(
-        names,
-        cells,
-        levels=layout.design.factors,
-        references=layout.baseline,
-        is_paired=lambda factor, one, other: shared.of(factor, one, other) is not Sharing.NOTHING,
-    )
-    effects = design.effects()
+    effects = _factorial(layout, cells, shared).effects()
     main = [effect for effect in effects.contrasts if len(effect.factors) == 1]
     return EffectTable(
         place=place,
@@ -140,6 +124,33 @@ def _effect_table(
             for effect in main
         ),
     )
+
+
+def _factorial(layout: FactorLayout, cells: Sequence[DesignCell], shared: _Shared) -> FactorialDesign:
+    return FactorialDesign(
+        layout.design.varied,
+        cells,
+        levels=layout.design.factors,
+        references=layout.baseline,
+        is_paired=lambda factor, one, other: shared.of(factor, one, other) is not Sharing.NOTHING,
+    )
+
+
+def planned_design(layout: FactorLayout, jobs: Iterable[Sequence[Job]], seeds: SeedsOf) -> FactorialDesign:
+    """What the report will test of one transfer once all of it is there; every run has the value 0.
+
+    Args:
+        layout: of the plan.
+        jobs: the transfers of each row.
+        seeds: those of a transfer.
+    """
+    found = {}
+    for some in jobs:
+        values = layout.values_of(some[0])
+        if values is not None and layout.is_cell(values):
+            found[tuple(values[name] for name in layout.design.varied)] = (values, some)
+    cells = [DesignCell(values=cell, runs=dict.fromkeys(map(seeds, some), 0.0)) for cell, (_, some) in found.items()]
+    return _factorial(layout, cells, _Shared(layout, [values for values, _ in found.values()]))
 
 
 def _runs(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:

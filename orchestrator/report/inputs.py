@@ -170,6 +170,8 @@ class Committed:
     metrics: Mapping[str, float]
     measured_s: float | None = None
     """Seconds that the attempt which committed took, as far as it said so."""
+    images_per_s: float | None = None
+    """Trained on per second by all ranks, of a training run."""
     has_changed_numerics: bool = False
     """Whether it was resumed on other hardware or libraries, which ends the promise of the same bits."""
     num_rewinds: int = 0
@@ -201,6 +203,7 @@ class Committed:
             pictures=pictures or {},
             metrics=record.metrics,
             measured_s=_measured_s(record.summary.get("measured")),
+            images_per_s=(record.summary.get("measured") or {}).get("images_per_s"),
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
             num_rewinds=len(record.summary.get("rewinds") or ()),
             num_bad_samples=_num_bad(record.summary.get("bad_samples")),

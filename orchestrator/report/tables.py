@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS
+from orchestrator.core.metrics import METRICS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.comparisons import compared
@@ -163,6 +164,53 @@ class PublishedIndex:
 def _address(entry: Published) -> _Address:
     place = (entry.transfer, entry.pretrain, entry.label_space)
     return (*place, entry.checkpoint, entry.fraction, entry.cell)
+
+
+def with_backbone_metric(
+    plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView]
+) -> Mapping[str, Committed]:
+    """What is committed, where the sweep reports what pretraining took: with that among the metrics of each run.
+
+    Hours are those of the table's column of hours, of the backbone alone; images per second are those of its record.
+    Records that hold a metric of this name themselves keep it, and runs of unknown time have none.
+    """
+    metric, jobs = METRICS.get(plan.metric), plan.by_name()
+    if metric is None or not metric.is_of_backbone:
+        return committed
+    found = dict(committed)
+    for job in plan.jobs:
+        if job.kind not in RESULT_KINDS or job.name not in committed or plan.metric in committed[job.name].metrics:
+            continue
+        names = [job.name] if job.kind is JobKind.PRETRAIN else sorted(backbones_of(job, jobs))
+        value = _took(plan.metric, [jobs[name] for name in names], committed, views)
+        if value is not None:
+            run = committed[job.name]
+            found[job.name] = replace(run, metrics={**run.metrics, plan.metric: value})
+    return found
+
+
+def _took(
+    metric: str, jobs: Sequence[Job], committed: Mapping[str, Committed], views: Mapping[str, JobView]
+) -> float | None:
+    """What making a backbone took, by the jobs between the label space and the transfer."""
+    if metric == "images_per_s":
+        rates = [committed[job.name].images_per_s for job in jobs if job.name in committed]
+        return next((rate for rate in rates if rate is not None), None)
+    spent = [seconds_of(job, committed, views) for job in jobs]
+    known = [seconds for seconds in spent if seconds is not None]
+    if len(known) < len(jobs) or not jobs:
+        return None
+    held = [job.resources.gpus if metric == "gpu_hours" else job.resources.cpus for job in jobs]
+    return math.fsum(seconds * num for seconds, num in zip(known, held, strict=True)) / 3600
+
+
+def seconds_of(job: Job, committed: Mapping[str, Committed], views: Mapping[str, JobView]) -> float | None:
+    """All attempts of this sweep; for a job that it reused, what its record says."""
+    view = views.get(job.name)
+    if view is not None and view.ran_s > 0:
+        return view.ran_s
+    found = committed.get(job.name)
+    return None if found is None else found.measured_s
 
 
 class TableBuilder:
@@ -353,7 +401,8 @@ class TableBuilder:
     def _compute(self, transfers: Sequence[Job]) -> Compute | None:
         backbones = {name for job in transfers for name in backbones_of(job, self._jobs)}
         jobs = [*transfers, *(self._jobs[name] for name in sorted(backbones))]
-        known = [(job, seconds) for job in jobs if (seconds := self._seconds(job)) is not None]
+        spent = [(job, seconds_of(job, self._committed, self._views)) for job in jobs]
+        known = [(job, seconds) for job, seconds in spent if seconds is not None]
         unknown = sum(job.name in self._committed for job in jobs) - sum(
             job.name in self._committed for job, _ in known
         )
@@ -368,14 +417,6 @@ class TableBuilder:
             is_cost_partial=bill.is_partial or unknown > 0,
             currency=self._prices.currency if self._prices else "",
         )
-
-    def _seconds(self, job: Job) -> float | None:
-        """All attempts of this sweep; for a job that it reused, what its record says."""
-        view = self._views.get(job.name)
-        if view is not None and view.ran_s > 0:
-            return view.ran_s
-        committed = self._committed.get(job.name)
-        return None if committed is None else committed.measured_s
 
     def _uses(self, job: Job, seconds: float) -> Sequence[ResourceUse]:
         """By sort of node; what another sweep made, it made on nodes of which nothing is known here."""

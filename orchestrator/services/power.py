@@ -3,22 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.planning.estimate.estimates import Estimates, estimate
-from orchestrator.planning.estimate.power import TARGET_POWER, Comparisons, Design, Noise, power_of, seeds_needed
+from orchestrator.planning.estimate.power import (
+    ALPHA,
+    TARGET_POWER,
+    Comparisons,
+    Design,
+    Noise,
+    chance_of,
+    least_shift,
+    power_of,
+    seeds_needed,
+)
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report, compute_report
-from orchestrator.report.comparisons import values_of
-from orchestrator.report.factors import FactorLayout
-from orchestrator.report.render.columns import describe_transfer
-from orchestrator.report.results import Table
+from orchestrator.report.comparisons import planned_comparisons, values_of
+from orchestrator.report.factors import FactorLayout, planned_design
+from orchestrator.report.render.columns import contrast_text, describe_transfer
+from orchestrator.report.results import FactorReport, Report, Table, TablePlace
+from orchestrator.report.statistics.effects import Effect, FactorialDesign, effect_noise
 from orchestrator.report.statistics.summaries import noise_of
-from orchestrator.report.tables import group_transfers, seeds_of
+from orchestrator.report.tables import group_transfers, headline_places, seeds_of
 from orchestrator.services.artifact_lookup import history_of
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
@@ -71,6 +82,35 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EffectPower:
+    """What the planned seeds find of one main effect or interaction, by the report's test in its family of effects."""
+
+    name: str
+    """As the report calls it: ``optimizer lamb - sgd``."""
+    factors: tuple[str, ...]
+    is_asked: bool
+    """Whether it is a main effect against the baseline's value, which has the larger share of the level."""
+    is_paired: bool
+    """False: its sides are independent samples, compared by Welch's t."""
+    num_matched: int
+    """Combinations of the other factors that it is averaged over."""
+    num_pretrain_seeds: int
+    level: float
+    """The p-value below which it is established."""
+    noise: Noise | None = None
+    """Of the contrast of one pretraining seed. None where its sides share the number of the seed only and the sweep has
+    not measured it: what a difference of two pairs varies by says nothing of that."""
+    is_measured: bool = False
+    """Whether the noise is the effect's own, from results of this sweep; False: that of a difference of two cells."""
+    smallest: float | None = None
+    """The smallest effect that is found with the target power; None where that is not known, or with one seed."""
+    smallest_range: tuple[float, float] | None = None
+    """With the noise at the lower and at the upper end of what it may be."""
+    power: float | None = None
+    """For the difference that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PowerAnswer:
     """What one transfer of a sweep needs."""
 
@@ -88,6 +128,8 @@ class PowerAnswer:
     """Where the noise was measured."""
     target_power: float
     options: tuple[Option, ...]
+    effects: tuple[EffectPower, ...] = ()
+    """Of all factors under this transfer, in the answer of its first table; empty where only label spaces differ."""
 
     @property
     def is_known(self) -> bool:
@@ -126,21 +168,22 @@ def answer_power(
     """
     store = open_store(plan.store_uri) if is_initialised(plan.store_uri) else None
     estimates = estimate(plan, history=history_of(plan), accelerator=accelerator, prices=prices)
-    tables = (build_report(store, plan) if store else compute_report(plan, {})).headlines
+    report = build_report(store, plan) if store else compute_report(plan, {})
+    tables = report.headlines
     wanted = [table for table in tables if question.transfer in {"", table.transfer} and len(table.rows) > 1]
     if not wanted:
         known = ", ".join(dict.fromkeys(table.transfer for table in tables)) or "none"
         what = f"transfer {question.transfer!r}" if question.transfer else "transfer of two label spaces"
         raise NotFoundError(f"sweep {plan.sweep!r} has no {what} to compare; its transfers are: {known}")
-    return [_answer(plan, table, question, estimates, store) for table in wanted]
+    answers = [_answer(plan, table, question, estimates, store) for table in wanted]
+    return list(_with_effects(plan, report, question, list(zip(wanted, answers, strict=True))))
 
 
 def _answer(
     plan: Plan, table: Table, question: PowerQuestion, estimates: Estimates, store: ObjectStore | None
 ) -> PowerAnswer:
     noise, source = _noise(plan, table, question, store)
-    has_baseline = any(row.label_space == table.baseline for row in table.rows)
-    comparisons = Comparisons.of_spaces(len(table.rows), has_baseline=has_baseline)
+    comparisons = planned_comparisons(table)
     planned = _design_of(_jobs_of(plan, table))
     low, high = noise.ends
     prices = _prices(plan, table, estimates)
@@ -148,7 +191,7 @@ def _answer(
         transfer=table.transfer,
         place=describe_transfer(table),
         difference=question.difference,
-        baseline=table.baseline if has_baseline else "",
+        baseline=table.baseline if comparisons.num_with_baseline else "",
         comparisons=comparisons,
         planned=planned,
         planned_power=power_of(planned, noise, question.difference, comparisons),
@@ -200,6 +243,94 @@ def _options(
 def _at_least(planned: int, needed: int | None) -> int | None:
     """Seeds that the plan has already are not taken away."""
     return None if needed is None else max(planned, needed)
+
+
+# ----------------------------------------------------------------------------------------------------------- effects
+
+
+def _with_effects(
+    plan: Plan, report: Report, question: PowerQuestion, answers: Sequence[tuple[Table, PowerAnswer]]
+) -> Iterator[PowerAnswer]:
+    """The answers, the first of each transfer with the effects of all factors."""
+    layout = FactorLayout.of(plan)
+    if not layout.design.has_factors:
+        yield from (answer for _, answer in answers)
+        return
+    grouped = group_transfers(plan.jobs, layout)
+    headlines, done = headline_places(grouped), set[TablePlace]()
+    measured = {found.place: found.contrasts for found in report.effects} if isinstance(report, FactorReport) else {}
+    for table, answer in answers:
+        place = replace(table.place, pretrain="")
+        if place in done:
+            yield answer
+            continue
+        done.add(place)
+        alike = [spaces for one, spaces in grouped.items() if one in headlines and replace(one, pretrain="") == place]
+        rows = [next(iter(cells.values())) for spaces in alike for cells in spaces.values()]
+        design = planned_design(layout, rows, seeds_of)
+        is_own = question.std is None and not question.like
+        own = _own_noise(design, measured.get(place, ()) if is_own else ())
+        yield replace(answer, effects=tuple(_effects(design, own, answer, question.target_power)))
+
+
+def _own_noise(design: FactorialDesign, measured: Sequence[Effect]) -> dict[Hashable, Noise]:
+    """The noise of the sweep's own effects by what is alike, of those that lack no cell and have enough seeds."""
+    planned = {(one.factors, one.values, one.references): one.num_matched for one in design.contrasts()}
+    alike: dict[Hashable, list[Effect]] = {}
+    for one in measured:
+        is_whole = planned.get((one.factors, one.values, one.references)) == one.num_matched
+        is_repeated = len(one.factors) == 1 and not design.is_asked(one)  # a difference of two that are asked for
+        if is_whole and not is_repeated and one.difference.num_pretrain_seeds >= ENOUGH_SEEDS:
+            alike.setdefault(_alike(one), []).append(one)
+    return {key: noise for key, some in alike.items() if (noise := effect_noise(some)) is not None}
+
+
+def _alike(effect: Effect) -> Hashable:
+    """What contrasts share whose noise is the same but for chance."""
+    return effect.factors, effect.num_matched, effect.is_paired
+
+
+def _of_cells(noise: Noise, effect: Effect) -> Noise | None:
+    """From the noise of a difference of two cells, if cells vary independently but for what all share of a seed."""
+    if not effect.is_paired:
+        return None  # what seeds do to all cells of one side stays in, and a difference of two pairs does not tell it
+    return noise.times(math.sqrt(2 ** (len(effect.factors) - 1) / effect.num_matched))
+
+
+def _effects(
+    design: FactorialDesign, own: Mapping[Hashable, Noise], answer: PowerAnswer, target: float
+) -> Iterator[EffectPower]:
+    planned = [(one, design.is_asked(one)) for one in design.contrasts()]
+    tested = [is_asked for one, is_asked in planned if one.difference.num_pretrain_seeds > 1]
+    shares = Comparisons(num_with_baseline=sum(tested), num_others=len(tested) - sum(tested)).shares
+    for effect, is_asked in planned:
+        measured = own.get(_alike(effect))
+        found = EffectPower(
+            name=contrast_text(effect),
+            factors=effect.factors,
+            is_asked=is_asked,
+            is_paired=effect.is_paired,
+            num_matched=effect.num_matched,
+            num_pretrain_seeds=effect.difference.num_pretrain_seeds,
+            level=ALPHA * shares[0 if is_asked else 1],
+            noise=measured or _of_cells(answer.noise, effect),
+            is_measured=measured is not None,
+        )
+        yield _with_smallest(found, answer, target)
+
+
+def _with_smallest(effect: EffectPower, answer: PowerAnswer, target: float) -> EffectPower:
+    num_seeds, num_transfers = effect.num_pretrain_seeds, answer.planned.num_transfer_seeds
+    if effect.noise is None or num_seeds < 2 or not effect.noise.of_seed(num_transfers):
+        return effect
+    stds = [one.of_seed(num_transfers) / math.sqrt(num_seeds) for one in (effect.noise, *effect.noise.ends)]
+    least = least_shift(num_seeds - 1, effect.level, target, is_paired=effect.is_paired)
+    return replace(
+        effect,
+        smallest=least * stds[0],
+        smallest_range=(least * stds[1], least * stds[2]),
+        power=chance_of(answer.difference / stds[0], num_seeds - 1, effect.level, is_paired=effect.is_paired),
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- noise

@@ -51,7 +51,9 @@ class ReportSpec(Strict):
         "compare with ({optimizer: sgd, mix: none}).",
     )
     metric: Name = Field(
-        "val_error", description="What is compared: any metric that the records of the transfers hold."
+        "val_error",
+        description="What is compared: any metric that the records of the transfers hold; or what pretraining their "
+        "backbones took: gpu_hours, cpu_hours, images_per_s.",
     )
     published: list[PublishedSpec] = Field(
         default_factory=list, description="Numbers of papers, shown beside those of this sweep."

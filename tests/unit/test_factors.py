@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,12 @@ def test_mistake_that_several_cells_share_is_told_once() -> None:
     assert len(error.value.problems) == 1
 
 
+def test_factors_of_a_stored_plan_have_the_order_of_the_file_though_its_facets_are_sorted() -> None:
+    plan = _plan()
+    stored = replace(plan, jobs=tuple(replace(job, facets=dict(sorted(job.facets.items()))) for job in plan.jobs))
+    assert list(PlanDesign.of(stored).factors) == list(PlanDesign.of(plan).factors) == ["optimizer", "mix", "labels"]
+
+
 def _view(plan: Plan) -> tuple[list[str], str]:
     """Axes of the parallel coordinates that MLflow's pages show of a sweep, and that of the scatter plot."""
     view = next(text for name, text in shared_view(plan).items() if "sharedViewState" in name)
@@ -203,6 +210,7 @@ def test_blocks_are_an_axis_of_the_view_by_the_parameter_that_names_them() -> No
         ("val_error", Better.LOWER),
         ("val_error_hard", Better.LOWER),
         ("images_per_s", Better.HIGHER),
+        ("gpu_hours", Better.LOWER),
         ("my_accuracy", Better.HIGHER),
         ("samples_per_s", Better.HIGHER),
         ("calibration", Better.LOWER),

@@ -22,6 +22,8 @@ from orchestrator.planning.estimate.power import (
     Comparisons,
     Design,
     Noise,
+    chance_of,
+    least_shift,
     power_of,
     seeds_needed,
     smallest_difference,
@@ -29,14 +31,17 @@ from orchestrator.planning.estimate.power import (
 )
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import Committed
 from orchestrator.report.render.curves import PowerPanel, draw_power
 from orchestrator.report.statistics.summaries import SeedPair, noise_of
-from orchestrator.services.power import JobCost, PowerQuestion, answer_power
+from orchestrator.services.power import JobCost, PowerQuestion, _with_effects, answer_power
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import parse_sweep
-from tests.power_simulation import Truth, found_share, runs_of
+from tests.power_simulation import Truth, effect_shares, found_share, runs_of
 from tests.report_sweeps import StudyPlan, accept
 from tests.sample_sweep import commit, sample_metrics, sample_plan
+from tests.sweep_fields import plan_of
 
 SWEEP = """\
 version: 1
@@ -89,6 +94,121 @@ def test_power_is_that_of_2000_simulated_sweeps_to_3_points(truth, num_pretrain,
     predicted = power_of(design, truth.noise, truth.effect, Comparisons.of_spaces(num_spaces, has_baseline=True))
     assert 0.2 < predicted < 0.95
     assert found_share(truth, design, num_spaces, num_sweeps=2000, seed=1) == pytest.approx(predicted, abs=0.03)
+
+
+@pytest.mark.parametrize(("num", "shift"), [(2, 30.0), (3, 6.0), (5, 4.0), (10, 3.5)])
+def test_power_of_independent_samples_is_that_of_simulated_welch_tests(num, shift):
+    random, level = np.random.default_rng(num), 0.01
+    one, other = random.standard_normal((2, num, 20_000))
+    p_values = stats.ttest_ind(one + shift * math.sqrt(2 / num), other, equal_var=False).pvalue
+    assert chance_of(shift, num - 1, level, is_paired=False) == pytest.approx(np.mean(p_values < level), abs=0.012)
+    least = least_shift(num - 1, level, is_paired=False)
+    assert chance_of(least, num - 1, level, is_paired=False) == pytest.approx(0.8, abs=0.002)
+
+
+FACTORS = """\
+version: 1
+name: study
+datasets: {tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}
+labels: {levels: {dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: ["levels/*"]
+  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}
+  seeds: [0, 1, 2]
+  factors:
+    optimizer: {adamw: {}, lamb: {recipe: {optimizer: lamb, lr: 5.0e-3}}}
+    mix: {none: {}, mixup: {recipe: {mixup: 0.2}}, cutmix: {recipe: {cutmix: 0.5}}}
+transfer: [{name: top, target: levels/depth1, protocol: probe, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}}]
+"""
+
+
+def factor_power(*overrides, report=None, **question):
+    """The effects that a sweep with factors can find, by name."""
+    plan = plan_of(*overrides, text=FACTORS)
+    asked = PowerQuestion(**{"difference": 0.01, "std": 0.005, **question})
+    if report is None:
+        answers = answer_power(plan, asked)
+    else:
+        stated = answer_power(plan, replace(asked, std=0.005))
+        answers = list(_with_effects(plan, report, asked, list(zip(report.headlines, stated, strict=True))))
+    assert [bool(answer.effects) for answer in answers] == [True] + [False] * (len(answers) - 1)
+    return {effect.name: effect for effect in answers[0].effects}
+
+
+def test_power_of_a_sweep_with_factors_tells_the_smallest_of_each_effect_in_their_family():
+    found = factor_power()
+    # Against the first values 1 + 2 + 1 main effects, one other pair of mix, and 2 + 1 + 2 interactions.
+    family = Comparisons(num_with_baseline=4, num_others=6)
+    assert len(found) == family.total
+    expected = {
+        "optimizer lamb - adamw": (6, 0.005 / math.sqrt(6), family.shares[0]),
+        "mix cutmix - mixup": (4, 0.005 / math.sqrt(4), family.shares[1]),
+        "optimizer lamb - adamw x mix mixup - none": (2, 0.005, family.shares[1]),
+    }
+    for name, (num_matched, std, share) in expected.items():
+        effect = found[name]
+        assert (effect.num_matched, effect.is_measured) == (num_matched, False)
+        critical = stats.t.ppf(1 - 0.05 * share / 2, 2)
+        power = 1 - stats.nct.cdf(critical, 2, effect.smallest / std * math.sqrt(3))
+        assert power == pytest.approx(0.8, abs=0.002), name
+    one_seed = factor_power("pretrain.seeds=[0]")
+    assert {effect.smallest for effect in one_seed.values()} == {None}
+
+
+def test_plan_of_a_sweep_with_factors_is_warned_of_by_its_rows_and_not_by_its_label_spaces():
+    labels = "pretrain.labels=[levels/depth1]"
+    (told,) = weak_designs(plan_of(labels, "pretrain.seeds=[0, 1]", text=FACTORS))
+    assert told.startswith("top: 2 pretraining seeds find, in 15 comparisons (")
+    assert not list(weak_designs(plan_of(labels, "pretrain.seeds=[0, 1, 2, 3, 4]", text=FACTORS)))
+
+
+def test_effects_that_the_sweep_measured_have_their_own_noise_and_independent_samples_no_other():
+    data = "pretrain.factors.data={all: {}, other: {model: {name: test_vit2, image_size: 32}, subset: {fraction: 0.5}}}"
+    plan = plan_of(data, text=FACTORS)
+    random, committed = np.random.default_rng(1), {}
+    shared = random.normal(0, 0.03, (2, 3))
+    for job in plan.jobs:
+        if job.kind is JobKind.PROBE:
+            of_data = shared[int(job.facets["factor.data"] == "other")]
+            error = 0.3 + of_data[int(job.facets["pretrain_seed"])] + random.normal(0, 0.001)
+            committed[job.name] = Committed(metrics={"val_error": error})
+    report = compute_report(plan, committed)
+    stated, measured = factor_power(data), factor_power(data, report=report, std=None)
+    name = "data other - all"
+    assert (stated[name].noise, stated[name].smallest, stated[name].is_paired) == (None, None, False)
+    assert measured[name].noise.pretrain_std == pytest.approx(np.sqrt(shared.var(axis=1, ddof=1).sum()), rel=0.1)
+    assert measured[name].power < 0.2 < stated["optimizer lamb - adamw"].power
+    assert measured["optimizer lamb - adamw"].noise.pretrain_std < 0.001
+    assert all(effect.is_measured for effect in measured.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_seeds", "num_transfers", "target"), [(3, 1, 0.8), (5, 2, 0.5), (10, 1, 0.8)])
+def test_smallest_effects_are_found_in_as_many_simulated_sweeps_as_promised(num_seeds, num_transfers, target):
+    """By the report's own effects of the planned design, to 3 points."""
+    seeds = f"pretrain.seeds={list(range(num_seeds))}"
+    transfers = f"transfer.top.seeds={list(range(num_transfers))}"
+    found = factor_power(seeds, transfers, target_power=target)
+    names = ("optimizer lamb - adamw", "mix mixup - none", "optimizer lamb - adamw x mix mixup - none")
+    main, mix, both = (found[name].smallest for name in names)
+    # With one interaction in a third of the mixes: what main effects are averaged over has a part of it.
+    levels = {"optimizer": ("adamw", "lamb"), "mix": ("none", "mixup", "cutmix"), "labels": ("depth1", "depth2")}
+    slopes = {"optimizer": main - both / 3, "mix": mix - both / 2, "both": both}
+    shares = effect_shares(levels, slopes, num_seeds, num_transfers, std=0.005, num_sweeps=2000)
+    assert shares == pytest.approx(dict.fromkeys(names, target), abs=0.03)
+
+
+def test_power_command_prints_the_effects_once_and_in_its_document(store, tmp_path, capsys):
+    (tmp_path / "sweep.yaml").write_text(FACTORS)
+    show_power(str(tmp_path / "sweep.yaml"), PowerOptions(difference=1.0, std=0.5, store=store.uri))
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("top: what the planned seeds find of each effect") == 1
+    assert re.search(r"mix: 2 contrasts with the baseline's value 4 3 \d\.\d\d \d+%", told)
+    assert "tests: 10 contrasts, paired t tests" in told
+    options = PowerOptions(difference=1.0, std=0.5, store=store.uri, form=DocumentForm.JSON)
+    show_power(str(tmp_path / "sweep.yaml"), options)
+    assert len(json.loads(capsys.readouterr().out)[0]["effects"]) == 10
 
 
 def test_noise_is_pooled_over_rows_and_split_into_its_components():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,8 @@ from orchestrator.report.compare_sweeps import compare_sweeps
 from orchestrator.report.factors import check_factors, matched_by
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.answers import answers
+from orchestrator.report.render.columns import text_table
+from orchestrator.report.render.curves import draw_curve
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import FactorReport, Report
@@ -153,6 +156,13 @@ def test_effects_say_how_many_cells_match_and_what_pairs_them() -> None:
     assert {test.factors for test in effects.tests} == {("optimizer",), ("mix",), ("optimizer", "mix")}
 
 
+def test_report_of_a_stored_plan_whose_facets_are_sorted_is_that_of_the_plan() -> None:
+    plan = plan_of(text=TEXT)
+    stored = replace(plan, jobs=tuple(replace(job, facets=dict(sorted(job.facets.items()))) for job in plan.jobs))
+    found = committed(plan)
+    assert compute_report(stored, found) == compute_report(plan, found)
+
+
 def test_values_that_share_nothing_are_compared_by_welch_in_rows_and_effects() -> None:
     other = "{name: test_vit2, image_size: 32}"
     value = f"{{all: {{}}, other: {{model: {other}, subset: {{fraction: 0.5}}}}}}"
@@ -204,6 +214,41 @@ def test_metric_that_is_better_higher_turns_the_ranking_and_not_the_difference()
     assert lamb.can_be_best is False
 
 
+@pytest.mark.parametrize(
+    ("metric", "best", "unit", "values"),
+    [
+        ("gpu_hours", "lamb", "h", ("6 ± 0", "2 ± 0")),
+        ("cpu_hours", "lamb", "h", ("12 ± 0", "4 ± 0")),
+        ("images_per_s", "lamb", "images/s", ("300 ± 0", "900 ± 0")),
+    ],
+)
+def test_what_pretraining_took_is_a_metric_of_its_transfers_with_direction_and_unit(
+    metric: str, best: str, unit: str, values: tuple[str, str]
+) -> None:
+    """Of the backbone alone, which one optimizer makes in 1 hour and the other in 3, whatever its transfers take."""
+    plan = plan_of(NO_MIX, f"report={{metric: {metric}}}", text=TEXT)
+    held = replace(plan.jobs[0].resources, gpus=2.0, cpus=4.0)
+    plan = replace(plan, jobs=tuple(replace(job, resources=held) for job in plan.jobs))
+    found = {}
+    for name in committed(plan):
+        hours = 1.0 if "/optimizer-lamb/" in name else 3.0
+        took = {"measured_s": 3600 * hours, "images_per_s": 900 / hours} if name.startswith("pretrain/") else {}
+        found[name] = Committed(metrics={"val_error": 0.1}, **({"measured_s": 36_000.0} | took))
+    report = compute_report(plan, found)
+    assert not any("no committed run" in note for note in report.notes)
+    (table,) = report.headlines
+    text = text_table(table)
+    column = text.header.index(f"{metric} [{unit}]")
+    assert f"difference [{unit}]" in text.header
+    assert (tuple(row[column] for row in text.rows), table.ranked[0].label_space) == (values, best)
+    page = render_page(report, plan, Learning(curves={}, unreadable=())).decode()
+    data = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
+    assert (data["unit"], data.get("isHigherBetter", False)) == (unit, metric == "images_per_s")
+    sentences = " ".join(sentence for answer in answers(report) for sentence in answer.sentences)
+    assert f"{metric} {values[1]} {unit}" in sentences
+    assert (f"lowest mean: {best}" in sentences) == (metric != "images_per_s")
+
+
 def test_files_of_factors_hold_every_effect_beside_the_usual_ones() -> None:
     files = render_files(report_of())
     assert files.keys() == {*REPORT_FILES, "effects.csv", "effects.parquet", "effects.svg"}
@@ -239,6 +284,16 @@ def test_results_runs_and_frames_have_a_column_of_each_factor() -> None:
     ]
     frame = committed_results(plan, {job.key: found[job.name] for job in plan.jobs if job.name in found})  # type: ignore[misc]
     assert set(zip(*(frame[name] for name in names), strict=True)) == cells
+
+
+def test_panel_of_many_lines_has_room_for_them_and_no_legend() -> None:
+    rates = [round(0.001 * number, 3) for number in range(1, 41)]
+    report = report_of(NO_MIX, f"pretrain.factors={{recipe.weight_decay: {rates}}}", "pretrain.seeds=[0, 1]")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        figure = draw_curve(report)
+        figure.draw_without_rendering()
+    assert [panel.get_legend() for panel in figure.axes] == [None]
 
 
 def test_answer_says_which_factor_matters_and_that_effects_do_not_depend_on_each_other() -> None:

@@ -17,13 +17,13 @@ from orchestrator.planning.estimate.power import METHOD, MOST_SEEDS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.render.columns import TextTable
+from orchestrator.report.render.columns import TextTable, units
 from orchestrator.report.render.curves import PowerPanel, draw_power, encode_png
-from orchestrator.report.render.numbers import number
+from orchestrator.report.render.numbers import MISSING, in_words, number
 from orchestrator.report.render.terminal import FittingTable
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.services.costs import read_prices
-from orchestrator.services.power import JobCost, Option, PowerAnswer, PowerQuestion, answer_power
+from orchestrator.services.power import EffectPower, JobCost, Option, PowerAnswer, PowerQuestion, answer_power
 from orchestrator.services.preview import check_accelerator
 from orchestrator.services.settings import Settings
 from orchestrator.services.stores import find_plan
@@ -118,6 +118,10 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
         stdout_console().print(FittingTable(table=_table(answer, plan.metric, prices)))
         for line in _lines(answer, plan.metric):
             stdout_console().print(f"  {line}", markup=False)
+        if answer.effects:
+            stdout_console().print(FittingTable(table=_effect_table(answer, plan.metric)))
+            for line in _effect_lines(answer):
+                stdout_console().print(f"  {line}", markup=False)
     return ExitCode.OK
 
 
@@ -165,11 +169,8 @@ def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextT
 
 def _title(answer: PowerAnswer, metric: str) -> str:
     against = f" to {answer.baseline}" if answer.baseline else ""
-    return f"{answer.place}: to see a difference of {number(answer.difference, metric)}{_unit(metric)}{against}"
-
-
-def _unit(metric: str) -> str:
-    return " points" if is_fraction(metric) else ""
+    asked = f"{number(answer.difference, metric)}{in_words(metric, of_difference=True)}"
+    return f"{answer.place}: to see a difference of {asked}{against}"
 
 
 def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[JobCost], str]]) -> tuple[str, ...]:
@@ -197,7 +198,7 @@ def _from_to(low: str, high: str) -> str:
 
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     """What it rests on, what the plan has, and what is cheapest."""
-    noise, unit = answer.noise, _unit(metric)
+    noise, unit = answer.noise, in_words(metric, of_difference=True)
     parts = [f"{number(noise.pretrain_std, metric)}{unit} between pretraining seeds"]
     parts += [] if noise.transfer_std is None else [f"{number(noise.transfer_std, metric)} between transfers of one"]
     seeds = f" on {noise.num_pretrain_seeds} pretraining seeds" if noise.num_pretrain_seeds else ""
@@ -222,6 +223,45 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
         yield f"cheapest: {' and '.join(wanted)} seed{'' if is_one else 's'}" if wanted else "the plan is enough"
     if noise.transfer_std is None and noise.num_pretrain_seeds:
         yield "with one transfer per backbone nobody knows what more transfer seeds would bring"
+
+
+def _effect_table(answer: PowerAnswer, metric: str) -> TextTable:
+    """What the planned seeds find of each effect; effects of which all is equal but their values share a line."""
+    alike: dict[tuple[str, ...], list[EffectPower]] = {}
+    for effect in answer.effects:
+        low, high = effect.smallest_range or (None, None)
+        texts = [MISSING if value is None else number(value, metric) for value in (effect.smallest, low, high)]
+        spread = "" if texts[1] == texts[2] else f" ({_from_to(texts[1], texts[2])})"
+        power = MISSING if effect.power is None else f"{effect.power:.0%}"
+        shown = (str(effect.num_matched), str(effect.num_pretrain_seeds), f"{texts[0]}{spread}", power)
+        alike.setdefault((" x ".join(effect.factors), str(effect.is_asked), *shown), []).append(effect)
+    rows = [(_effect_name(some, name), *shown) for (name, _, *shown), some in alike.items()]
+    chance = f"power for {number(answer.difference, metric)}{in_words(metric, of_difference=True)}"
+    smallest = f"smallest effect{units(metric)[1]} for {answer.target_power:.0%}"
+    return TextTable(
+        title=f"{answer.transfer}: what the planned seeds find of each effect",
+        header=("effect", "cells", "seeds", smallest, chance),
+        rows=tuple(rows),
+    )
+
+
+def _effect_name(alike: Sequence[EffectPower], factors: str) -> str:
+    if len(alike) == 1:
+        return alike[0].name
+    kind = "contrasts with the baseline's value" if alike[0].is_asked else "contrasts"
+    return f"{factors}: {len(alike)} {kind}"
+
+
+def _effect_lines(answer: PowerAnswer) -> Iterator[str]:
+    tested = sum(effect.num_pretrain_seeds > 1 for effect in answer.effects)
+    yield f"tests: {tested} contrast{'s' * (tested > 1)}, {METHOD}"
+    known = [effect for effect in answer.effects if effect.noise]
+    if measured := [effect.noise.num_pretrain_seeds for effect in known if effect.is_measured and effect.noise]:
+        yield f"noise: of each effect itself, measured in this sweep on {max(measured)} pretraining seeds"
+    if any(not effect.is_measured for effect in known):
+        yield "noise: of a difference, as above, over the matched cells, as if these varied independently over seeds"
+    if len(known) < len(answer.effects):
+        yield "effects of values that share the number of the seed only need results of this sweep: three seeds"
 
 
 def _write(path: str, answers: Sequence[PowerAnswer], metric: str) -> None:

@@ -11,13 +11,15 @@ two variances for every label space; they are pooled over the label spaces of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, Self
 
 from orchestrator.core.job_kinds import TRANSFER_KINDS
-from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.design import Cell, PlanDesign
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.sweepfile.values import LABELS_FACTOR
 
 CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
@@ -25,6 +27,8 @@ METHOD: Final = "paired t tests over pretrain seeds, Bonferroni"
 _BASELINE_SHARE: Final = 0.5
 _USED_SHARE: Final = 0.9
 """Of the 5 %; the rest is the reserve. A single comparison needs none: it is an ordinary test."""
+MAX_ROWS_ALL_PAIRS = 64
+"""Of combinations of factors: tables with more rows compare each with the baseline alone, since pairs are squares."""
 TARGET_POWER = 0.8
 MOST_SEEDS = 100
 """Searches for a design end here."""
@@ -32,9 +36,11 @@ _RANGE = 0.8
 """Confidence of the range of a standard deviation."""
 _IMPLAUSIBLE_STDS = 10.0
 """Label spaces of the paper's table 5 differ by up to about ten standard deviations between seeds."""
-_LARGEST_STDS = 1e6
+_LARGEST_SHIFT = 1e6
 _FIRST_LOG, _LAST_LOG, _NUM_POINTS, _EXACT = -16.0, 1.5, 400, 1e-9
 """Of the integral over the logarithm of a standard deviation, and relative, of a critical value."""
+_NUM_SHARES = 16
+"""Of the integral over the shares of two variances."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +60,13 @@ class Comparisons:
         """Every pair of so many label spaces, one of which may be the baseline."""
         with_baseline = num_spaces - 1 if has_baseline else 0
         return cls(num_with_baseline=with_baseline, num_others=num_spaces * (num_spaces - 1) // 2 - with_baseline)
+
+    @classmethod
+    def of_combinations(cls, num_rows: int, *, has_baseline: bool) -> Self:
+        """Of combinations of factors: above ``MAX_ROWS_ALL_PAIRS`` each with the baseline alone."""
+        if num_rows <= MAX_ROWS_ALL_PAIRS:
+            return cls.of_spaces(num_rows, has_baseline=has_baseline)
+        return cls(num_with_baseline=num_rows - 1 if has_baseline else 0, num_others=0)
 
     @property
     def total(self) -> int:
@@ -113,9 +126,10 @@ class Noise:
 
         shares = ((1 + _RANGE) / 2, (1 - _RANGE) / 2)
         low, high = (math.sqrt(self.freedom / (2 * special.gammaincinv(self.freedom / 2, p))) for p in shares)
-        return self._times(low), self._times(high)
+        return self.times(low), self.times(high)
 
-    def _times(self, factor: float) -> Noise:
+    def times(self, factor: float) -> Noise:
+        """So many times the noise."""
         transfer = None if self.transfer_std is None else factor * self.transfer_std
         return replace(self, pretrain_std=factor * self.pretrain_std, transfer_std=transfer)
 
@@ -131,11 +145,42 @@ def power_of(design: Design, noise: Noise, difference: float, comparisons: Compa
     std = noise.of_seed(design.num_transfer_seeds)
     if not std:
         return float(difference != 0)
-    shift = abs(difference) / std * math.sqrt(design.num_pretrain_seeds)
-    return _beyond(_critical(freedom, comparisons.level), shift, freedom)
+    return chance_of(abs(difference) / std * math.sqrt(design.num_pretrain_seeds), freedom, comparisons.level)
 
 
-def _beyond(critical: float, shift: float, freedom: int) -> float:
+def chance_of(shift: float, freedom: int, level: float, *, is_paired: bool = True) -> float:
+    """Chance that a two-sided t test at ``level`` finds an effect of ``shift`` standard errors; in [0, 1].
+
+    Args:
+        shift: the true effect, at least 0.
+        freedom: degrees of freedom of one sample, at least 1.
+        level: the p-value below which it is found, in (0, 1).
+        is_paired: False: Welch's test of two independent samples that have equal sizes and vary equally.
+    """
+    if is_paired:
+        return _beyond(_critical(freedom, level), shift, freedom)
+    # The sum of the two estimated variances is chi-squared and independent of its first part's share, which is beta
+    # distributed; Satterthwaite's degrees of freedom follow from the share alone.
+    return math.fsum(weight * _beyond(_critical(own, level), shift, 2 * freedom) for own, weight in _welch(freedom))
+
+
+@cache
+def _welch(freedom: int) -> tuple[tuple[float, float], ...]:
+    """Satterthwaite's degrees of freedom of two samples that vary equally, and the weights of these values.
+
+    The share of the first variance is sin(angle)^2, whose density over the angle has no poles: a midpoint rule.
+    """
+    # The other half of the angles is the mirror of these.
+    angles = [(number + 0.5) / _NUM_SHARES * math.pi / 4 for number in range(_NUM_SHARES)]
+    densities = [math.sin(2 * angle) ** (freedom - 1) for angle in angles]
+    total = math.fsum(densities)
+    return tuple(
+        (freedom / (math.sin(angle) ** 4 + math.cos(angle) ** 4), density / total)
+        for angle, density in zip(angles, densities, strict=True)
+    )
+
+
+def _beyond(critical: float, shift: float, freedom: float) -> float:
     """Chance that a noncentral t variable lies beyond the critical values, on either side.
 
     The mean, over what the estimated standard deviation may be, of a normal probability each. Here and not by scipy,
@@ -148,7 +193,7 @@ def _beyond(critical: float, shift: float, freedom: int) -> float:
 
 
 @cache
-def _ratios(freedom: int) -> tuple[tuple[float, float], ...]:
+def _ratios(freedom: float) -> tuple[tuple[float, float], ...]:
     """Estimated over true standard deviation, and the weights of these values.
 
     The square times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the density
@@ -162,7 +207,7 @@ def _ratios(freedom: int) -> tuple[tuple[float, float], ...]:
 
 
 @cache
-def _critical(freedom: int, level: float) -> float:
+def _critical(freedom: float, level: float) -> float:
     """What Student's t exceeds, on both sides together, with this chance."""
     low, high = 0.0, 1.0
     while _beyond(high, 0.0, freedom) > level:
@@ -197,40 +242,56 @@ def seeds_needed(
 
 def smallest_difference(num_pretrain_seeds: int, comparisons: Comparisons) -> float:
     """The smallest difference with ``TARGET_POWER``, in standard deviations between seeds; infinite with one seed."""
-    design = Design(num_pretrain_seeds=num_pretrain_seeds)
-    noise = Noise(pretrain_std=1.0, transfer_std=None, num_pretrain_seeds=0, freedom=math.inf)
-    low, high = 0.0, _LARGEST_STDS
-    if power_of(design, noise, high, comparisons) < TARGET_POWER:
+    return least_shift(num_pretrain_seeds - 1, comparisons.level) / math.sqrt(num_pretrain_seeds)
+
+
+def least_shift(freedom: int, level: float, power: float = TARGET_POWER, *, is_paired: bool = True) -> float:
+    """The smallest effect, in standard errors, that ``chance_of`` finds with so much power; infinite if none."""
+
+    def suffices(shift: float) -> bool:
+        return chance_of(shift, freedom, level, is_paired=is_paired) >= power
+
+    low, high = 0.0, _LARGEST_SHIFT
+    if freedom < 1 or not suffices(high):
         return math.inf
     while high - low > 1e-3 * high:
         middle = (low + high) / 2 if low else high / 100
-        is_seen = power_of(design, noise, middle, comparisons) >= TARGET_POWER
-        low, high = (low, middle) if is_seen else (middle, high)
+        low, high = (low, middle) if suffices(middle) else (middle, high)
     return high
 
 
 def weak_designs(plan: Plan) -> Iterator[str]:
     """Warnings of transfers whose seeds cannot find any plausible difference, and what would."""
-    spaces: dict[tuple[str, str], set[str]] = {}
-    with_own_baseline: set[tuple[str, str]] = set()
-    seeds: dict[tuple[str, str], set[str]] = {}
+    design = PlanDesign.of(plan)
+    rows, baseline = design.rows_of(plan), design.baseline_of(plan)
+    tables: dict[Cell, dict[Cell, set[str]]] = {}  # seeds by row
+    with_baseline: set[Cell] = set()
     for job in plan.jobs:
         if job.kind in TRANSFER_KINDS:
-            place = (str(job.facets["transfer"]), str(job.facets.get("pretrain", "")))
-            spaces.setdefault(place, set()).add(str(job.facets["label_space"]))
-            seeds.setdefault(place, set()).add(str(job.facets.get("pretrain_seed", 0)))
-            if job.facets.get("baseline") == "retrain":
-                with_own_baseline.add(place)
+            place, row = _row_of(design, rows, job)
+            tables.setdefault(place, {}).setdefault(row, set()).add(str(job.facets.get("pretrain_seed", 0)))
+            if job.facets.get("baseline") == "retrain" or row == tuple(baseline.get(name) for name in rows):
+                with_baseline.add(place)
     alike: dict[tuple[int, Comparisons], list[str]] = {}
-    for place, names in spaces.items():
-        has_baseline = plan.baseline in names or place in with_own_baseline
-        comparisons = Comparisons.of_spaces(len(names), has_baseline=has_baseline)
+    make = Comparisons.of_spaces if rows == (LABELS_FACTOR,) else Comparisons.of_combinations
+    for place, seeds in tables.items():
+        comparisons = make(len(seeds), has_baseline=place in with_baseline)
         if comparisons.total:
-            alike.setdefault((len(seeds[place]), comparisons), []).append(place[0])
+            alike.setdefault((len(set[str]().union(*seeds.values())), comparisons), []).append(place[0])
     for (num_seeds, comparisons), transfers in alike.items():
         least = smallest_difference(num_seeds, comparisons)
         if least > _IMPLAUSIBLE_STDS:
             yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(num_seeds, comparisons, least)}"
+
+
+def _row_of(design: PlanDesign, rows: Sequence[str], job: Job) -> tuple[Cell, Cell]:
+    """Table and row of a transfer in the report."""
+    values = None if rows == (LABELS_FACTOR,) else design.values_of(job)
+    transfer = str(job.facets["transfer"])
+    if values is None:
+        return (transfer, str(job.facets.get("pretrain", ""))), (str(job.facets["label_space"]),)
+    others = (value for name, value in values.items() if name not in rows)
+    return (transfer, *others), tuple(values[name] for name in rows)
 
 
 def _weakness(num_seeds: int, family: Comparisons, least: float) -> str:

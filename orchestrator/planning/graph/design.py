@@ -25,16 +25,17 @@ class PlanDesign:
     factors: Mapping[str, tuple[str, ...]]
     """Values of each factor in the order of the plan; ``labels`` last. Factors of one value are among them."""
     blocks: Mapping[str, Mapping[str, str]]
-    """By the name of a block its values, without that of ``labels``."""
+    """By the name of a block its values in the order of ``factors``, without that of ``labels``."""
 
     @classmethod
     def of(cls, plan: Plan) -> PlanDesign:
         """The design of a plan. Backbones that say not all factors, or continue others, are no part of it."""
         backbones = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN and "baseline" not in job.facets]
         said = {_block(job): _said(job) for job in backbones}
-        names = tuple(dict.fromkeys(name for values in said.values() for name in values))
+        names = _ordered(said)
         if names:
-            blocks = {block: values for block, values in said.items() if values.keys() == set(names)}
+            whole = {block: values for block, values in said.items() if values.keys() == set(names)}
+            blocks = {block: {name: values[name] for name in names} for block, values in whole.items()}
         else:
             chained = {_block(job) for job in backbones if "initial" in job.identity["inputs"]}
             blocks = {block: {BLOCK_FACTOR: block} for block in said if block not in chained}
@@ -61,6 +62,20 @@ class PlanDesign:
         if values is None or "label_space" not in job.facets:
             return None
         return {**values, LABELS_FACTOR: str(job.facets["label_space"])}
+
+    def rows_of(self, plan: Plan) -> tuple[str, ...]:
+        """The factors of the report's rows: those that the sweep asks for, else those that its blocks declare, else
+        ``labels`` alone.
+        """
+        backbones = (job for job in plan.jobs if job.kind is JobKind.PRETRAIN)
+        declared = {name for job in backbones for name in _said(job)}
+        return plan.rows or tuple(name for name in self.varied if name in declared) or (LABELS_FACTOR,)
+
+    def baseline_of(self, plan: Plan) -> dict[str, str]:
+        """By factor the value that others are compared with; of ``labels`` only where the sweep names one."""
+        first = {name: values[0] for name, values in self.factors.items() if name != LABELS_FACTOR and values}
+        space = {LABELS_FACTOR: plan.baseline} if plan.baseline else {}
+        return {**first, **space, **plan.baseline_values}
 
     def columns_of(self, job: Job) -> dict[str, str]:
         """The value of every factor of several values, by the name of its column: ``factor.optimizer``, as the facet.
@@ -94,6 +109,20 @@ def _said(job: Job) -> dict[str, str]:
         for name, value in job.facets.items()
         if name.startswith(FACTOR_PREFIX)
     }
+
+
+def _ordered(said: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """All factors, as the name of a block has them, which is made of them in the order of the file; others by name.
+
+    Facets have no order to go by: those of a stored plan are sorted.
+    """
+    block = max(said, key=lambda name: len(said[name]), default="")
+
+    def place(factor: str) -> tuple[bool, int, str]:
+        found = f"_{block}".find(f"_{factor}-")
+        return found < 0, found, factor
+
+    return tuple(sorted({name for values in said.values() for name in values}, key=place))
 
 
 def _unique(values: Iterable[str]) -> tuple[str, ...]:

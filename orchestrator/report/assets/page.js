@@ -4,8 +4,9 @@
   const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"]; // Okabe and Ito
   const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross"];
   const SCALE = DATA.isFraction ? 100 : 1;
-  const PERCENT = DATA.isFraction ? " [%]" : "";
-  const POINTS = DATA.isFraction ? " [points]" : "";
+  const UNIT = DATA.unit ? ` [${DATA.unit}]` : "";
+  const PERCENT = DATA.isFraction ? " [%]" : UNIT;
+  const POINTS = DATA.isFraction ? " [points]" : UNIT;
   const ANY = "all", SELECTED = "selected";
   const MAX_RUNS = 500, MAX_PAIRS = 60, MAX_LEARNING = 300;
   const PLOT = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };

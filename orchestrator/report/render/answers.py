@@ -18,6 +18,7 @@ from orchestrator.report.render.numbers import (
     count,
     family_interval,
     fixed,
+    in_words,
     mean_and_std,
     number,
     p_text,
@@ -80,7 +81,7 @@ def _sentences(table: Table) -> tuple[str, ...]:
 
 
 def _sentence(row: Row, table: Table) -> str:
-    unit = " %" if is_fraction(table.metric) else ""
+    unit = in_words(table.metric)
     classes = "" if row.granularity is None else f" (G = {row.granularity})"
     lacks = "" if row.is_complete else f" from {count(row)}"
     value = MISSING if row.summary is None else plus_minus(row.summary, table.metric)
@@ -123,7 +124,7 @@ def _p(p_value: float | None) -> str:
 
 def _tie(table: Table) -> str:
     value = _mean(table.ranked[0], table)
-    unit = " %" if is_fraction(table.metric) else ""
+    unit = in_words(table.metric)
     end = f"all {len(table.ranked)} {table.noun}s have {table.metric} {value}{unit}"
     if is_fraction(table.metric) and not float(value):
         return f"{end}: the target is saturated and cannot tell them apart"
@@ -160,7 +161,7 @@ def _established(table: Table, family: Family) -> str:
 def _by_how_much(row: Row, table: Table) -> str:
     if row.difference is None:
         return row.label_space
-    unit = " points" if is_fraction(table.metric) else ""
+    unit = in_words(table.metric, of_difference=True)
     mean = number(row.difference.mean, table.metric, sign="+")
     return f"{row.label_space} {mean}{unit} {family_interval(row.difference, table.metric)}"
 
@@ -253,7 +254,7 @@ def _sides(effects: Sequence[Effect], table: EffectTable) -> str:
 
 
 def _effect_size(effect: Effect, table: EffectTable) -> str:
-    unit = " points" if is_fraction(table.metric) else ""
+    unit = in_words(table.metric, of_difference=True)
     mean = number(effect.difference.mean, table.metric, sign="+")
     return f"{contrast_text(effect)} {mean}{unit} {family_interval(effect.difference, table.metric)}"
 
@@ -267,7 +268,7 @@ def _one_pass(table: Table) -> list[str]:
     found = table.one_pass
     if found is None or (found.summary is None and found.published is None):
         return []
-    unit = " %" if is_fraction(table.metric) else ""
+    unit = in_words(table.metric)
     ours = MISSING if found.summary is None else f"{plus_minus(found.summary, table.metric)}{unit}"
     printed = ""
     if found.published is not None:

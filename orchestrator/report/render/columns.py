@@ -19,6 +19,7 @@ from orchestrator.report.render.numbers import (
     family_interval,
     fixed,
     hours,
+    in_brackets,
     mean_and_std,
     mean_interval,
     money,
@@ -30,7 +31,6 @@ from orchestrator.report.render.numbers import (
 from orchestrator.report.results import EffectTable, FactorReport, OnePass, Report, Row, Table, TablePlace
 from orchestrator.report.statistics.corrections import Family
 from orchestrator.report.statistics.effects import Effect, VarianceTest
-from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference, Summary
 
 Value = str | int | float | None
@@ -200,7 +200,7 @@ def caveats(report: Report) -> tuple[str, ...]:
 
 def units(metric: str) -> tuple[str, str]:
     """What stands behind the name of a metric and of a difference in a header."""
-    return (" [%]", " [points]") if is_fraction(metric) else ("", "")
+    return in_brackets(metric), in_brackets(metric, of_difference=True)
 
 
 def _own_columns(table: Table) -> list[_Column]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.planning.estimate.power import Comparisons, Design, Noise, power_of
 from orchestrator.planning.graph.design import number_of
 from orchestrator.report.render.columns import describe_transfer, is_tied
+from orchestrator.report.render.numbers import in_brackets
 from orchestrator.report.results import EffectTable, FactorReport, FactorTable, Report, Row, Table
 from orchestrator.report.statistics.intervals import is_fraction
 
@@ -29,6 +30,8 @@ _PNG_DPI = 200
 _LOG_RATIO = 30.0
 """Of the largest to the smallest number of a factor from which on its axis is logarithmic."""
 _MAX_PANELS = 12
+_MAX_LINES_NAMED = 24
+"""Of a panel of factors: a longer legend leaves no room for the panel, and colours repeat long before."""
 _MIN_TICK_DISTANCE = 0.07
 """Fraction of the axis below which the second of two tick labels is left out."""
 _STYLE: Any = {
@@ -139,7 +142,7 @@ def _draw_panel(panel: Axes, table: Table) -> None:
     _set_limits(panel, points, table)
     panel.set_xlabel("pretraining granularity G [classes]")
     name = table.metric.replace("val_", "validation ").replace("_", " ")
-    panel.set_ylabel(f"{name} [%]" if is_fraction(table.metric) else name)
+    panel.set_ylabel(f"{name}{in_brackets(table.metric)}")
     panel.grid(visible=True, axis="y", linewidth=0.5, alpha=0.35)
     # Under the axis: inside, it would cover the baseline or a point sooner or later.
     panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
@@ -218,9 +221,10 @@ def _draw_factor_line(
 
 def _finish_factor_panel(panel: Axes, metric: str) -> None:
     name = metric.replace("val_", "validation ").replace("_", " ")
-    panel.set_ylabel(f"{name} [%]" if is_fraction(metric) else name)
+    panel.set_ylabel(f"{name}{in_brackets(metric)}")
     panel.grid(visible=True, axis="y", linewidth=0.5, alpha=0.35)
-    panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
+    if len(panel.get_legend_handles_labels()[1]) <= _MAX_LINES_NAMED:
+        panel.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=8)
 
 
 def draw_effects(report: FactorReport) -> Figure:

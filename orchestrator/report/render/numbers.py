@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+from orchestrator.core.metrics import unit_of
 from orchestrator.core.units import format_money
 from orchestrator.report.results import Row, Table
 from orchestrator.report.statistics.intervals import RATE, is_fraction
@@ -32,6 +33,25 @@ def number(value: float, metric: str, *, sign: str = "") -> str:
     if is_fraction(metric):
         return fixed(100 * value, 2, sign=sign)
     return f"{value:{sign if value else ''}.{_SIGNIFICANT_DIGITS}g}"
+
+
+def unit(metric: str, *, of_difference: bool = False) -> str:
+    """What is printed behind ``number``: ``%``, of differences ``points``, or the metric's own unit; empty for none."""
+    if is_fraction(metric):
+        return "points" if of_difference else "%"
+    return unit_of(metric)
+
+
+def in_brackets(metric: str, *, of_difference: bool = False) -> str:
+    """``unit`` behind a header: `` [%]``."""
+    found = unit(metric, of_difference=of_difference)
+    return f" [{found}]" if found else ""
+
+
+def in_words(metric: str, *, of_difference: bool = False) -> str:
+    """``unit`` behind a number: `` %``."""
+    found = unit(metric, of_difference=of_difference)
+    return f" {found}" if found else ""
 
 
 def plus_minus(summary: Summary, metric: str) -> str:

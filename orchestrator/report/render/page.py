@@ -9,7 +9,7 @@ from importlib import resources
 from typing import Any
 
 from orchestrator.core.job_kinds import RESULT_KINDS
-from orchestrator.core.metrics import Better, better_of
+from orchestrator.core.metrics import Better, better_of, unit_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.factors import FactorLayout
 from orchestrator.report.inputs import Curve, Learning
@@ -101,6 +101,7 @@ def _document(report: Report, plan: Plan, learning: Learning, links: Mapping[str
         "ablations": [_ablation(ablation) for ablation in report.ablations],
         "searches": [_search(search) for search in report.searches],
         **({"effects": [_effects(found) for found in report.effects]} if isinstance(report, FactorReport) else {}),
+        **({"unit": unit} if (unit := unit_of(report.metric)) else {}),
         **({"isHigherBetter": True} if better_of(report.metric) is Better.HIGHER else {}),
         "runs": _runs(report, plan, links),
         "learning": {job: {name: _curve(curve) for name, curve in some.items()} for job, some in curves},

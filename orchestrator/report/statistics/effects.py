@@ -24,10 +24,10 @@ from itertools import combinations
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.planning.estimate.power import CONFIDENCE
+from orchestrator.planning.estimate.power import CONFIDENCE, Noise
 from orchestrator.report.statistics.corrections import corrected
 from orchestrator.report.statistics.intervals import Floats, estimate_columns
-from orchestrator.report.statistics.summaries import PairedDifference, SeedPair
+from orchestrator.report.statistics.summaries import SHARED_BASELINE, PairedDifference, SeedPair
 
 MAX_VALUES_ALL_PAIRS = 8
 """Factors with more values are compared with their reference alone: pairs would grow with the square."""
@@ -140,10 +140,8 @@ class FactorialDesign:
 
     def effects(self) -> Effects:
         """All main effects and two-way interactions as one family."""
-        found = [effect for effect in (*self._main_effects(), *self._interactions()) if effect is not None]
-        # Main effects against the reference are what a design asks: they have the baseline's share of the level.
-        asked = [len(e.factors) == 1 and e.references == (self._reference(e.factors[0]),) for e in found]
-        family = corrected([effect.difference for effect in found], asked)
+        found = self.contrasts()
+        family = corrected([effect.difference for effect in found], list(map(self.is_asked, found)))
         contrasts = [
             replace(effect, difference=difference)
             for effect, difference in zip(found, family, strict=True)
@@ -151,8 +149,15 @@ class FactorialDesign:
         ]
         return Effects(contrasts=tuple(contrasts), tests=tuple(self._variance_tests()))
 
-    def _reference(self, factor: str) -> str:
-        return self._references[self._factors.index(factor)]
+    def contrasts(self) -> list[Effect]:
+        """The main effects by factor, then the two-way interactions, before they are corrected as a family."""
+        return [effect for effect in (*self._main_effects(), *self._interactions()) if effect is not None]
+
+    def is_asked(self, effect: Effect) -> bool:
+        """Whether it is a main effect against the reference, which has the baseline's share of the level."""
+        if len(effect.factors) > 1:
+            return False
+        return effect.references == (self._references[self._factors.index(effect.factors[0])],)
 
     def _main_effects(self) -> Iterator[Effect | None]:
         for place, factor in enumerate(self._factors):
@@ -270,6 +275,24 @@ class FactorialDesign:
             )
             found[index] = by_seed[:, column]
         return found
+
+
+def effect_noise(effects: Sequence[Effect]) -> Noise | None:
+    """What contrasts of the same factors vary by from seed to seed, pooled; None where none shows any spread.
+
+    The standard deviation is that of the contrast within one pretraining seed, averaged over matched cells and
+    transfers, whose spread is in it. Of independent samples it is the root of the sum of their variances.
+    """
+    found = [(effect.difference, error) for effect in effects if (error := effect.difference.std_error)]
+    if not found:
+        return None
+    variance = sum(error**2 * difference.num_pretrain_seeds for difference, error in found) / len(found)
+    return Noise(
+        pretrain_std=variance**0.5,
+        transfer_std=None,
+        num_pretrain_seeds=max(difference.num_pretrain_seeds for difference, _ in found),
+        freedom=sum(difference.freedom for difference, _ in found) / (1 + (len(found) - 1) * SHARED_BASELINE),
+    )
 
 
 def independent_difference(

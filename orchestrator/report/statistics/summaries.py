@@ -25,7 +25,7 @@ from orchestrator.planning.estimate.power import CONFIDENCE, Noise
 from orchestrator.report.statistics.intervals import Estimate, Floats, estimate_columns
 
 METHOD = "one-way random effects, analysis of variance (Henderson's method 1), negative estimates set to 0"
-_SHARED_BASELINE = 0.25
+SHARED_BASELINE = 0.25
 """Squared correlation of two differences to one baseline, if all label spaces spread alike."""
 
 
@@ -309,5 +309,5 @@ def noise_of(rows: Sequence[Mapping[SeedPair, float]], baseline: Mapping[SeedPai
         pretrain_std=math.sqrt(pretrain),
         transfer_std=None if transfer is None else math.sqrt(transfer),
         num_pretrain_seeds=most,
-        freedom=num_between / (1 + (num_rows - 1) * _SHARED_BASELINE),
+        freedom=num_between / (1 + (num_rows - 1) * SHARED_BASELINE),
     )
