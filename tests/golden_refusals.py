@@ -100,7 +100,9 @@ def refuse(case: Case, folder: Path) -> Ended:
     with chdir(folder), as_anywhere(environment):
         ended = run_captured(*shlex.split(case.run))
     assert [_listing(place) for place in looked] == before, f"{case} has written something"
-    shown = ended.err.replace(str(folder), "HERE").replace(str(store or folder), "STORE").replace(str(CHECKOUT), "CHECKOUT")
+    shown = (
+        ended.err.replace(str(folder), "HERE").replace(str(store or folder), "STORE").replace(str(CHECKOUT), "CHECKOUT")
+    )
     return Ended(code=ended.code, out=ended.out, err=shown)
 
 

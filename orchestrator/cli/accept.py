@@ -103,8 +103,9 @@ def _store_of(settings: Settings, environment: Mapping[str, str]) -> str:
     if settings.store or environment.get(STACK_VARIABLE):
         return settings.store_uri()
     raise UserError(
-        "nobody says which store this cluster uses: no controller runs there, ORCHESTRATOR_STORE is not set on its "
-        "nodes, and the submit names none; name it: --store URI, or orchestrator config set-context NAME store=URI"
+        "the store of this cluster is not known: no controller runs there, ORCHESTRATOR_STORE is not set on its "
+        "nodes, and the submit names no store; name it: --store URI, or orchestrator config set-context NAME "
+        "store=URI"
     )
 
 

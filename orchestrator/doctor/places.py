@@ -90,7 +90,7 @@ def _ask_server(address: str) -> str:
             return f"MLflow at {address} answers"
     except HTTPError as error:
         if error.code in {401, 403}:
-            return f"MLflow at {address} answers, and asks who we are"
+            return f"MLflow at {address} answers, and requires a login"
         message = f"{address} answers with HTTP {error.code} and is no MLflow server; check MLFLOW_TRACKING_URI"
         raise OrchestratorError(message) from None
     except (URLError, OSError) as error:

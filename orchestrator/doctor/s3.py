@@ -88,7 +88,7 @@ def measure_skew_s(place: Impatient) -> tuple[float, float]:
     try:
         server_s = parsedate_to_datetime(header).timestamp() + 0.5
     except ValueError:
-        raise ConcernError(f"{place.endpoint} tells no time; compare the clocks by hand") from None
+        raise ConcernError(f"{place.endpoint} sends no time; compare the clocks by hand") from None
     return (before_s + after_s) / 2 - server_s, 0.5 + (after_s - before_s) / 2
 
 

@@ -102,7 +102,7 @@ class _Objects:
             raise UnsupportedStoreError(
                 f"{self._store.uri} does not list an object that it has; use a store with consistent listings"
             )
-        return "new objects are listed at once"
+        return "new objects are listed immediately"
 
     def delete_it(self) -> str:
         self._store.delete(self._name)
@@ -110,7 +110,7 @@ class _Objects:
             raise UnsupportedStoreError(
                 f"{self._store.uri} still has an object that it deleted; use a store with consistent deletions"
             )
-        return "deleted objects are gone at once"
+        return "deleted objects disappear immediately"
 
     def probe(self) -> str:
         probe_store(self._store)

@@ -240,13 +240,13 @@ def _token(told: Mapping[str, Any], node: str) -> CheckResult:
     if address.is_loopback:
         return _bad(
             "token",
-            "Ray asks for none, and listens on this machine only",
+            "Ray requires no token, and listens on this machine only",
             "start it by `orchestrator up`, or with RAY_AUTH_MODE=token",
             node,
             Verdict.WARNING,
         )
     remedy = "start all of its nodes with RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH; see docs/security.md"
-    return _bad("token", f"Ray at {address} asks for none: whoever reaches it can run anything", remedy, node)
+    return _bad("token", f"Ray at {address} requires no token: anyone who can reach it can run any code", remedy, node)
 
 
 def _clock(node: str, told: Mapping[str, Any]) -> CheckResult:
@@ -344,7 +344,7 @@ def _reduce(
         others = f" (and {len(failed) - 1} more nodes)" if len(failed) > 1 else ""
         remedy = (
             "nodes must reach each other on all ports; with several network cards set GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME to the right one; NCCL_DEBUG=INFO tells more"
+            "NCCL_SOCKET_IFNAME to the right one; NCCL_DEBUG=INFO prints more"
         )
         return _bad(name, f"{why}{others}", remedy, hosts[node])
     slowest = max(found.values(), key=lambda told: float(told["took_s"]))

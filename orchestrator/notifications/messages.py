@@ -89,7 +89,7 @@ def budget_notices(snapshot: Snapshot, gpu_hours: float, now: float) -> Iterator
         name = f"budget-{revision}-{'spent' if is_spent else 'nearly'}"
         yield _notice(name, Occasion.BUDGET, snapshot, now, (f"Sweep {snapshot.sweep} {told}", text))
     if late := overdue(policy, snapshot.accepted_at_s, now):
-        text = f"{late}. Nothing starts any more; what runs goes on. To go on: move it and submit again."
+        text = f"{late}. Nothing starts any more; running jobs finish. To go on: move it and submit again."
         name = f"deadline-{revision}-{snapshot.accepted_at_s:.0f}"
         yield _notice(
             name, Occasion.BUDGET, snapshot, now, (f"The deadline of sweep {snapshot.sweep} has passed", text)
@@ -128,7 +128,7 @@ def trial_notice(now: float) -> Notice:
         sweep="trial",
         at_s=now,
         title="A trial of orchestrator's notifications",
-        text="Nothing has happened: somebody tries whether this arrives.",
+        text="This is a test notification. Nothing has happened.",
     )
 
 

@@ -113,7 +113,7 @@ def lookup_artifacts(plan: Plan, *, deadline_s: float = DEADLINE_S) -> ArtifactS
         problem = f"store {uri} did not answer within {deadline_s:g} s: jobs are shown as new that may have a result"
         return ArtifactStatus(dispositions=nothing, problems=(problem,), store=store)
     except (OrchestratorError, OSError, ValueError) as error:
-        problem = f"store {uri} cannot be asked, so jobs are shown as new that may have a result: {error}"
+        problem = f"store {uri} cannot be read, so jobs with a result may be shown as new: {error}"
         return ArtifactStatus(dispositions=nothing, problems=(problem,), store=store)
     digest = package_digest()
     stale = {key for key, record in records.items() if record.package_digest not in {"", digest}}

@@ -97,7 +97,8 @@ def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:
     fleet = ray_fleet(settings.driver_address, settings.namespace)
     if fleet is None:
         message = (
-            f"the cluster at {settings.driver_address} did not tell its nodes: no wall clock; state it with --gpus"
+            f"the cluster at {settings.driver_address} did not list its nodes, so the duration is unknown; "
+            "describe the cluster with --gpus"
         )
         say(f"warning: {message}")
     return fleet

@@ -358,8 +358,8 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore
     known = ([(own, "measured in this sweep")] if own else []) + others
     if not known:
         raise UserError(
-            f"nothing tells how much {plan.metric} of {table.transfer} varies between seeds: no sweep of the store has "
-            f"results of a {table.protocol} with two pretrain seeds; state the standard deviation with --std"
+            f"nothing in the store shows how much {plan.metric} of {table.transfer} varies between seeds: no "
+            f"sweep has results of a {table.protocol} with two pretrain seeds; state the standard deviation with --std"
         )
     return max(known, key=lambda one: one[0].num_pretrain_seeds)
 

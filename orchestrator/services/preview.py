@@ -314,7 +314,9 @@ def _sources(preview: Preview) -> Iterator[str]:
     parts = [f"{number} {_SOURCES[source]}" for source, number in estimates.sources.items()]
     yield _labelled("estimates", "; ".join(parts))
     if estimates.assumed_accelerator:
-        yield _labelled("", f"GPUs are taken for {estimates.assumed_accelerator}: say what they are with --accelerator")
+        yield _labelled(
+            "", f"GPUs are assumed to be {estimates.assumed_accelerator}: name their type with --accelerator"
+        )
     if error is not None:
         yield _labelled(
             "",
@@ -322,7 +324,9 @@ def _sources(preview: Preview) -> Iterator[str]:
             f"{error.within_calibrated:.1f} once corrected",
         )
     elif EstimateSource.HISTORY not in estimates.sources:
-        yield _labelled("", "nothing was measured here yet: expect a factor of 3 either way")
+        yield _labelled(
+            "", "nothing was measured here yet: the estimate may be wrong by a factor of 3 in both directions"
+        )
     for note, number in estimates.notes.items():
         yield _labelled("", f"{number} jobs: {note}")
 

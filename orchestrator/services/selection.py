@@ -102,7 +102,7 @@ def _check_conditions(jobs: Mapping[str, Job], conditions: Sequence[Condition]) 
     for condition in conditions:
         if condition.name not in known:
             hint = did_you_mean(condition.name, known)
-            message = f"--where {condition.name}=...: no job of this sweep is told by that; {hint}"
+            message = f"--where {condition.name}=...: no job of this sweep has this facet; {hint}"
             raise typer.BadParameter(message)
 
 

@@ -36,7 +36,7 @@ ENSURE_EVERY_S: Final = 5.0
 _MAX_TRIES: Final = 3
 _PUBLISH_WAIT_S: Final = 60.0
 _POLL_S: Final = 0.1
-_GOES_ON: Final = "starts again, and the sweep goes on from its checkpoints."
+_GOES_ON: Final = "is started again, and the sweep resumes from its checkpoints."
 
 
 class StackTransport:

@@ -219,20 +219,20 @@ def _priority(snapshot: Snapshot) -> int:
 def _control_lines(status: SweepStatus) -> Iterator[str]:
     snapshot, sweep = status.snapshot, status.snapshot.sweep
     if snapshot.tripped:
-        yield f"Stopped by the circuit breaker: {snapshot.tripped}. Submit it again once that is repaired."
+        yield f"Stopped by the circuit breaker: {snapshot.tripped}. Repair the cause, then submit it again."
     yield from (f"Warning: {warning}" for warning in status.warnings)
     if snapshot.state is SweepState.PAUSED:
-        yield f"Paused: nothing new starts until: orchestrator resume {sweep}"
+        yield f"Paused: no job starts until: orchestrator resume {sweep}"
     if snapshot.state is SweepState.STOPPING:
-        yield "Stopping: what runs goes on to its end, nothing else starts."
+        yield "Stopping: running jobs finish, and no other job starts."
     if snapshot.state is SweepState.CANCELLING:
-        yield "Being cancelled: what runs ends after a checkpoint."
+        yield "Being cancelled: running jobs end after a checkpoint."
     if not status.is_served and not snapshot.state.is_final:
         since = f", the last one was seen {_ago(status)}" if status.lease is not None else ""
-        yield f"No controller serves this sweep{since}: nothing starts until one does; see: orchestrator up"
+        yield f"No controller serves this sweep{since}: no job starts until one runs; see: orchestrator up"
     if status.num_messages:
         plural = "s wait" if status.num_messages > 1 else " waits"
-        yield f"{status.num_messages} message{plural} for the controller (a submit or an order)."
+        yield f"{status.num_messages} message{plural} for the controller (a submit or a request)."
     nodes = [node for node, exclusion in snapshot.excluded.items() if exclusion.until_s > status.now]
     if nodes and not snapshot.state.is_final:
         yield f"Avoids {len(nodes)} nodes after repeated failures: {', '.join(nodes[:3])}{', ...' if nodes[3:] else ''}"
@@ -249,14 +249,14 @@ def _time_lines(status: SweepStatus) -> Iterator[str]:
         never = f"; {len(left.never)} jobs need more than that" if left.never else ""
         yield f"About {format_duration(left.seconds)} left, on {status.left_on}{never}"
     elif status.shut:
-        yield f"No time left can be told: {status.shut}; see: orchestrator quota"
+        yield f"The time left cannot be estimated: {status.shut}; see: orchestrator quota"
     if snapshot.plan is None:
         return
     policy = snapshot.plan.policy
     late = overdue(policy, snapshot.accepted_at_s, status.now)
     until_s = time_left_s(policy, snapshot.accepted_at_s, status.now)
     if late:
-        yield f"Nothing starts any more: {late}; move it and submit again."
+        yield f"No job starts any more: {late}; set a later deadline and submit again."
     elif until_s is not None:
         short = left is not None and left.seconds > until_s
         yield f"{format_duration(until_s)} until the deadline{': not enough at this pace' if short else ''}"
@@ -302,7 +302,7 @@ def _cost(status: SweepStatus) -> tuple[Bill, PriceTable | None, float | None]:
 
 def _verdict(gpu_hours: float, bound: float) -> str:
     if gpu_hours >= bound:
-        return ": it is spent, and nothing starts that needs GPUs; raise policy.budget and submit again"
+        return ": it is spent, and no job that needs GPUs starts; raise policy.budget and submit again"
     return ": nearly spent" if gpu_hours >= WARN_AT * bound else ""
 
 
@@ -315,7 +315,7 @@ def _wait_lines(status: SweepStatus) -> Iterator[str]:
         plural, more = ("jobs wait", ", ...") if number > 1 else ("job waits", "")
         yield f"{number} {plural} ({names[0]}{more}): {reason.removeprefix('waits: ')}"
     if len(grouped) > MAX_LINES:
-        yield f"and {len(grouped) - MAX_LINES} more reasons to wait: `orchestrator status SWEEP -o json` has all"
+        yield f"and {len(grouped) - MAX_LINES} more reasons to wait: `orchestrator status SWEEP -o json` lists all"
 
 
 def brief(failure: Failure) -> str:

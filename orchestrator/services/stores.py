@@ -93,7 +93,7 @@ def restart_killed(home: Path) -> None:
 
     if (killed := restart_killed_stack(home)) is not None:
         died = f"The supervisor of the local stack (pid {killed.pid}) has died"
-        say(f"{died}; the stack starts again, and the sweep goes on from its checkpoints.")
+        say(f"{died}; the stack is started again, and the sweep resumes from its checkpoints.")
 
 
 def require_sweep(store: ObjectStore, sweep: str) -> None:

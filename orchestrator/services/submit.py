@@ -410,8 +410,8 @@ def show_difference(previous: PreviousRevision, plan: Plan) -> None:
     """Tell what changes, on stderr."""
     snapshot = previous.snapshot
     if previous.is_same(plan):
-        again = "; failed jobs get another chance" if snapshot.state.is_final else ""
-        say(f"Sweep {plan.sweep} is {snapshot.state.value} with this very plan{again}.")
+        again = "; failed jobs are retried" if snapshot.state.is_final else ""
+        say(f"Sweep {plan.sweep} is {snapshot.state.value} with the same plan{again}.")
         return
     diff = previous.diff(plan)
     show(diff_table(diff, f"{plan.sweep}, revision {snapshot.revision} -> this one"))
@@ -433,7 +433,7 @@ def _stopped(snapshot: Snapshot, diff: PlanDiff) -> Iterator[str]:
     names = [name for name in snapshot.jobs.running if name in left]
     if names:
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
-        yield f"{len(names)} running jobs are no longer wanted and end after a checkpoint: {shown}"
+        yield f"{len(names)} running jobs are no longer part of the plan and end after a checkpoint: {shown}"
 
 
 def _versions_of_trials(plan: Plan) -> Iterator[tuple[JobKind, Any]]:

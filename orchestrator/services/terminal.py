@@ -37,10 +37,10 @@ def confirmed(question: str, *, subject: str) -> bool:
 
     Args:
         question: ``Submit?``
-        subject: what asks, and when: ``a submit asks before it starts``.
+        subject: what asks, and when: ``submit asks for confirmation``.
     """
     if not sys.stdin.isatty():
-        say(f"error: {subject}; there is no terminal to ask on, so pass -y")
+        say(f"error: {subject}; there is no terminal to ask, so pass -y")
         return False
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()

@@ -135,5 +135,5 @@ def _check_answers(address: str) -> None:
     try:
         check_answers(address)
     except OSError as error:
-        message = f"nobody answers at Ray address {address} ({error}); check RAY_ADDRESS and that the cluster is up"
+        message = f"nothing answers at Ray address {address} ({error}); check RAY_ADDRESS and that the cluster is up"
         raise ClusterError(message) from error

@@ -68,7 +68,7 @@ class TokenGate:
             await _answer(send, HTTPStatus.OK, b"OK")
         elif self._asks_for_cookie(scope):
             cookie = b"%s=%s; HttpOnly; SameSite=Strict; Path=/" % (self._name, self._token)
-            # A browser keeps what stands after `#`, MLflow's own page, when it is sent elsewhere.
+            # A browser keeps what comes after `#`, MLflow's own page, when it is sent elsewhere.
             await _answer(send, HTTPStatus.SEE_OTHER, b"", [(b"location", b"/"), (b"set-cookie", cookie)])
         elif self._has_token(scope["headers"]):
             # The application has no use for them, and what it does not know it cannot tell.

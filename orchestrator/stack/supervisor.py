@@ -244,7 +244,7 @@ class Supervisor:
             if time.monotonic() > deadline_s:
                 return f"it took more than {READY_TIMEOUT_S:g} s"
             if self._told_to_end.wait(0.05) or not self._lock.is_held:
-                raise ClusterError("the stack was told to end while Ray started")
+                raise ClusterError("the stack was stopped while Ray started")
         return ""
 
     def _watch(self) -> None:

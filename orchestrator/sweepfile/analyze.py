@@ -193,7 +193,7 @@ def _measures(
     for position, (name, given) in enumerate(named_measures(entry)):
         where = (*path, "measures", position)
         if name in found:
-            complaints.add(where, f"'{name}' stands here a second time; keep one, or make a second entry of analyze")
+            complaints.add(where, f"'{name}' is given twice; keep one, or make a second entry of analyze")
         parameters = given.model_dump() if given is not None else {}
         if isinstance(given, PluginMeasure):
             if given.name in plugins.known(MEASURES):

@@ -109,7 +109,9 @@ class ExternalShards(Strict):
         default_factory=dict,
         description="URIs by split: with braces (train-{000000..001023}.tar), or a folder, which ends in '/'.",
     )
-    classes: str = Field("", description="URI of the class table, classes.json; default with from: the one beside it.")
+    classes: str = Field(
+        "", description="URI of the class table, classes.json; default with from: the one in the same folder."
+    )
     num_train: Count | None = Field(None, description="Training samples; needed with shards.")
     num_val: Count | None = Field(None, description="Validation samples.")
     num_classes: Count | None = Field(None, description="Leaf classes; needed where there is no class table.")
@@ -163,7 +165,7 @@ class ConversionSpec(Strict):
     )
     val_fraction: float = Field(0.0, ge=0, lt=1, description="Share of each class of train to hold out as val.")
     seed: Seed = Field(0, description="Of the order of the samples and of what is held out.")
-    labels: str = Field("", description="imagenet1k: what says the classes of validation images.")
+    labels: str = Field("", description="imagenet1k: file with the classes of the validation images.")
     path_column: str = Field("path", description="csv, parquet: column of the images' paths.")
     label_column: str = Field("label", description="csv, parquet: column of the labels.")
     separator: str = Field("", description="csv, parquet: between several labels of a sample.")

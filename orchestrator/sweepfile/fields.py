@@ -64,11 +64,11 @@ def canonical(value: object) -> object:
 
 
 def refuse_unread(model: BaseModel, fields: Iterable[str], why: str) -> None:
-    """Refuse given fields that nothing reads; ``why`` ends the sentence "it means nothing ..."."""
+    """Refuse given fields that nothing reads; ``why`` ends the sentence "it has no effect ..."."""
     for name in fields:
         if name in model.model_fields_set:
             context = {"why": why, "at": (name,)}
-            raise PydanticCustomError("refused", "it means nothing {why}; remove it", context)
+            raise PydanticCustomError("refused", "it has no effect {why}; remove it", context)
 
 
 class OneRule(Strict):

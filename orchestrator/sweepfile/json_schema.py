@@ -37,7 +37,8 @@ _RECIPES: Mapping[str, type[BaseModel]] = {
 }
 _DOCUMENT: Mapping[str, Schema] = {
     "include": {
-        "description": "Files over which this one lies, relative to its folder; later ones lie over earlier ones.",
+        "description": "Files that this file includes, relative to its folder; this file overrides them, and later "
+        "files override earlier ones.",
         "anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}],
     },
     "vars": {

@@ -35,7 +35,7 @@ _NAMED = re.compile(r"\$\{(?P<where>[a-z-]+):(?P<name>[^}#]+)(?:#[^}]*)?\}")
 def _reference(text: str) -> str:
     if text and not is_reference(text):
         # No message shows the text, which may be the secret itself.
-        message = "this must say where the secret lies, because sweeps are stored and shared; write {forms}"
+        message = "sweeps are stored and shared, so write a reference to the secret, not the secret: {forms}"
         raise PydanticCustomError("refused", message, {"forms": _REFERENCES})
     return text
 
@@ -84,7 +84,7 @@ class EmailSpec(Strict):
     sender: MailAddress = Field(description="From whom it comes.")
     server: Annotated[str, AfterValidator(_server)] = Field(description="host:port of the mail server (SMTP).")
     user: str = Field("", description="Name to log in with; default: no login.")
-    password: Reference = Field("", description="Where its password lies: ${env:NAME}, ${file:/path}, ...")
+    password: Reference = Field("", description="Reference to its password: ${env:NAME}, ${file:/path}, ...")
     security: Literal["starttls", "tls", "none"] = Field(
         "starttls", description="How the connection is protected; none is refused beyond this machine."
     )
@@ -94,7 +94,7 @@ class EmailSpec(Strict):
         if bool(self.user) != bool(self.password):
             raise PydanticCustomError("refused", "user and password belong together; give both or none")
         if self.security == "none" and self.server.rpartition(":")[0] not in _LOOPBACK:
-            message = "without TLS everybody on the way reads it, the password too; write security: starttls or tls"
+            message = "without TLS anyone on the network can read mail and password; write security: starttls or tls"
             raise PydanticCustomError("refused", message)
         return self
 
@@ -104,13 +104,16 @@ class NotifySpec(Strict):
 
     on: Annotated[list[_Occasion], Field(min_length=1)] = Field(
         default_factory=lambda: list(get_args(_Occasion)),
-        description="What is told: the sweep finished, failed, stalled, or its budget is nearly or wholly spent.",
+        description="Events to notify about: the sweep finished, failed, stalled, or its budget is nearly or "
+        "completely spent.",
     )
     webhook: Annotated[str, AfterValidator(_url)] = Field(
         "", description="URL that gets a POST of JSON, or a reference to it. http only on this machine or network."
     )
-    secret: Reference = Field("", description="Where the key lies that signs what the webhook gets; default: unsigned.")
-    slack: Reference = Field("", description="Where the URL of an incoming webhook of Slack lies: ${env:SLACK_URL}.")
+    secret: Reference = Field(
+        "", description="Reference to the key that signs the messages of the webhook; default: unsigned."
+    )
+    slack: Reference = Field("", description="Reference to the URL of an incoming Slack webhook: ${env:SLACK_URL}.")
     email: EmailSpec | None = Field(None, description="Mail.")
     stalled_after: Annotated[str, AfterValidator(_duration)] = Field(
         "30m", description="A sweep has stalled when nothing happened for so long: 30m, 2h, 1d."
@@ -157,7 +160,7 @@ def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
     tree = parse_tree(text, file)
     entries = tree.value.get("notify")
     if not isinstance(entries, list) or len(tree.value) != 1:
-        raise SpecError((f"{file}:1:1: this is no file of who is told; write notify: [...], and nothing else",))
+        raise SpecError((f"{file}:1:1: this is no notification file; write notify: [...], and nothing else",))
     return resolve_notify(validate(NotifySpec, entry, tree, ("notify", number)) for number, entry in enumerate(entries))
 
 

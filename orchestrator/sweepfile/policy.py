@@ -69,8 +69,8 @@ class PolicySpec(Strict):
     priority: PriorityName | Priority = Field(
         "normal",
         description=(
-            "low (-10), normal (0), high (10), urgent (100) or a number in [-1000, 1000]. Sweeps of higher priority go "
-            "first and take the room of running jobs of lower priority, which write a checkpoint and go on later."
+            "low (-10), normal (0), high (10), urgent (100) or a number in [-1000, 1000]. Sweeps of higher priority "
+            "run first and preempt running jobs of lower priority, which write a checkpoint and resume later."
         ),
     )
     weight: float = Field(
@@ -82,7 +82,7 @@ class PolicySpec(Strict):
     max_concurrent: Count | None = Field(None, description="Jobs that run at a time at most; default: no bound.")
     failures: Count = Field(3, description="Failed attempts before a job fails; preemptions do not count.")
     preemptions: int = Field(
-        3, ge=0, le=1000, description="Times that a job may have to make room for a sweep of higher priority."
+        3, ge=0, le=1000, description="How often a job may be preempted by a sweep of higher priority."
     )
     breaker: int = Field(
         5,
@@ -97,8 +97,8 @@ class PolicySpec(Strict):
     deadline: Annotated[str, AfterValidator(_deadline)] | None = Field(
         None,
         description=(
-            "Nothing is started from then on: a duration after submission (90m, 36h, 3d) or a moment with its time "
-            "zone (2026-12-01T18:00:00+01:00). Jobs that run go on to their end."
+            "No job starts after this: a duration after submission (90m, 36h, 3d) or a time with its time zone "
+            "(2026-12-01T18:00:00+01:00). Running jobs finish."
         ),
     )
     users: list[str] = Field(

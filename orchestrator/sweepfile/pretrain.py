@@ -189,7 +189,7 @@ def _globs(
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """One backbone waits for another; ``path`` is what says so."""
+    """One backbone waits for another; ``path`` is what names it."""
 
     backbone: Backbone
     path: Path

@@ -151,7 +151,7 @@ class Complaints:
         for position, value in enumerate(values):
             if value in seen:
                 where = (*path, position) if key is None else (*path, position, key)
-                self.add(where, f"'{value}' stands here a second time; keep one")
+                self.add(where, f"'{value}' is given twice; keep one")
             seen.add(value)
 
     def raise_any(self) -> None:

@@ -63,7 +63,7 @@ def _ascending(values: list[float]) -> list[float]:
     """The values, if each is larger than the one before."""
     for low, high in pairwise(values):
         if high < low:
-            message = "{high} stands after {low}; write them in ascending order"
+            message = "{high} comes after {low}; write them in ascending order"
             raise PydanticCustomError("descending", message, {"low": low, "high": high})
     return values
 
@@ -181,7 +181,7 @@ def _distinct(values: list[Any]) -> list[Any]:
     """The values, if none stands there twice."""
     for position, value in enumerate(values):
         if value in values[:position]:
-            raise PydanticCustomError("repeated", "{value} stands here a second time; keep one", {"value": value})
+            raise PydanticCustomError("repeated", "{value} is given twice; keep one", {"value": value})
     return values
 
 

@@ -34,7 +34,7 @@ class PublishedSpec(Strict):
     checkpoint: str = Field("", description="Checkpoint that was measured (epoch50); default: the final weights.")
     fraction: str = Field("", description="Share of the labels as text ('0.1'); default: all.")
     cell: str = Field("", description="Cell of a grid (lr=0.4); default: the selected one.")
-    num_runs: Count | None = Field(None, description="Runs behind the number; default: not printed.")
+    num_runs: Count | None = Field(None, description="Number of runs of the published number; default: not printed.")
 
 
 class ReportSpec(Strict):
@@ -56,7 +56,7 @@ class ReportSpec(Strict):
         "backbones took: gpu_hours, cpu_hours, images_per_s.",
     )
     published: list[PublishedSpec] = Field(
-        default_factory=list, description="Numbers of papers, shown beside those of this sweep."
+        default_factory=list, description="Published numbers, shown next to those of this sweep."
     )
 
 

@@ -68,7 +68,7 @@ class ResourcesSpec(Strict):
     @classmethod
     def _has_gpus(cls, accelerator: str, others: ValidationInfo) -> str:
         if accelerator and not others.data.get("gpus", 0):
-            message = "an accelerator is asked for, but no gpus; add 'gpus: ...', or leave accelerator out"
+            message = "an accelerator is given, but no gpus; add 'gpus: ...', or leave accelerator out"
             raise PydanticCustomError("no_gpus", message)
         return accelerator
 

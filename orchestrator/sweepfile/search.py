@@ -36,7 +36,9 @@ _JUDGED = "knn and probes solved by lbfgs choose on held-out samples themselves:
 class AshaSpec(Strict):
     """Random draws, of which those that fall behind are stopped (asynchronous successive halving)."""
 
-    reduction: float = Field(3.0, gt=1, le=100, description="At each rung the best 1/reduction go on, > 1.")
+    reduction: float = Field(
+        3.0, gt=1, le=100, description="At each rung, the best 1/reduction of the trials continue; > 1."
+    )
     grace_epochs: Count | None = Field(
         None,
         description="Epochs of the first rung; each further one is reduction times as far. Default: the first "
@@ -97,9 +99,11 @@ class SearchSpec(OneRule):
 
     RULES: ClassVar[tuple[str, ...]] = ("asha", "random", "optuna")
 
-    asha: AshaSpec | None = Field(None, description="Random draws; those that fall behind are stopped at rungs.")
-    random: RandomSpec | None = Field(None, description="Random draws, all to their end.")
-    optuna: OptunaSpec | None = Field(None, description="Proposals that learn from trials that ended.")
+    asha: AshaSpec | None = Field(None, description="Random draws; the worse trials are stopped early, at rungs.")
+    random: RandomSpec | None = Field(None, description="Random draws; all trials run to their end.")
+    optuna: OptunaSpec | None = Field(
+        None, description="Proposals of Optuna, which learn from the trials that have ended."
+    )
     over: Literal["recipe", "pretrain", "labels"] = Field(
         "recipe",
         description="recipe: fields of this transfer's recipe, for each label space; pretrain: fields of the "
@@ -113,9 +117,11 @@ class SearchSpec(OneRule):
         None, description="Trials in all; default: 16, or as many as there are combinations; with labels: all of them."
     )
     concurrent: Count = Field(
-        1, description="Trials at the same time: the search holds so many times what one of them needs. Changes no key."
+        1,
+        description="Number of trials that run at the same time; the search reserves this many times the "
+        "resources of one trial. Changes no key.",
     )
-    seed: Seed = Field(0, description="Of the draws.")
+    seed: Seed = Field(0, description="Seed of the draws.")
 
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
@@ -186,11 +192,11 @@ def _unread(recipe: Mapping[str, Any]) -> Collection[str]:
 def label_search(path: Path, spec: SearchSpec, complaints: Complaints, probe: Mapping[str, Any]) -> Search:
     """A search over label spaces; complains of a space."""
     if spec.space is not None:
-        message = "over: labels tries the label spaces that are pretrained, and no values; remove space (transfer."
-        complaints.add((*path, "space"), f"{message}labels chooses among them)")
+        message = "over: labels tries the pretrained label spaces and takes no values; remove space (transfer."
+        complaints.add((*path, "space"), f"{message}labels selects among them)")
     if spec.random is not None or spec.optuna is not None:
         rule = "random" if spec.random is not None else "optuna"
-        message = "label spaces are tried all, and only asha saves anything by stopping some; choose asha"
+        message = "a search over labels tries all label spaces, and only asha stops some of them early; choose asha"
         complaints.add((*path, rule), message)
     return _search(spec, trials=spec.trials, probe=probe)
 
@@ -204,10 +210,10 @@ def with_grace(search: Search, recipe: Mapping[str, Any], path: Path, complaints
     epochs = max(_ends(search.space["epochs"])) if "epochs" in search.space else recipe["epochs"]
     where = (*path, "asha", "grace_epochs") if options["grace_epochs"] else (*path, "asha")
     if grace < every:
-        message = f"{grace} lies before the first validation, at epoch {every} (recipe.eval_every_epochs); "
+        message = f"{grace} is before the first validation, at epoch {every} (recipe.eval_every_epochs); "
         complaints.add(where, f"{message}use {every} or more, or validate more often")
     elif grace >= epochs:
-        message = f"trainings of {epochs:g} epochs are over by their first rung, at epoch {grace}: nothing is ever "
+        message = f"trainings of {epochs:g} epochs end before their first rung, at epoch {grace}: no trial is ever "
         complaints.add(where, f"{message}stopped; use a smaller one, validate more often, or choose random")
     algorithm = {"asha": {**options, "grace_epochs": grace}}
     return replace(search, algorithm=algorithm)
@@ -324,10 +330,13 @@ def _problems(asked: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[Pat
             yield place, "what is held out is what trials are judged by, the same for all; write it into recipe"
         if isinstance(values, list) and len(values) < 2:
             held = f"the single value {values[0]!r}" if values else "no value"
-            yield place, f"{held} is nothing to choose from; give two values or more, or write the field into recipe"
+            yield (
+                place,
+                f"{held} gives no choice; give two or more values, or write the field into recipe",
+            )
         for position, value in enumerate(values if isinstance(values, list) else ()):
             if value in values[:position]:  # type: ignore[index]
-                yield (*place, position), f"{value!r} stands here a second time; keep one"
+                yield (*place, position), f"{value!r} is given twice; keep one"
 
 
 def _check_values(asked: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints) -> Mapping[str, Any]:

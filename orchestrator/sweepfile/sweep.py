@@ -99,7 +99,8 @@ class SweepSpec(Strict):
     tracking: TrackingSpec = Field(TrackingSpec(), description="Where MLflow is. Changes no key.")
     policy: PolicySpec = Field(PolicySpec(), description="Budgets, ranks and failures. Changes no key.")
     notify: list[NotifySpec] = Field(
-        default_factory=list, description="Who is told when it ends, stalls or spends its budget. Changes no key."
+        default_factory=list,
+        description="Who is notified when the sweep ends, stalls or spends its budget. Changes no key.",
     )
 
 

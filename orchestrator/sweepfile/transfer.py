@@ -151,10 +151,13 @@ def _problems(path: Path, given: GivenRecipe, grid: Grid, known: Sequence[str]) 
             yield place, f"recipe says {name}: {given[name]!r} as well; keep one of the two"
         if len(values) < 2:
             held = f"the single value {values[0]!r}" if values else "no value"
-            yield place, f"{held} is nothing to choose from; give two values or more, or write the field into recipe"
+            yield (
+                place,
+                f"{held} gives no choice; give two or more values, or write the field into recipe",
+            )
         for position, value in enumerate(values):
             if value in values[:position]:
-                yield (*place, position), f"{value!r} stands here a second time; keep one"
+                yield (*place, position), f"{value!r} is given twice; keep one"
     names = [cell_name({"": value}) for values in grid.values() for value in values]
     if any(len(name) > 80 for name in names):
         yield path, "values of a grid name its jobs and may have 80 signs at most; make recipes of them"
@@ -230,7 +233,7 @@ def with_baselines(pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeUse:
-    """A recipe that trains on label spaces; ``path`` is the block or transfer that says so."""
+    """A recipe that trains on label spaces; ``path`` is the block or transfer that names it."""
 
     path: Path
     recipe: Mapping[str, Any]
@@ -269,7 +272,7 @@ def _search_and_cells(
     if spec is None:
         return None, _cells(path, entry, recipes, complaints)
     if entry.grid is not None:
-        message = "there is a grid as well, and both choose values; keep one of the two"
+        message = "there is a grid as well; a search and a grid exclude each other, keep one"
         complaints.add(where, message)
     given: GivenRecipe = entry.recipe if entry.recipe is not None else f"default-{entry.protocol}"
     if spec.over == "recipe":

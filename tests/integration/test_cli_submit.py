@@ -51,7 +51,7 @@ def test_changed_sweep_under_its_name_shows_what_comes_goes_and_stops(
     assert result.code == 3  # nobody to ask
     assert f"Difference of plans: {SWEEP}, revision 1 -> this one" in result.message
     assert "removed: pretrain/levels/depth1/seed2" in result.message
-    assert "running jobs are no longer wanted and end after a checkpoint" in result.message
+    assert "running jobs are no longer part of the plan and end after a checkpoint" in result.message
     assert known.list_children(f"sweeps/{SWEEP}/inbox/") == []
 
 
@@ -126,7 +126,7 @@ def test_submit_to_a_closed_address_says_so_within_seconds_and_submits_nothing(p
         check=False,
     )
     assert result.returncode == 1
-    assert f"nobody answers at Ray address {address}" in " ".join(result.stderr.split())
+    assert f"nothing answers at Ray address {address}" in " ".join(result.stderr.split())
     assert "Nothing was submitted" in result.stderr
     assert time.monotonic() - began_s < PATIENCE_S
     assert LocalStore(project / ".orchestrator" / "store").list_children("sweeps/") == []

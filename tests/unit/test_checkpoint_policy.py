@@ -97,7 +97,7 @@ def test_policy_of_saving_reaches_the_attempts_of_backbones_alone(checkpoints: s
         ("{keep: {last: 0}}", ["0 is refused"]),
         ("{keep: {epochs: [0]}}", ["0 is refused"]),
         ("{keep: {epochs: [3]}}", ["epoch 3 never ends", "2 epochs"]),
-        ("{keep: {epochs: [1, 1]}}", ["'1' stands here a second time"]),
+        ("{keep: {epochs: [1, 1]}}", ["'1' is given twice"]),
         ("{keep: {best: {k: 0}}}", ["0 is refused"]),
         ("{keep: {best: {metric: val_acc}}}", ["'val_acc'", "val_error"]),
         ("{keep: {bset: {k: 1}}}", ["unknown key 'bset'", "did you mean 'best'"]),

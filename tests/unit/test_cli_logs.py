@@ -197,7 +197,7 @@ def test_records_are_printed_for_machines_one_object_a_line(searched: World, cap
         (("--since", "yesterday"), 2, "neither a duration"),
         (("--level", "loud"), 2, "is none of debug"),
         (("--job", "nothing"), 102, "no job 'nothing'"),
-        (("--where", "colour=red"), 2, "told by that"),
+        (("--where", "colour=red"), 2, "has this facet"),
     ],
 )
 def test_wrong_choice_of_records_is_one_error(searched, capsys, arguments, code, told) -> None:

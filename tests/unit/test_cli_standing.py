@@ -52,7 +52,7 @@ def lines(snapshot: Snapshot, progress: dict[str, LiveProgress] | None = None, n
     [
         (2.0, "Used 2.00 of 10.00 GPU-hours, 20 % of the budget"),
         (8.5, "85 % of the budget: nearly spent"),
-        (10.0, "100 % of the budget: it is spent, and nothing starts that needs GPUs"),
+        (10.0, "100 % of the budget: it is spent, and no job that needs GPUs starts"),
     ],
 )
 def test_budget_says_how_much_is_used_and_what_follows(hours: float, told: str) -> None:
@@ -62,15 +62,15 @@ def test_budget_says_how_much_is_used_and_what_follows(hours: float, told: str) 
 def test_deadline_says_how_long_it_is_and_when_it_has_passed() -> None:
     snapshot = gpu_sweep(0.0, Policy(time_limit_s=7200.0))
     assert "1h00m until the deadline" in lines(snapshot, now=NOW + 3600)
-    assert "Nothing starts any more" in lines(snapshot, now=NOW + 7300)
+    assert "No job starts any more" in lines(snapshot, now=NOW + 7300)
 
 
 @pytest.mark.parametrize(
     ("state", "told"),
     [
         (SweepState.PAUSED, "orchestrator resume s"),
-        (SweepState.STOPPING, "what runs goes on"),
-        (SweepState.CANCELLING, "ends after a checkpoint"),
+        (SweepState.STOPPING, "running jobs finish"),
+        (SweepState.CANCELLING, "end after a checkpoint"),
     ],
 )
 def test_states_that_somebody_asked_for_are_explained(state: SweepState, told: str) -> None:

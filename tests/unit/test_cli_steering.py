@@ -78,7 +78,7 @@ def test_cancel_with_a_condition_ends_only_these_jobs(world: World, command: Com
 def test_order_for_one_job_speaks_of_one_job(world: World, command: Command) -> None:
     told = command("cancel", "sweep", "probe/a", "-y").message
     assert "1 job of sweep is cancelled" in told
-    assert "Take it back with: orchestrator retry sweep" in told
+    assert "To undo: orchestrator retry sweep" in told
 
 
 def test_cancel_conditions_all_must_hold_and_bars_part_alternatives(world: World, command: Command) -> None:
@@ -92,7 +92,7 @@ def test_cancel_conditions_all_must_hold_and_bars_part_alternatives(world: World
 def test_cancel_chosen_jobs_that_have_ended_says_so(command: Command, world: World) -> None:
     result = command("cancel", "sweep", "--where", "kind=dataset", "-y")
     assert result.code == 102
-    assert "1 jobs of sweep 'sweep' are meant (1 succeeded)" in result.err
+    assert "1 jobs of sweep 'sweep' are selected (1 succeeded)" in result.err
 
 
 def test_pause_without_a_controller_waits_in_the_store_and_says_so(world: World, command: Command) -> None:
@@ -108,7 +108,7 @@ def test_orders_to_a_live_controller_are_done_when_the_command_returns(world: Wo
     with serving(world):
         assert "Done: sweep pauses" in command("pause", "sweep").message
         assert world.snapshot().state is SweepState.PAUSED
-        assert "Done: sweep goes on" in command("resume", "sweep").message
+        assert "Done: sweep resumes" in command("resume", "sweep").message
         assert "has priority 100" in command("priority", "sweep", "urgent").message
         assert world.snapshot().priority == 100
         assert "Done: sweep stops" in command("stop", "sweep").message
@@ -162,7 +162,7 @@ def test_order_to_a_sweep_that_has_ended_says_so_and_leaves_no_message(
     world.finish()
     result = run_command(capsys, *order, "--store", world.store.uri)
     assert result.code == code
-    assert f"sweep sweep has ended ({how_it_ended}) already: nothing to {order[0]}" in result.message
+    assert f"sweep sweep has ended ({how_it_ended}) already, so {order[0]} has no effect" in result.message
     assert world.store.list_children("sweeps/sweep/inbox/") == []
     document = run_command(capsys, *order, "--store", world.store.uri, "-o", "json").document
     assert (document["followed"], document["state"]) == (code == 0, how_it_ended)
@@ -175,7 +175,7 @@ def test_order_after_a_retry_that_waits_is_sent_behind_it(world: World, command:
     assert command("retry", "sweep").code == 0
     result = command("pause", "sweep")
     assert result.code == 0
-    assert "Asked: sweep pauses" in result.message
+    assert "Request sent: sweep pauses" in result.message
     assert len(world.store.list_children("sweeps/sweep/inbox/")) == 2
 
 
@@ -188,11 +188,11 @@ def test_priority_takes_names_and_whole_numbers(command: Command, text: str) -> 
 def test_drain_is_kept_in_the_store_until_it_is_ended(world: World, command: Command) -> None:
     result = command("drain", "--cluster", CLUSTER, "--reason", "upgrade")
     assert result.code == 0
-    assert "no running controller" in result.message
+    assert "no controller runs" in result.message
     world.tick()
     shown = command("drain", "--cluster", CLUSTER, "--show", "-o", "json").document
     assert shown["drain"]["reason"] == "upgrade"
-    assert "works again" in command("drain", "--cluster", CLUSTER, "--end").message
+    assert "is no longer drained" in command("drain", "--cluster", CLUSTER, "--end").message
     assert command("drain", "--cluster", CLUSTER, "--show", "-o", "json").document["drain"] is None
 
 

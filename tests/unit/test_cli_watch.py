@@ -185,7 +185,7 @@ def test_watch_on_a_terminal_uses_the_alternate_screen_and_leaving_says_how_to_c
     terminal: tuple[subprocess.Popen[bytes], int], keys: bytes, code: int
 ) -> None:
     watcher, outer = terminal
-    shown = read_until(outer, "the sweep goes on")
+    shown = read_until(outer, "the sweep continues")
     assert "\x1b[?1049h" in shown
     if keys == b"\x03":
         watcher.send_signal(2)

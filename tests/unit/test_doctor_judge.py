@@ -83,7 +83,7 @@ def test_node_as_it_should_be_has_nothing_but_ok() -> None:
         ({"shared_memory": {"total": 64 * 1024**2, "free": 64 * 1024**2}}, 0, "shared memory", "failed", "64.0 MiB"),
         ({"shared_memory": {"total": 8 * GIB, "free": GIB // 4}}, 0, "shared memory", "warning", "only 256.0 MiB"),
         ({"open_files": 1024}, 0, "open files", "warning", "1024"),
-        ({"asks_for_token": False}, 0, "token", "failed", "whoever reaches it can run anything"),
+        ({"asks_for_token": False}, 0, "token", "failed", "anyone who can reach it can run any code"),
         ({"asks_for_token": False, "address": "127.0.0.1"}, 0, "token", "warning", "on this machine only"),
     ],
 )

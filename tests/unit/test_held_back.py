@@ -84,7 +84,7 @@ def test_status_counts_all_that_a_quota_of_nothing_holds_back_and_tells_no_time_
     assert standing.is_served
     assert "5 jobs wait (dataset/" in told
     assert ", ...): user ada runs 0 attempts, of max_concurrent=0" in told
-    assert "No time left can be told: user ada may run no attempts (max_concurrent=0)" in told
+    assert "The time left cannot be estimated: user ada may run no attempts (max_concurrent=0)" in told
     assert standing.left is None
     document = present_document(standing)
     assert document["time_left_s"] is None

@@ -154,7 +154,7 @@ def test_mixture_index_needs_the_indexes_of_its_components() -> None:
     ("entry", "message"),
     [
         ("{mixture: [a, c]}", "sweep.yaml:6:23: datasets.both.mixture[1]: 'c' is not a data set that can be mixed"),
-        ("{mixture: [a, a]}", "'a' stands here a second time"),
+        ("{mixture: [a, a]}", "'a' is given twice"),
         ("{mixture: [a, both]}", "'both' is not a data set that can be mixed"),
         ("{mixture: [a]}", "at least 2 items"),
         ("{mixture: [a, b], weights: [1]}", "1 weights for 2 data sets"),

@@ -54,7 +54,7 @@ def quota(world: World, capsys: pytest.CaptureFixture[str]) -> Quota:
 def test_bounds_are_kept_shown_and_obeyed(quota: Quota, world: World) -> None:
     ended = quota("set", "--others", "--max-concurrent", "1")
     assert ended.code == 0
-    assert "what all users without bounds of their own may hold is set" in ended.message
+    assert "what all users without limits of their own may hold is set" in ended.message
     world.tick_until(lambda: len(world.backend.live) == 1)
     world.tick()
     assert len(world.backend.live) == 1
@@ -90,15 +90,15 @@ def test_cleared_user_is_bounded_as_all_others_again(quota: Quota) -> None:
     assert quota.kept() == {"*": Cap(max_gpus=2.0)}
     assert quota("clear", "--others").code == 0
     assert quota.kept() == {}
-    assert "nobody is bounded" in quota("show").out
+    assert "no user has limits" in quota("show").out
 
 
 def test_clearing_who_has_no_bounds_changes_nothing_and_names_the_nearest(quota: Quota) -> None:
     quota("set", "bobby", "--max-gpus", "8")
     ended = quota("clear", "boby")
     assert ended.code == 102
-    assert "boby has no bounds on cluster cluster-a, and nothing was changed" in ended.message
-    assert "nothing was changed; did you mean 'bobby'? users with bounds: bobby" in ended.message
+    assert "boby has no limits on cluster cluster-a, and nothing was changed" in ended.message
+    assert "nothing was changed; did you mean 'bobby'? users with limits: bobby" in ended.message
     assert quota.kept() == {"bobby": Cap(max_gpus=8.0)}
 
 
@@ -109,9 +109,13 @@ def test_name_that_owns_no_sweep_is_doubted(quota: Quota, world: World) -> None:
 
 
 def test_command_says_when_the_bounds_count(quota: Quota, world: World) -> None:
-    assert "no controller of a cluster of this name was seen" in quota("set", "ada", "--max-gpus", "1").message
+    assert (
+        "the store has seen no controller of a cluster of this name" in quota("set", "ada", "--max-gpus", "1").message
+    )
     world.tick()
-    assert "no controller runs; the next one obeys" in quota("set", "ada", "--max-gpus", "2").message  # a fake clock
+    assert (
+        "no controller runs; the next one will apply it" in quota("set", "ada", "--max-gpus", "2").message
+    )  # a fake clock
 
 
 def test_damaged_bounds_are_told_and_cleared_by_all_alone(quota: Quota, world: World) -> None:

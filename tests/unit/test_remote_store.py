@@ -190,7 +190,7 @@ def test_job_on_a_stack_belongs_to_its_project(tmp_path: Path, monkeypatch: pyte
 
 def test_cluster_without_a_store_asks_for_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ORCHESTRATOR_STORE", raising=False)
-    with pytest.raises(UserError, match="nobody says which store"):
+    with pytest.raises(UserError, match="the store of this cluster is not known"):
         _store_of(Settings(), {})
 
 

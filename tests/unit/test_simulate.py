@@ -241,7 +241,7 @@ def test_wrong_parameters_are_refused_at_their_places(tmp_path: Path) -> None:
         ("{threshold: {above: 1}, where: {kind: c}}", "'c' is no level of the factor kind"),
         ("{between: [2, 1]}", "2 to 1 is no interval"),
         ("{where: {kind: a}}", "needs exactly one of"),
-        ("{monotone: {of: scale}, between: [0, 1]}", "it means nothing with 'monotone'"),
+        ("{monotone: {of: scale}, between: [0, 1]}", "it has no effect with 'monotone'"),
     ],
 )
 def test_expectations_of_what_is_not_there_are_refused(block: str, message: str) -> None:

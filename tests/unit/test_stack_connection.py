@@ -85,7 +85,7 @@ def test_death_of_ray_is_told_once_with_what_died_and_that_results_are_safe(conn
     told = capsys.readouterr().err
     assert told.count("Ray has died (raylet)") == 1
     assert "All results so far are safe in file:///store" in told
-    assert "goes on" in told
+    assert "resumes from its checkpoints" in told
     write_stack(tmp_path, replace(stack, num_ray_starts=2))
     connection.keep_alive()
     assert "runs again" in capsys.readouterr().err
@@ -188,7 +188,7 @@ def test_store_on_the_s3_server_of_a_killed_stack_is_waited_for(stack, tmp_path,
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", url)
     assert stores.open_existing_store("s3://orchestrator/x").uri == "s3://orchestrator/x"
     assert launched == [True]
-    assert "the stack starts again" in capsys.readouterr().err
+    assert "the stack is started again" in capsys.readouterr().err
 
 
 def test_stack_is_tended_while_the_store_does_not_answer():

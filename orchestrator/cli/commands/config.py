@@ -67,7 +67,7 @@ def contexts(*, output: DocumentOption = DocumentForm.TABLE) -> None:
         table.add_row("*" if context["in_use"] else "", name, escape(settings))
     stdout_console().print(table)
     if choice is not None:
-        say(f"{choice.name} counts here: {choice.place} says so.")
+        say(f"{choice.name} is in effect: {choice.place} names it.")
 
 
 @group.command()

@@ -37,7 +37,7 @@ def drain(
     """Drain the whole cluster for an upgrade or maintenance: no job starts until --end."""
     options = ControlOptions(store=store, sender=sender, form=output)
     if end and show:
-        raise typer.BadParameter("--end and --show exclude each other")
+        raise typer.BadParameter("use either --end or --show, not both")
     if end:
         raise typer.Exit(_end(cluster, options))
     if show:
@@ -60,7 +60,7 @@ def _end(cluster: str, options: ControlOptions) -> ExitCode:
     end_drain(store, name)
     if options.form is not DocumentForm.TABLE:
         print_document({"cluster": name, "was_drained": was_drained, "drain": None}, options.form)
-    told = "works again: what waits starts within a second of its controller's next look" if was_drained else "works"
+    told = "is no longer drained: waiting jobs start within seconds" if was_drained else "works"
     stderr_console().print(f"Cluster {name} {told}.", markup=False, soft_wrap=True)
     return ExitCode.OK
 
@@ -102,10 +102,13 @@ def _show(wish: Drain | None, cluster: str, store: ObjectStore, options: Control
 def _told(wish: Drain | None, cluster: str, store: ObjectStore) -> str:
     if wish is None:
         return "is not drained"
-    back = "let it work again with: orchestrator drain --end"
+    back = "to end the drain: orchestrator drain --end"
     if wish.drained_at_s is not None:
-        return f"rests: nothing runs, and nothing starts; {back}"
+        return f"is drained: no job runs and none starts; {back}"
     how = "ends" if wish.running is Running.FINISH else "has written a checkpoint"
     if _is_served(store, cluster):
-        return f"comes to rest: nothing starts, and it rests once what runs {how}; ask again with --show; {back}"
-    return f"has no running controller; the next one starts nothing; {back}"
+        return (
+            f"is draining: no job starts; the drain is complete when every running job {how}; to see the progress: "
+            f"orchestrator drain --show; {back}"
+        )
+    return f"is drained, and no controller runs; the next one starts no job; {back}"

@@ -25,7 +25,7 @@ _SHOWN = 20
 """Sweeps of the store that an error names."""
 _STATES = {
     "committed": "committed; a submit reuses it",
-    "resumable": "not committed, but it has checkpoints to go on from",
+    "resumable": "not committed, but it has checkpoints from which it resumes",
     "new": "new; no result has this key",
 }
 

@@ -248,7 +248,7 @@ def _lines(found: Forecast, fleet: Fleet, expected: _Expected, bill: _Bill) -> l
         lines.append(f"cost unknown: the table has no price of {bill.name(found.resource)}")
     lines.append(f"storage {format_bytes(expected.kept_bytes)} of artifacts that stay")
     assumed = expected.assumed_accelerator
-    return [*lines, *([f"durations assume {assumed} GPUs; say what they are with --accelerator"] if assumed else [])]
+    return [*lines, *([f"durations assume {assumed} GPUs; name their type with --accelerator"] if assumed else [])]
 
 
 def _print_table(found: Forecast, lines: list[str]) -> None:

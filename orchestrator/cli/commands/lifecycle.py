@@ -72,7 +72,7 @@ class ControlRequest:
     send: Callable[..., str]
     """Of ``sweeps.client``: takes store, sweep, sender, consent, and ``jobs`` where it takes jobs; returns the id."""
     effect: str
-    """``pauses: what runs goes on, nothing new starts``, said of the sweep or of one job."""
+    """``pauses: running jobs finish, nothing new starts``, said of the sweep or of one job."""
     effect_on_many: str = ""
     """The same, said of several jobs; empty for requests that take no jobs."""
     undo: str = ""
@@ -104,11 +104,11 @@ def pause(
     store: StoreOption = "",
 ) -> None:
     """Pause a sweep: running jobs continue, and no job starts until resume."""
-    fate = "what runs goes on" if running is Running.FINISH else "what runs ends after a checkpoint"
+    fate = "running jobs finish" if running is Running.FINISH else "running jobs end after a checkpoint"
     request = ControlRequest(
         verb="pause",
         send=partial(client.pause, running=running),
-        effect=f"pauses: nothing new starts, {fate}",
+        effect=f"pauses: no job starts, and {fate}",
         undo=_then("resume", sweep),
     )
     raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
@@ -123,7 +123,7 @@ def resume(
     store: StoreOption = "",
 ) -> None:
     """Resume a paused sweep."""
-    request = ControlRequest(verb="resume", send=client.resume, effect="goes on: ready jobs start again")
+    request = ControlRequest(verb="resume", send=client.resume, effect="resumes: ready jobs start again")
     raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
 
 
@@ -139,8 +139,8 @@ def stop(
     request = ControlRequest(
         verb="stop",
         send=client.stop,
-        effect="stops: what runs goes on to its end, nothing else starts",
-        undo="Submitting it again goes on with it.",
+        effect="stops: running jobs finish, and no other job starts",
+        undo="Submit it again to continue it.",
         aim=SweepState.CANCELLED,
     )
     raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
@@ -158,7 +158,7 @@ def cancel(
     store: StoreOption = "",
 ) -> None:
     """Cancel a sweep, or some of its jobs: running jobs end after a checkpoint, and no other job starts."""
-    tail = "cancelled: what runs ends after a checkpoint, nothing else starts"
+    tail = "cancelled: running jobs end after a checkpoint, and no other job starts"
     request = ControlRequest(
         verb="cancel",
         send=client.cancel,
@@ -188,13 +188,13 @@ def retry(
     """Retry jobs that failed, were skipped or were cancelled; without job names, all of them."""
     states = (JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)
     selection = JobSelection(names=tuple(jobs or ()), conditions=parse_where(where or ()), states=states)
-    one = "gets another chance" + " for all that failed, was skipped or cancelled" * selection.is_everything
+    one = "is retried" + ": all jobs that failed, were skipped or were cancelled" * selection.is_everything
     tail = ", from checkpoints where there are any"
     request = ControlRequest(
         verb="retry",
         send=client.retry,
         effect=one + tail,
-        effect_on_many="get another chance" + tail,
+        effect_on_many="are retried" + tail,
         reopens=True,
     )
     options = ControlOptions(store=store, sender=sender, force=force, yes=yes, form=output)
@@ -251,7 +251,7 @@ def send_request(
         jobs = [view.name for view in chosen]
         _show_jobs(request, snapshot, chosen)
         question = f"{request.verb.capitalize()} {_number(len(jobs))}?"
-        subject = f"{request.verb} asks before it acts on chosen jobs"
+        subject = f"{request.verb} asks for confirmation when jobs are selected"
         if not options.yes and not confirmed(question, subject=subject):
             return ExitCode.REFUSED
     consent = Consent.FORCE if options.force else Consent.ASK
@@ -277,7 +277,7 @@ def _will_reopen(store: ObjectStore, snapshot: Snapshot) -> bool:
 def _tell_ended(snapshot: Snapshot, request: ControlRequest, form: DocumentForm) -> ExitCode:
     """Say that an order means nothing any more; it is not sent, as it would wait for a controller to refuse it."""
     is_reached = snapshot.state is request.aim
-    told = f"sweep {snapshot.sweep} has ended ({snapshot.state.value}) already: nothing to {request.verb}"
+    told = f"sweep {snapshot.sweep} has ended ({snapshot.state.value}) already, so {request.verb} has no effect"
     if form is not DocumentForm.TABLE:
         refusal = "" if is_reached else told
         document = {
@@ -291,7 +291,7 @@ def _tell_ended(snapshot: Snapshot, request: ControlRequest, form: DocumentForm)
     if is_reached:
         stderr_console().print(f"{told}.", markup=False, soft_wrap=True)
         return ExitCode.OK
-    complain(f"{told}; retry or submit lets it go on")
+    complain(f"{told}; to continue it, use retry or submit")
     return ExitCode.FAILURE
 
 
@@ -305,7 +305,7 @@ def _chosen(snapshot: Snapshot, request: ControlRequest, selection: JobSelection
         states = ", ".join(f"{number} {state.value}" for state, number in Counter(v.state for v in found).items())
         wanted = " or ".join(state.value for state in selection.states)
         message = (
-            f"nothing to {request.verb}: {len(found)} jobs of sweep '{snapshot.sweep}' are meant"
+            f"nothing to {request.verb}: {len(found)} jobs of sweep '{snapshot.sweep}' are selected"
             f"{f' ({states})' if found else ''}, and none is {wanted}"
         )
         raise NotFoundError(message)
@@ -355,7 +355,7 @@ def _conclude(store: ObjectStore, snapshot: Snapshot, sent: _Sent) -> ExitCode:
     whose = f"{_number(len(sent.jobs))} of {snapshot.sweep}" if sent.jobs else snapshot.sweep
     effect = sent.request.effect_on_many if sent.jobs and len(sent.jobs) > 1 else sent.request.effect
     undo = f" {sent.request.undo}" if sent.request.undo else ""
-    told = f"Done: {whose} {effect}." if is_followed else f"Asked: {whose} {effect}; {_when(store, snapshot)}."
+    told = f"Done: {whose} {effect}." if is_followed else f"Request sent: {whose} {effect}; {_when(store, snapshot)}."
     stderr_console().print(f"{told}{undo} See: orchestrator status {snapshot.sweep}", markup=False, soft_wrap=True)
     return ExitCode.OK
 
@@ -368,11 +368,14 @@ def _when(store: ObjectStore, snapshot: Snapshot) -> str:
     """When an order that was not followed at once takes effect."""
     now = time.time()
     if is_served(store, snapshot, now):
-        return "the controller is alive but busy, and follows it as soon as it gets to its inbox"
+        return "the controller is busy and will do it as soon as it reads its inbox"
     lease = read_lease(store, snapshot.cluster) if snapshot.cluster else None
     since = f" (the last one was seen {format_duration(now - lease.expires_at_s)} ago)" if lease is not None else ""
-    return f"no controller runs{since}: it waits in the store and is followed before anything starts, once one does"
+    return (
+        f"no controller runs{since}: the request waits in the store, and the next controller follows it before it "
+        "starts any job"
+    )
 
 
 def _then(command: str, sweep: str) -> str:
-    return f"Take it back with: orchestrator {command} {sweep}."
+    return f"To undo: orchestrator {command} {sweep}."

@@ -142,7 +142,7 @@ class LogOptions:
 
     @property
     def is_search(self) -> bool:
-        """Whether several jobs are meant."""
+        """Whether several jobs are selected."""
         return bool(self.jobs or self.where)
 
 
@@ -152,7 +152,7 @@ def parse_since(text: str, now: float) -> str:
     ago_s = float(seconds[1]) if seconds else duration_s(text)
     moment = now - ago_s if ago_s is not None else moment_s(text)
     if moment is None:
-        message = f"--since {text!r} is neither a duration (90s, 10m, 36h, 3d) nor a moment with its time zone"
+        message = f"--since {text!r} is neither a duration (90s, 10m, 36h, 3d) nor a time with its time zone"
         raise typer.BadParameter(f"{message} (2026-12-01T18:00:00+01:00)")
     return format_time(moment)
 
@@ -161,7 +161,7 @@ def _pattern(text: str) -> re.Pattern[str] | None:
     try:
         return re.compile(text) if text else None
     except re.error as error:
-        message = f"--grep {text!r} is no regular expression: {error}; escape what is meant as it stands"
+        message = f"--grep {text!r} is no regular expression: {error}; put a backslash before special characters"
         raise typer.BadParameter(message) from None
 
 
@@ -183,7 +183,7 @@ def _leaving(sweep: str, job: str, options: LogOptions) -> Iterator[list[bool]]:
         again = " ".join(["orchestrator logs", sweep, job] if job else ["orchestrator logs", sweep])
         again += " -f" + (f" --store {options.store}" if options.store else "")
         stderr_console().print(
-            f"Detached; the job goes on. Follow it again with: {again}", markup=False, soft_wrap=True
+            f"Detached; the job continues. To follow it again: {again}", markup=False, soft_wrap=True
         )
 
 
@@ -202,7 +202,7 @@ def _print_many(store: ObjectStore, sweep: str, options: LogOptions, *, extra: t
     render = _render(options)
     logs = chosen.find()
     if not logs and not options.follow:
-        message = f"no log of sweep '{sweep}' is chosen: its jobs have not started, were reused, or others are meant"
+        message = f"no log of sweep '{sweep}' is chosen: its jobs have not started, were reused, or others are selected"
         raise NotFoundError(message)
     if not options.follow:
         records = sorted(search_logs(store, logs, options.query), key=lambda record: record.time)
@@ -214,7 +214,7 @@ def _print_many(store: ObjectStore, sweep: str, options: LogOptions, *, extra: t
 
 
 class _Chosen:
-    """Which logs of a sweep are meant, at each moment."""
+    """Which logs of a sweep are selected, at each moment."""
 
     def __init__(self, store: ObjectStore, sweep: str, options: LogOptions, extra: tuple[str, ...]) -> None:
         self._store, self._sweep = store, sweep

@@ -47,7 +47,7 @@ def notify(
 def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:
     """What was told about a sweep, and what waits."""
     if not sweep:
-        message = "name a sweep, or try channels with --test FILE"
+        message = "name a sweep, or test channels with --test FILE"
         raise typer.BadParameter(message)
     store = open_existing_store(store_uri)
     require_sweep(store, sweep)
@@ -91,7 +91,7 @@ def _channels(file: str) -> tuple[Sequence[Channel], Callable[[Channel], None]]:
     is_general = bool(text) and is_notify_file(text, file)
     channels = parse_notify_file(text, file) if is_general else load_sweep(file)[0].notify
     if not channels:
-        message = "it has no notify, or an empty one: nobody would be told; see docs/operations.md, Notifications"
+        message = "it has no notify block, or an empty one; add one, see docs/operations.md, Notifications"
         raise SpecError((f"{file}: {message}",))
     return channels, (lambda _: None) if is_general else check_channel_of_sweep
 

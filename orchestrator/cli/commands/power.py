@@ -129,7 +129,7 @@ def _check(options: PowerOptions) -> None:
     if not 0 < options.difference < float("inf"):
         raise UsageError(f"--difference {options.difference:g} must be a number above 0, in points")
     if not 0 < options.power < 1:
-        raise UsageError(f"--power {options.power:g} is a chance: give a number between 0 and 1, such as 0.8")
+        raise UsageError(f"--power {options.power:g} is a probability: give a number between 0 and 1, such as 0.8")
     if options.std is not None and not 0 < options.std < float("inf"):
         raise UsageError(f"--std {options.std:g} must be a number above 0, in points")
 
@@ -214,7 +214,7 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     seeds = f"{planned.num_pretrain_seeds} pretraining x {planned.num_transfer_seeds} transfer seeds"
     yield f"planned: {seeds}, power {chance}"
     if not answer.is_known:
-        yield "fewer than 3 pretraining seeds tell the noise only roughly: a range is all that can be said"
+        yield "fewer than 3 pretraining seeds estimate the noise only roughly, so a range is given"
     elif (best := answer.cheapest) is not None and best.num_pretrain_seeds is not None:
         more = best.num_pretrain_seeds - planned.num_pretrain_seeds
         extra = best.num_transfer_seeds - planned.num_transfer_seeds
@@ -222,7 +222,7 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
         is_one = len(wanted) == 1 and more + extra == 1
         yield f"cheapest: {' and '.join(wanted)} seed{'' if is_one else 's'}" if wanted else "the plan is enough"
     if noise.transfer_std is None and noise.num_pretrain_seeds:
-        yield "with one transfer per backbone nobody knows what more transfer seeds would bring"
+        yield "with one transfer per backbone, the effect of more transfer seeds cannot be estimated"
 
 
 def _effect_table(answer: PowerAnswer, metric: str) -> TextTable:

@@ -68,7 +68,7 @@ def set_bounds(
     bounds = parse_bounds(max_gpus, max_concurrent)
     objects, name = _open(cluster, store)
     quotas = change_quotas(objects, name, lambda now: _with(now, whom, bounds))
-    shown = "all users without bounds of their own" if whom == ANYBODY else whom
+    shown = "all users without limits of their own" if whom == ANYBODY else whom
     told = f"On cluster {name}, what {shown} may hold is set{_stranger(objects, name, whom)}"
     _changed(told, objects, name, quotas, output)
 
@@ -85,7 +85,7 @@ def clear(
 ) -> None:
     """Remove a user's own limits, so that the limits of --others apply again; or remove all limits."""
     if everyone and (user or others):
-        raise typer.BadParameter("--all means everybody: name nobody beside it")
+        raise typer.BadParameter("--all means all users: do not name a user as well")
     whom = "" if everyone else whose(user, is_others=others, beside=", or --all for everybody")
     objects, name = _open(cluster, store)
     if everyone:  # also damaged ones
@@ -93,7 +93,7 @@ def clear(
         _changed(f"Cluster {name} bounds nobody", objects, name, {}, output)
         return
     quotas = change_quotas(objects, name, _without(whom, name))
-    shown = "The bounds of all others are" if whom == ANYBODY else f"{whom}'s own bounds are"
+    shown = "The limits of all others are" if whom == ANYBODY else f"{whom}'s own limits are"
     _changed(f"{shown} removed on cluster {name}", objects, name, quotas, output)
 
 
@@ -138,12 +138,12 @@ def _open(cluster: str, store: str) -> tuple[ObjectStore, str]:
 def whose(user: str, *, is_others: bool, beside: str = "") -> str:
     """Whom a line means; ``beside`` are other choices to tell of. Raises ``typer.BadParameter`` unless it is one."""
     if bool(user) == is_others:
-        message = "name one user, or --others for all who have no bounds of their own" + beside
+        message = "name one user, or use --others for all users without limits of their own" + beside
         raise typer.BadParameter(message)
     if is_others:
         return ANYBODY
     if user == ANYBODY:
-        raise typer.BadParameter(f"{user!r} is no user: write --others for all who have no bounds of their own")
+        raise typer.BadParameter(f"{user!r} is no user: use --others for all users without limits of their own")
     if user != user.strip() or not user.isprintable():
         message = f"{user!r} is no user's name: it has blanks at its ends, or characters that cannot be printed"
         raise typer.BadParameter(message)
@@ -155,7 +155,7 @@ def parse_bounds(max_gpus: str, max_concurrent: str) -> Bounds:
     given = {"max_gpus": max_gpus, "max_concurrent": max_concurrent}
     chosen = frozenset(name for name, text in given.items() if text)
     if not chosen:
-        message = "give --max-gpus, --max-concurrent or both; none removes a bound"
+        message = "give --max-gpus, --max-concurrent or both; none removes a limit"
         raise typer.BadParameter(message)
     concurrent = _number("--max-concurrent", max_concurrent, _WHOLE)
     return Bounds(
@@ -177,8 +177,8 @@ def _without(user: str, cluster: str) -> Callable[[Quotas], Quotas]:
         if user not in now:
             who = "all others have" if user == ANYBODY else f"{user} has"
             names = [_OTHERS if name == ANYBODY else name for name in now]
-            bounded = did_you_mean(user, names, they_are="users with bounds")
-            message = f"{who} no bounds on cluster {cluster}, and nothing was changed; {bounded}"
+            bounded = did_you_mean(user, names, they_are="users with limits")
+            message = f"{who} no limits on cluster {cluster}, and nothing was changed; {bounded}"
             raise NotFoundError(message)
         return {name: cap for name, cap in now.items() if name != user}
 
@@ -203,11 +203,11 @@ def _changed(told: str, store: ObjectStore, cluster: str, quotas: Quotas, form: 
     lease = read_lease(store, cluster)
     is_served = lease is not None and lease.expires_at_s > time.time()
     if is_served:
-        when = "its controller obeys within seconds, and ends nothing that runs"
+        when = "its controller applies it within seconds, and ends no running job"
     elif lease is None:
-        when = "no controller of a cluster of this name was seen in the store yet; one that starts obeys"
+        when = "the store has seen no controller of a cluster of this name yet; one that starts will apply it"
     else:
-        when = "no controller runs; the next one obeys"
+        when = "no controller runs; the next one will apply it"
     stderr_console().print(f"{told}: {when}.", markup=False, soft_wrap=True)
     _show(store, cluster, quotas, form)
 
@@ -243,7 +243,7 @@ def _show(store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) 
     else:
         print_document({"cluster": cluster, "users": users, "unreadable_sweeps": use.unreadable}, form)
     if use.unreadable:
-        missing = f"What these sweeps hold is unknown, they cannot be read: {', '.join(use.unreadable)}."
+        missing = f"It is unknown what these sweeps use, because they cannot be read: {', '.join(use.unreadable)}."
         stderr_console().print(missing, markup=False, soft_wrap=True)
 
 
@@ -272,7 +272,7 @@ def _table(cluster: str, users: Mapping[str, Mapping[str, Any]]) -> Table:
         shown = _OTHERS if name == ANYBODY else escape(name)
         bounds = [_cell(row["max_gpus"]), _cell(row["max_concurrent"])]
         table.add_row(shown, *bounds, _cell(row.get("gpus"), ""), _cell(row.get("attempts"), ""))
-    table.caption, table.caption_justify = (None if users else "nobody is bounded"), "left"
+    table.caption, table.caption_justify = (None if users else "no user has limits"), "left"
     return table
 
 

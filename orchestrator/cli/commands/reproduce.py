@@ -124,7 +124,7 @@ def _lines(found: Reproduction, folder: Path, files: list[str]) -> Iterator[str]
         hardware = "; ".join(f"{count} with {what}" for what, count in found.hardware.items())
         yield f"Its attempts ran on {len(found.nodes)} node{'s' * (len(found.nodes) > 1)}: {hardware}."
     if found.has_other_code:
-        yield "The code of this program is another one than then; check out the commit."
+        yield "The code of this program differs from the code at that time; check out the commit."
     if others := found.other_packages():
         name, (then, now) = next(iter(others.items()))
         yield f"{len(others)} packages differ, such as {name}: {then or 'none'} -> {now or 'none'}."

@@ -69,7 +69,7 @@ def run(
 def run_job(name: str, options: RunOptions) -> ExitCode:
     """Run a job and whatever of its inputs is not committed yet; print its metrics."""
     if not options.inprocess:
-        message = "only --inprocess is offered: add it (on the cluster, jobs run by `orchestrator submit`)"
+        message = "add --inprocess: run works only in this process (on the cluster, use `orchestrator submit`)"
         raise UsageError(message)
     plan, base = _find_plan(options)
     job = _find_job(plan, name)

@@ -83,14 +83,14 @@ def serve_cluster(*, until_idle_s: float | None, grace_s: float) -> ExitCode:
     """
     settings = Settings()
     if not settings.driver_address:
-        raise UserError("serve needs a Ray cluster of its own: set RAY_ADDRESS=host:port to its head")
+        raise UserError("serve needs the address of a Ray cluster: set RAY_ADDRESS=host:port of its head node")
     with connect(settings, settings.store_uri(), foreground=False) as connection, _listening() as call:
         _end_own_drain(connection)
         _say(f"serving {connection.store.uri} as cluster {settings.cluster}")
         if _stay(connection, call, until_idle_s):
             _say("no sweep is unfinished: done")
             return ExitCode.OK
-        _say(f"{call.name}: every attempt is asked for a checkpoint")
+        _say(f"{call.name}: all attempts write a checkpoint now")
         return _drain_cluster(connection, call.name, grace_s)
 
 
@@ -126,11 +126,12 @@ def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> Exi
     while time.monotonic() < ends_s:
         found = read_drain(store, cluster)
         if found is None or found.drained_at_s is not None:
-            _say("nothing runs any more; sweeps go on when the cluster is served again")
+            _say("no job runs any more; sweeps resume when a controller serves the cluster again")
             return ExitCode.INTERRUPTED
         time.sleep(_POLL_S)
     complain(
-        f"some attempt had no checkpoint within {grace_s:g} s; it goes on from its last one. Give more notice: --grace"
+        f"an attempt wrote no checkpoint within {grace_s:g} s; it will resume from its last one. Give more "
+        "time with --grace"
     )
     return ExitCode.UNFINISHED
 

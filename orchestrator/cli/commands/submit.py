@@ -167,7 +167,7 @@ def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
     for problem in (*preview.found.problems, *preview.warnings):
         console.print(f"warning: {problem}", markup=False)
     if plan.store_uri == UNKNOWN_STORE:
-        console.print("What the cluster's store holds of it already is known there alone, and is not run again.")
+        console.print("Only the cluster knows which results its store has already; those jobs are not run again.")
     if check.previous is not None:
         show_difference(check.previous, plan)
     for refusal in check.refusals:
@@ -175,7 +175,7 @@ def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
     if check.refusals:
         return False
     question = "Replace its plan and submit?" if check.changes_plan else "Submit?"
-    return options.yes or confirmed(question, subject="a submit asks before it starts")
+    return options.yes or confirmed(question, subject="submit asks for confirmation")
 
 
 def _connect(
@@ -204,7 +204,8 @@ def _leave(submitter: Submitter, plan: Plan, message: str, form: DocumentForm) -
     """Say how to go on without this command."""
     if submitter.store is None:
         known = (
-            "The cluster goes on by itself. To look at it from here, name its store: --store URI, or in the context."
+            "The cluster continues by itself. To see the sweep from here, name its store with --store URI, or in "
+            "the context."
         )
     else:
         known = f"Submitted. See: {status_command(submitter.settings, plan)}"
@@ -220,7 +221,7 @@ def _follow_to_the_answer(  # noqa: PLR0917 - all of what is known at the end
     try:
         snapshot = follow_sweep(submitter, store, plan.sweep, message)
     except KeyboardInterrupt:
-        detached = f"Detached; the sweep goes on. Follow it again with: {again}"
+        detached = f"Detached; the sweep continues. To follow it again: {again}"
         watch = status_command(submitter.settings, plan, "watch")
         stderr_console().print(f"\n{detached}, or: {watch}", markup=False, soft_wrap=True)
         return ExitCode.INTERRUPTED
@@ -241,7 +242,7 @@ def conclude(
     elif form is not DocumentForm.TABLE:
         print_document(status_document(SweepStatus(snapshot=snapshot, now=time.time())), form)
     if not connection.wait_for_publisher(sweep):
-        hint = f"MLflow does not have all of it yet; it follows by itself, or by: orchestrator publish {sweep}"
+        hint = f"MLflow does not have all results yet; they follow. To publish them now: orchestrator publish {sweep}"
         stderr_console().print(hint, soft_wrap=True)
     _show_addresses(connection)
     return ended

@@ -180,7 +180,7 @@ class TopApp(App[None]):
     # ----------------------------------------------------------------------------------------------------- requests
     def action_pause(self) -> None:
         """Start nothing new."""
-        self._ask_for("Pause", "nothing new starts, what runs goes on", client.pause)
+        self._ask_for("Pause", "no job starts, running jobs finish", client.pause)
 
     def action_resume(self) -> None:
         """Go on."""
@@ -188,7 +188,7 @@ class TopApp(App[None]):
 
     def action_cancel(self) -> None:
         """End it."""
-        self._ask_for("Cancel", "what runs ends after a checkpoint, nothing else starts", client.cancel)
+        self._ask_for("Cancel", "running jobs end after a checkpoint, and no other job starts", client.cancel)
 
     def _ask_for(self, verb: str, meaning: str, request: Callable[..., str]) -> None:
         sweep = self.shown.chosen
@@ -209,7 +209,7 @@ class TopApp(App[None]):
             self.call_from_thread(self.notify, str(error), title=what, severity="error")
             return
         self._asked[message_id] = what
-        self.call_from_thread(self.notify, "Asked; a controller follows it within a second or so.", title=what)
+        self.call_from_thread(self.notify, "Request sent; a controller follows it within about a second.", title=what)
 
     # -------------------------------------------------------------------------------------------------------- others
     def action_filter(self) -> None:
@@ -349,5 +349,5 @@ class LogScreen(ModalScreen[None]):
             lines = [line for record in records for line in plain_text(record).split("\n")]
         except OrchestratorError as error:
             lines = [str(error)]
-        told = lines or ["(nothing is printed yet, or it was reused)"]
+        told = lines or ["(no output yet, or the job was reused)"]
         self.app.call_from_thread(self.query_one("#log", Log).write_lines, told)

@@ -39,8 +39,8 @@ _LEAVE = frozenset("qQ\x1b")
 _POLL_S = 0.2
 _PATIENCE_S = 15.0
 _NOT_TAKEN = (
-    "The controller has not taken the sweep yet. It waits in the store; if this goes on, see the actor 'controller' in "
-    "the Ray dashboard, and that its nodes reach the store."
+    "The controller has not accepted the sweep yet. The sweep waits in the store; if this takes long, check the "
+    "actor 'controller' in the Ray dashboard, and whether its nodes reach the store."
 )
 _SHOWN_METRIC = "val_error"
 
@@ -151,7 +151,7 @@ def _look(watching: Watching) -> SweepStatus:
 
 def _say_detached(sweep: str, store_uri: str) -> None:
     again = f"orchestrator watch {sweep}" + (f" --store {store_uri}" if store_uri else "")
-    stderr_console().print(f"Detached; the sweep goes on. Watch it again with: {again}", markup=False, soft_wrap=True)
+    stderr_console().print(f"Detached; the sweep continues. To watch it again: {again}", markup=False, soft_wrap=True)
 
 
 def _is_news(view_: JobView) -> bool:

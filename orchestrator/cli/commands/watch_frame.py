@@ -63,7 +63,7 @@ def frame(
         _running_table(status, num_running),
         Text("Recently", style="bold"),
         *(Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in shown or ["nothing yet"]),
-        Text("q or Ctrl-C leaves; the sweep goes on", style="dim"),
+        Text("q or Ctrl-C: leave; the sweep continues", style="dim"),
     )
 
 

@@ -111,7 +111,7 @@ def _scaled(tree: Tree, scale: str) -> Tree:
     if scale not in SCALES:
         raise SpecError((f"{tree.file}:1:1: '{scale}' is not a scale: {did_you_mean(scale, SCALES)}",))
     if scale not in blocks:
-        message = f"the file has no block '{scale}:', which says how to make the sweep small"
+        message = f"the file has no block '{scale}:', which makes the sweep small"
         raise SpecError((f"{tree.file}:1:1: {message}; add one, or leave the scale out",))
     return merged(rest, blocks[scale])
 
@@ -135,6 +135,6 @@ def _with_variables(tree: Tree, asked_for: frozenset[str]) -> Tree:
     filled = Substitution(variables, environment=None).fill(rest)
     unused = [name for name in variables if name not in asked_for]
     if unused:
-        problem = "nothing asks for this variable (${{vars.{0}}}); use it or remove it"
+        problem = "this variable is not used (${{vars.{0}}}); use it or remove it"
         raise SpecError(tuple(tree.problem(("vars", name), problem.format(name)) for name in unused))
     return filled

@@ -153,7 +153,7 @@ class _Design:
         if name in RESERVED_FACTORS:
             raise self._problem((written,), f"'{name}' is no name for a factor: {RESERVED_FACTORS[name]}")
         if name in self._factors or name in self._fixed:
-            raise self._problem((written,), f"a factor '{name}' stands here before; give one of the two another name")
+            raise self._problem((written,), f"a factor '{name}' is declared twice; rename one of the two")
 
     def _mapped(self, factor: str, values: Located) -> dict[str, Located]:
         """Values by name, each a partial block."""
@@ -205,7 +205,7 @@ class _Design:
                 message = f"'{name}' cannot be the name of a value; write NAME: {{what it changes in the block}}"
                 raise self._problem((written, position), message)
             if name in found:
-                raise self._problem((written, position), f"'{name}' stands here a second time; keep one")
+                raise self._problem((written, position), f"'{name}' is given twice; keep one")
             nested: Any = value
             for step in reversed(steps):
                 nested = {step: nested}
@@ -234,7 +234,7 @@ class _Design:
         for position, item in enumerate(design):
             combination = self._combination(position, item, first)
             if combination in found:
-                message = f"this combination stands here a second time (before as item {found[combination]}); keep one"
+                message = f"this combination is given twice (first as item {found[combination]}); keep one"
                 raise self._design_problem((position,), message)
             found[combination] = position
         return list(found)

@@ -25,7 +25,7 @@ _REMEDY = (
 )
 
 _REFERENCE = (
-    "sweeps are stored and shared, so it is refused: remove it from the file and revoke it; write where it lies: "
+    "sweeps are stored and shared, so it is refused: remove it from the file and revoke it; write a reference: "
     "${file:/run/secrets/NAME} or ${env:NAME}, which whoever sends the notifications reads"
 )
 

@@ -209,7 +209,7 @@ class _TreeBuilder:
             _refuse_half_characters(key, place)
             if key in mapping:
                 first = places.children[key].here
-                raise SpecError((f"{place}: key '{key}' stands here a second time (first at {first}); keep one",))
+                raise SpecError((f"{place}: key '{key}' is given twice (first at {first}); keep one",))
             if key == "<<":
                 message = "merge keys (<<) are not read; write the keys out, or use 'base' in recipes and 'include'"
                 raise SpecError((f"{place}: {message}",))
@@ -243,6 +243,6 @@ def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> str:
     mark = error.problem_mark
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
         place = f"{file}:{mark.line + 1}:{mark.column + 1}"
-        return f"{place}: a tab stands here, and YAML is indented by spaces only; replace it with spaces"
+        return f"{place}: there is a tab here, and YAML allows only spaces for indentation; replace it with spaces"
     place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
     return f"{place}: not valid YAML: {error.problem}; check indentation, quotes and brackets here"
