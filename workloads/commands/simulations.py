@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import OrchestratorError
-from workloads.theory.files import SourceFiles, file_reference
+from workloads.theory.files import SimulationCode, file_reference
 from workloads.theory.loading import ParametersError, Simulation
 from workloads.theory.shipped import SIMULATIONS
 
@@ -36,7 +36,7 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if reference is not None:
             path = Path(asked["folder"], reference[0]).resolve()
-            name, file = f"{SourceFiles.read(path).digest}.py:{reference[1]}", str(path)
+            name, file = f"{SimulationCode.read(path).digest}.py:{reference[1]}", str(path)
         simulation = Simulation.load(name, file)
     except (OrchestratorError, ImportError, AttributeError) as error:
         return {"problem": str(error)}

@@ -43,7 +43,7 @@ def file_reference(run: str) -> tuple[str, str] | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFiles:
+class SimulationCode:
     """The text of a file and of the modules beside it that it imports."""
 
     path: Path
@@ -97,7 +97,7 @@ class SourceFiles:
 class _Finder(MetaPathFinder, InspectLoader):
     """Finds the modules beside a file as they were digested."""
 
-    def __init__(self, sources: SourceFiles) -> None:
+    def __init__(self, sources: SimulationCode) -> None:
         self.folder = sources.path.parent
         self._files = sources.modules
 

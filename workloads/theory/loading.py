@@ -15,7 +15,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
 from workloads.theory.context import SimulationContext
-from workloads.theory.files import SourceFiles, file_identity
+from workloads.theory.files import SimulationCode, file_identity
 from workloads.theory.shipped import SIMULATIONS
 
 Metrics: TypeAlias = Mapping[str, float]
@@ -88,7 +88,7 @@ def _load_file(path: Path, digest: str, name: str) -> Function:
     if not path.is_file():
         message = f"the file {path} of the simulation is not on this node: jobs read it where it lies"
         raise UserError(f"{message}; put it into a folder that all nodes share, or install it on them as a package")
-    sources = SourceFiles.read(path)
+    sources = SimulationCode.read(path)
     if sources.digest != digest:
         message = f"{path.name}, or a module beside it that it imports, is not what was planned (sha256 {digest[:12]})"
         raise UserError(f"{message}; submit the sweep again")
