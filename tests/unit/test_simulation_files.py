@@ -110,6 +110,7 @@ def test_changed_absent_and_stored_files_are_not_run(tmp_path: Path) -> None:
             "4:9: simulate.one.run: mysim.py has no function 'simulat'; it has Parameters, simulate",
         ),
         ({"code": "def simulate(:\n"}, "4:9: simulate.one.run: mysim.py:1:14: invalid syntax; correct the file"),
+        ({"code": "raise SystemExit(3)\n"}, "mysim.py cannot be imported: SystemExit: 3; correct the file"),
         ({"code": "import notthere\n"}, "mysim.py cannot be imported: ModuleNotFoundError: No module named 'notthere'"),
         ({"sweep": SWEEP.replace("[1, 2]", "[1, x]")}, "4:58: simulate.one.factors.scale[1]: the simulation"),
     ],

@@ -82,7 +82,7 @@ class SimulationCode:
         sys.modules[name] = module  # pydantic looks there for what annotations name
         try:
             exec(compile(self.main, shown, "exec"), module.__dict__)  # noqa: S102 - its digest is that of the plan
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             del sys.modules[name]
             message = f"{shown} cannot be imported: {type(error).__name__}: {error}; correct the file"
             raise UserError(message) from error
