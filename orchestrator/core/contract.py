@@ -106,8 +106,8 @@ class Execution:
     initial_uri: str = ""
     """Where the file of initial weights is whose sha256 the identity names; empty without one."""
     label_files: Mapping[str, str] = field(default_factory=dict)
-    """Where the files lie that a label space names by their digest: ``wordnet``, ``table``; else where packages put
-    them."""
+    """Where the files lie that an identity names by their digest: ``wordnet`` and ``table`` of a label space, which are
+    else where packages put them, and ``simulation``, the plain file of a simulation."""
     data_location: Mapping[str, Any] = field(default_factory=dict)
     """Where an external data set lies now: ``{"splits": {split: [URI patterns]}, "classes": URI}``, or with
     ``"dataset": URI`` of the folder of a ``dataset.json`` for the splits. Empty: shards are artifacts, or where the

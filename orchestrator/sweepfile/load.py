@@ -86,7 +86,9 @@ def load_all(reference: str, changes: Changes) -> Loaded:
         surveys,
         plugins=PluginSources(installed=installed, check=check_plugins),
         labels=labels,
-        simulations=SimulationSources(check=check_simulations, plugins=installed[SIMULATIONS]),
+        simulations=SimulationSources(
+            check=check_simulations, plugins=installed[SIMULATIONS], folder=str(path.resolve().parent)
+        ),
     )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical

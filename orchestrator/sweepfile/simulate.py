@@ -139,8 +139,8 @@ class SimulateSpec(Strict):
     """A simulation: every combination of its factors, over the same seeds."""
 
     run: Annotated[str, Field(min_length=1)] = Field(
-        description="Name of a shipped simulation, or of one of a package (entry point group "
-        "pretraining_orchestrator.simulations)."
+        description="Name of a shipped simulation, of one of a package (entry point group "
+        "pretraining_orchestrator.simulations), or path.py:function, relative to the sweep file."
     )
     parameters: dict[str, Annotated[Any, AfterValidator(canonical)]] = Field(
         default_factory=dict, description="What it is run with; it says itself which parameters it takes."
@@ -164,6 +164,8 @@ class SimulationSources:
     """Asks the data plane, see ``workloads.commands.simulations``; None: parameters are taken as they are."""
     plugins: Mapping[str, str] = field(default_factory=dict)
     """Installed ones of other packages: name -> reference, see ``orchestrator.core.plugins``."""
+    folder: str = ""
+    """Of the sweep file; paths of plain files are relative to it."""
 
 
 def resolve_simulations(
@@ -173,7 +175,7 @@ def resolve_simulations(
     asked = [_Asked.of(name, spec, complaints) for name, spec in specs.items()]
     if not asked or sources.check is None or any(complaints.doubts(one.path) for one in asked):
         return tuple(one.resolved() for one in asked)
-    reply = sources.check([one.request(sources.plugins) for one in asked])
+    reply = sources.check([one.request(sources) for one in asked])
     known = [*reply["shipped"], *sources.plugins]
     return tuple(one.checked(found, known, complaints) for one, found in zip(asked, reply["checked"], strict=True))
 
@@ -210,9 +212,9 @@ class _Asked:
     def path(self) -> Path:
         return ("simulate", self.name)
 
-    def request(self, plugins: Mapping[str, str]) -> dict[str, Any]:
-        cells = [cell.parameters for cell in self.cells]
-        return {"run": self.spec.run, "plugin": plugins.get(self.spec.run, ""), "cells": cells}
+    def request(self, sources: SimulationSources) -> dict[str, Any]:
+        cells, run = [cell.parameters for cell in self.cells], self.spec.run
+        return {"run": run, "plugin": sources.plugins.get(run, ""), "folder": sources.folder, "cells": cells}
 
     def checked(self, found: Mapping[str, Any], known: Sequence[str], complaints: Complaints) -> Simulation:
         """With what the data plane says of it."""
@@ -230,7 +232,7 @@ class _Asked:
             SimulatedCell(factors=cell.factors, parameters=reply.get("parameters", {}))
             for cell, reply in zip(self.cells, found["cells"], strict=True)
         )
-        return replace(self.resolved(), run=found["name"], cells=cells)
+        return replace(self.resolved(), run=found["name"], file=found["file"], cells=cells)
 
     def _place(self, cell: SimulatedCell, at: Sequence[str | int]) -> Path:
         """Where the parameter stands that a simulation refuses."""

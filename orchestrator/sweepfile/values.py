@@ -302,7 +302,7 @@ class Simulation:
 
     name: str
     run: str
-    """Name of a shipped one, or the reference of a plug-in."""
+    """Name of a shipped one, the reference of a plug-in, or digest and function of a plain file."""
     factors: Mapping[str, tuple[Level, ...]]
     cells: tuple[SimulatedCell, ...]
     first_seed: int
@@ -310,6 +310,8 @@ class Simulation:
     per_job: int
     metric: str
     expectations: tuple[Expectation, ...] = ()
+    file: str = ""
+    """Where the plain file lies; empty for any other. Never identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,10 @@ import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -60,7 +62,9 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
     """
     context.report(Progress(phase="setup"))
     parameters, device = request.parameters, pick_device()
-    simulation = Simulation.load(parameters["simulation"])
+    file = request.execution.label_files.get("simulation", "")
+    _refuse_stored(file, request.store_uri)
+    simulation = Simulation.load(parameters["simulation"], file)
     given = simulation.checked(parameters["parameters"])
     seeds = range(parameters["seeds"]["first"], parameters["seeds"]["stop"])
     with deterministic_numerics(request.execution.num_threads):
@@ -73,6 +77,13 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
                 finished.add(seed, metrics, saved.take(seed))
                 _tick(request, context, done=len(finished.rows), total=len(seeds))
         return _commit(request, context, finished, device=device, num_resumed=num_resumed)
+
+
+def _refuse_stored(file: str, store_uri: str) -> None:
+    """Whoever may write results may not thereby say what code runs."""
+    store = urlsplit(store_uri)
+    if file and store.scheme == "file" and Path(file).resolve().is_relative_to(Path(unquote(store.path)).resolve()):
+        raise UserError(f"the simulation {file} lies in the store, from which no code is run; move the file")
 
 
 def _each_seed(

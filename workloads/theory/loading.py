@@ -6,6 +6,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
 from workloads.theory.context import SimulationContext
+from workloads.theory.files import SimulationCode, file_identity
 from workloads.theory.shipped import SIMULATIONS
 
 Metrics: TypeAlias = Mapping[str, float]
@@ -42,8 +44,12 @@ class Simulation:
     """What its parameters must be; None = any mapping."""
 
     @classmethod
-    def load(cls, name: str) -> Simulation:
-        """Load what an identity names: a shipped one, or the reference of a plug-in.
+    def load(cls, name: str, file: str = "") -> Simulation:
+        """Load what an identity names: a shipped one, the reference of a plug-in, or a function of a plain file.
+
+        Args:
+            name: as of the identity.
+            file: path of the file, where the identity means one.
 
         Raises:
             UserError: there is none of this name here, or another version of it.
@@ -53,6 +59,8 @@ class Simulation:
             function: Function = getattr(importlib.import_module(module), attribute)
         elif is_reference(name):
             function = load_plugin(name, GROUP)
+        elif (wanted := file_identity(name)) is not None:
+            function = _load_file(Path(file), *wanted)
         else:
             raise UserError(f"there is no simulation {name!r} in this release; it has {', '.join(sorted(SIMULATIONS))}")
         return cls(name=name, function=function, model=_model_of(function))
@@ -74,6 +82,18 @@ class Simulation:
                 for detail in error.errors(include_url=False)
             ]
             raise ParametersError(self.name, found) from error
+
+
+def _load_file(path: Path, digest: str, name: str) -> Function:
+    if not path.is_file():
+        message = f"the file {path} of the simulation is not on this node: jobs read it where it lies"
+        raise UserError(f"{message}; put it into a folder that all nodes share, or install it on them as a package")
+    sources = SimulationCode.read(path)
+    if sources.digest != digest:
+        message = f"{path.name}, or a module beside it that it imports, is not what was planned (sha256 {digest[:12]})"
+        raise UserError(f"{message}; submit the sweep again")
+    function: Function = sources.load(name)
+    return function
 
 
 def _model_of(function: Function) -> type[BaseModel] | None:

@@ -219,6 +219,7 @@ def _simulation_jobs(simulation: Simulation) -> Iterator[Draft]:
                 },
                 inputs={},
                 facets={"simulation": simulation.name, "cell": cell.name, "seeds": f"{first}-{stop - 1}"},
+                execution={"label_files": {"simulation": simulation.file}} if simulation.file else {},
             )
 
 
