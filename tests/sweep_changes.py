@@ -245,7 +245,7 @@ LABELS: Mapping[str, Change] = {
 }
 
 PRETRAIN: Mapping[str, Change] = {
-    "PretrainSpec.model": _is("pretrain.third.model.image_size=48", of="pretrain"),
+    "PretrainSpec.model": _is("pretrain.third.model.image_size=48", of="pretrain embed analyze"),
     "PretrainSpec.init": _is("pretrain.third.init=null", of="pretrain"),
     "PretrainSpec.labels": _picks("pretrain.third.labels=[levels/depth1, mod]"),
     "PretrainSpec.recipe": _is("pretrain.third.recipe.lr=0.7", of="pretrain"),
@@ -257,9 +257,11 @@ PRETRAIN: Mapping[str, Change] = {
         given=("pretrain.third.factors.rate={low: {}, high: {recipe: {lr: 0.7}}}",),
     ),
     "PretrainSpec.checkpoints": _is("pretrain.third.checkpoints.keep.epochs=[1]", of="pretrain"),
-    "ModelSpec.name": _is("pretrain.third.model.name=test_resnet", of="pretrain", given=("resources.pretrain.gpus=1",)),
-    "ModelSpec.image_size": _is("pretrain.third.model.image_size=48", of="pretrain"),
-    "ModelSpec.kwargs": _is("pretrain.third.model.kwargs={qk_norm: true}", of="pretrain"),
+    "ModelSpec.name": _is(
+        "pretrain.third.model.name=test_resnet", of="pretrain embed analyze", given=("resources.pretrain.gpus=1",)
+    ),
+    "ModelSpec.image_size": _is("pretrain.third.model.image_size=48", of="pretrain embed analyze"),
+    "ModelSpec.kwargs": _is("pretrain.third.model.kwargs={qk_norm: true}", of="pretrain embed analyze"),
     "InitialSpec.artifact": _is("pretrain.fifth.init.artifact=pretrain-x-1", of="pretrain"),
     "InitialSpec.uri": _runs(f"{_FILE}.uri=s3://bucket/w.safetensors"),  # its sha256 is the identity
     "InitialSpec.sha256": _is(f"{_FILE}.sha256={'f' * 64}", of="pretrain"),
@@ -450,6 +452,7 @@ ANALYZE: Mapping[str, Change] = {
     "MeasureSpec.distances": _is(f"{_MEASURES}.1.distances.levels=null", of="analyze"),
     "MeasureSpec.clp": _is(f"{_MEASURES}.2.clp={{reduce: none}}", of="analyze"),
     "MeasureSpec.purity": _is(f"{_MEASURES}.3.purity={{top: 5}}", of="analyze"),
+    "MeasureSpec.sparsity": _is("analyze.2.measures.0.sparsity={samples: 50}", of="analyze"),
     "MeasureSpec.embedding": _is(f"{_MEASURES}.4.embedding={{seed: 5}}", of="analyze"),
     "MeasureSpec.plugin": _is(f"{_MEASURES}.5.plugin={{name: other}}", of="analyze"),
     "DistancesSpec.levels": _is(f"{_MEASURES}.1.distances.levels=[depth1, depth2]", of="analyze"),
@@ -458,6 +461,7 @@ ANALYZE: Mapping[str, Change] = {
     "ClpSpec.samples": _is(f"{_MEASURES}.2.clp.samples=500", of="analyze"),
     "ClpSpec.raw_pixels": _is(f"{_MEASURES}.2.clp.raw_pixels=false", of="analyze"),
     "PuritySpec.top": _is(f"{_MEASURES}.3.purity.top=10", of="analyze"),
+    "SparsitySpec.samples": _is("analyze.2.measures.0.sparsity.samples=200", of="analyze"),
     "EmbeddingSpec.method": _is(f"{_MEASURES}.4.embedding.method=pca", of="analyze"),
     "EmbeddingSpec.samples": _is(f"{_MEASURES}.4.embedding.samples=50", of="analyze"),
     "EmbeddingSpec.seed": _is(f"{_MEASURES}.4.embedding.seed=1", of="analyze"),

@@ -138,6 +138,7 @@ analyze:
       - {{embedding: {{}}}}
       - {{plugin: {{name: mine}}}}
   - {{name: alike, pretrain: [second, fifth], between: [pretrain], measures: [cka]}}
+  - {{name: layers, pretrain: [third], measures: [{{sparsity: {{samples: 100}}}}]}}
 report:
   baseline: levels/depth1
   published: [{{transfer: tune, pretrain: fifth, label_space: levels/depth1, value: 0.1}}]

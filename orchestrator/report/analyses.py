@@ -36,7 +36,12 @@ def build_analyses(
             name=name,
             rows=tuple(_rows(grouped[name], committed)),
             correlations=tuple(_correlations(plan, jobs, committed, errors)),
-            pictures=(*_matrices(jobs, committed), *_likeness(plan, jobs, committed), *_embeddings(jobs, committed)),
+            pictures=(
+                *_matrices(jobs, committed),
+                *_likeness(plan, jobs, committed),
+                *_layers(jobs, committed),
+                *_embeddings(jobs, committed),
+            ),
         )
         for name, jobs in found.items()
         if jobs
@@ -197,6 +202,27 @@ def _compared(job: Job, by_key: Mapping[str, Job]) -> list[str]:
         )
     differ = [place for place in range(4) if len({part[place] for part in parts}) > 1] or [1]
     return [" ".join(part[place] or "final" for place in differ) for part in parts]
+
+
+def _layers(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:
+    """Shares of active units by layer, for each checkpoint and architecture: a line for each label space."""
+    found: dict[tuple[str, tuple[str, ...]], dict[str, list[Sequence[float]]]] = {}
+    for job in jobs:
+        if (picture := committed[job.name].pictures.get("layers")) is not None:
+            pretrain, space, checkpoint = _place(job)
+            lines = found.setdefault((checkpoint, _texts(picture["names"])), {})
+            lines.setdefault(_title(pretrain, space, ""), []).append(picture["values"])
+    for (checkpoint, names), lines in found.items():
+        yield AnalysisPicture(
+            kind="layers",
+            title=checkpoint or "final weights",
+            names=names,
+            values=tuple(
+                tuple(math.fsum(some) / len(some) for some in zip(*seeds, strict=True)) for seeds in lines.values()
+            ),
+            num_seeds=max(len(seeds) for seeds in lines.values()),
+            lines=tuple(lines),
+        )
 
 
 def _embeddings(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:

@@ -419,13 +419,17 @@ class AnalysisPicture:
     """What a figure is drawn from; numbers of matrices are means over seeds."""
 
     kind: str
-    """``distances``, ``cka`` or ``embedding``."""
+    """``distances``, ``cka``, ``layers`` or ``embedding``."""
     title: str
     names: tuple[str, ...]
-    """Of the rows of a matrix; of the original classes of an embedding."""
+    """Of the rows of a matrix; of a network's layers; of the original classes of an embedding."""
     values: tuple[tuple[float | None, ...], ...]
-    """Of a matrix; of an embedding x, y, class and trained class (-1 without one) of each sample."""
+    """Of a matrix; by line the shares of active units of each layer; of an embedding x, y, class and trained class (-1
+    without one) of each sample."""
     num_seeds: int
+    """Most runs that one number is a mean over."""
+    lines: tuple[str, ...] = ()
+    """Of ``layers``: what the backbones of each line are called."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

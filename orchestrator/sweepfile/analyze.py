@@ -45,6 +45,12 @@ class PuritySpec(Strict):
     top: Annotated[int, Field(ge=2, le=10_000)] = Field(100, description="Samples that excite a unit most.")
 
 
+class SparsitySpec(Strict):
+    """Share of active units, behind each activation function of the backbone too."""
+
+    samples: Count = Field(description="Samples that pass through the backbone, at most.")
+
+
 class EmbeddingSpec(Strict):
     """A picture: samples in two dimensions."""
 
@@ -65,11 +71,12 @@ class PluginMeasure(Strict):
 class MeasureSpec(OneRule):
     """A measure with parameters: exactly one field."""
 
-    RULES: ClassVar[tuple[str, ...]] = ("distances", "clp", "purity", "embedding", "plugin")
+    RULES: ClassVar[tuple[str, ...]] = ("distances", "clp", "purity", "sparsity", "embedding", "plugin")
 
     distances: DistancesSpec | None = Field(None, description="Distances of classes, and MSDR.")
     clp: ClpSpec | None = Field(None, description="Cluster-and-linear-probe, with the probe of original labels.")
     purity: PuritySpec | None = Field(None, description="Purity of units.")
+    sparsity: SparsitySpec | None = Field(None, description="Active units, by layer.")
     embedding: EmbeddingSpec | None = Field(None, description="A picture of the samples.")
     plugin: PluginMeasure | None = Field(None, description="A measure of another package.")
 

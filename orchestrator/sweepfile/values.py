@@ -344,6 +344,11 @@ class AnalysisPlan:
         """Splits whose features it reads."""
         return ("train", "val") if "clp" in self.measures else (self.split,)
 
+    @property
+    def runs_backbone(self) -> bool:
+        """Whether samples pass through the backbone again: the layers before its features are asked for."""
+        return "samples" in self.measures.get("sparsity", {})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedSweep:

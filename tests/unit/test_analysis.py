@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import permutations
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from orchestrator.core.errors import UserError
 from workloads.analysis import geometry
 from workloads.analysis.features import ArrayStream, SampleClasses, class_moments
 from workloads.analysis.fine_structure import ProbedSamples, best_mapping, cluster_and_probe, linear_probe
+from workloads.analysis.layers import ActivityCounter
 from workloads.analysis.likeness import linear_cka
 from workloads.analysis.measures import AnalyzedFeatures, measure
 from workloads.analysis.units import feature_ranks, purities, sparsity, top_samples
@@ -208,6 +212,28 @@ def test_sparsity_counts_activations_above_zero() -> None:
     found = sparsity(ArrayStream(features_ND=np.array([[1.0, 0.0, -1.0], [2.0, 0.0, 3.0]]), rows_at_once=1))
     assert found.active == pytest.approx(0.5)
     assert found.dead == pytest.approx(1 / 3)
+
+
+def test_activity_by_layer_counts_what_is_above_zero_behind_each_call() -> None:
+    shared, linear = nn.ReLU(), nn.Linear(2, 2, bias=False)
+    network = nn.Sequential(nn.Identity(), shared, linear, nn.GELU(), shared, nn.Sigmoid())
+    with torch.no_grad():
+        linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
+    with ActivityCounter(network) as counter:
+        for batch in ([[1.0, 2.0], [-1.0, 3.0]], [[-1.0, -2.0]]):
+            counter.next_pass()
+            network(torch.tensor(batch))
+    assert dict(counter.shares) == pytest.approx({"1": 3 / 6, "3": 1 / 6, "1:2": 1 / 6})
+    assert list(counter.shares) == ["1", "3", "1:2"]
+    network(torch.ones(1, 2))
+    assert counter.shares["1"] == pytest.approx(3 / 6)  # nothing is counted once it is left
+
+
+def test_sparsity_of_a_network_without_activation_modules_says_so() -> None:
+    subject = replace(subject_of_blobs(), layer_activity=lambda _: {})
+    found = measure(subject, "sparsity", {"samples": 5})
+    assert "cannot be told apart" in found.notes[0]
+    assert "layers" not in found.pictures
 
 
 def subject_of_blobs() -> AnalyzedFeatures:

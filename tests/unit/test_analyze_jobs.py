@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import closing
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from orchestrator.core.contract import JobKind, JobResult
 from orchestrator.core.errors import PreemptedError, UserError
@@ -23,7 +25,15 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import load_sweep
 from tests.sweep_fields import plan_of
 from tests.tiny_training import NO_BATCHNORM, TinyTraining
+from workloads.data.index import SampleIndex
+from workloads.data.loader import EvalLoader
+from workloads.data.pixels import PixelSpec
+from workloads.data.source import SampleSource
+from workloads.data.split_targets import SplitTargets
 from workloads.features.artifact import FeatureTable
+from workloads.models.build import build_backbone
+from workloads.models.spec import ModelSpec
+from workloads.models.weights import decode_tensors
 
 # ------------------------------------------------------------------------------------------------------------ planning
 
@@ -37,7 +47,8 @@ def test_analysis_reads_the_features_of_cached_probes() -> None:
     new = {job.key for job in with_it.jobs} - {job.key for job in without.jobs}
     assert {key.partition("-")[0] for key in new} == {"analyze", "embed"}
     embeds = [job.name for job in with_it.jobs if job.key in new and job.kind is JobKind.EMBED]
-    assert embeds == ["embed/second/levels/depth1/seed0/tree/val"]  # of a block that no transfer reads
+    # Of blocks that no transfer reads.
+    assert embeds == ["embed/second/levels/depth1/seed0/tree/val", "embed/third/levels/depth1/seed0/tree/val"]
 
 
 def test_analysis_of_several_epochs_is_a_job_for_each_backbone_and_epoch() -> None:
@@ -47,6 +58,26 @@ def test_analysis_of_several_epochs_is_a_job_for_each_backbone_and_epoch() -> No
     assert found[names[0]].facets["checkpoint"] == "epoch1"
     assert {"index", "labels", "classes", "train", "val"} == found[names[0]].identity["inputs"].keys()
     assert all(Volumes(plan_of()).of(job).work.operations > 0 for job in analyses().values())
+
+
+def test_sparsity_of_layers_reads_the_backbone_and_embeds_nothing_more() -> None:
+    name, overrides = "analyze/layers/third/levels/depth1/seed0", ("analyze.2.measures=[sparsity]",)
+    with_layers, without = plan_of(), plan_of(*overrides)
+    changed = {job.name for job in with_layers.jobs} ^ {job.name for job in without.jobs}
+    assert not changed
+    job, plain = with_layers.by_name()[name], without.by_name()[name]
+    assert job.identity["inputs"].keys() - plain.identity["inputs"].keys() == {"backbone"}
+    assert plain.identity["parameters"] == {"split": "val", "measures": {"sparsity": {}}}
+    embed = with_layers.by_name()["embed/third/levels/depth1/seed0/tree/val"].identity["parameters"]
+    assert embed.items() <= job.identity["parameters"].items()  # seen as the features are, by the same weights
+    macs_less = Volumes(without).of(plain).work.operations
+    assert Volumes(with_layers).of(job).work.operations > macs_less
+    (kept,) = (
+        job.identity["parameters"]["checkpoint"]
+        for job in plan_of("analyze.2.pretrain=[fifth]", "analyze.2.from_checkpoints=[1]").jobs
+        if job.name.startswith("analyze/layers")
+    )
+    assert kept == 1
 
 
 def test_likeness_compares_what_differs_in_the_named_factors_alone() -> None:
@@ -68,6 +99,7 @@ def test_shipped_sweep_is_planned_without_its_images(name: str, num_jobs: int) -
 # ------------------------------------------------------------------------------------------------------------- handler
 
 LOOK = {"view": "center", "resize": None, "interpolation": "bilinear", "decoder": "pillow", "mean": None, "std": None}
+NETWORK = {**LOOK, "model": NO_BATCHNORM, "precision": "fp32"}
 
 
 class Backbones:
@@ -77,22 +109,23 @@ class Backbones:
         self.store = LocalStore(folder / "store")
         self.tiny = TinyTraining(self.store, folder)
         self.labels = self.tiny.labels({"hierarchy": "depth1"})
-        self.features = [self._features(seed) for seed in (0, 1)]
+        requests = [
+            self.tiny.training(space={"hierarchy": "depth1"}, recipe={"epochs": 1}, seed=seed) for seed in (0, 1)
+        ]
+        self.keys = [self.tiny.run(request).key for request in requests]
+        self.features = [self._features(key) for key in self.keys]
 
-    def _features(self, seed: int) -> dict[str, str]:
-        request = self.tiny.training(space={"hierarchy": "depth1"}, recipe={"epochs": 1}, seed=seed)
-        backbone = self.tiny.run(request).key
+    def _features(self, backbone: str) -> dict[str, str]:
         inputs = {"index": self.tiny.index, "backbone": backbone}
-        parameters = {**LOOK, "model": NO_BATCHNORM, "precision": "fp32"}
         return {
-            split: self.tiny.run(self.tiny.request(JobKind.EMBED, {**parameters, "split": split}, inputs)).key
+            split: self.tiny.run(self.tiny.request(JobKind.EMBED, {**NETWORK, "split": split}, inputs)).key
             for split in ("train", "val")
         }
 
     def analyze(
         self, measures: Mapping[str, Any], inputs: Mapping[str, str], split: str = "val", **how: Any
     ) -> JobResult:
-        parameters = {"split": split, "measures": measures}
+        parameters = {"split": split, "measures": measures, **(NETWORK if "backbone" in inputs else {})}
         request = self.tiny.request(JobKind.ANALYZE, parameters, {"index": self.tiny.index, **inputs})
         return self.tiny.run(request, **how)
 
@@ -135,6 +168,36 @@ def test_analysis_commits_numbers_matrices_and_pictures(backbones: Backbones) ->
     features = table.take(np.arange(table.num_samples)).astype(np.float64)
     squared = ((features[:, None] - features[None]) ** 2).sum(-1)
     assert np.diag(arrays["distances"]).mean() < squared.mean() < arrays["distances"].max()
+
+
+def test_sparsity_by_layer_is_that_of_the_backbone_on_so_many_samples(backbones: Backbones) -> None:
+    key, inputs = backbones.keys[0], {"val": backbones.features[0]["val"]}
+    few, all_ = (
+        backbones.analyze({"sparsity": {"samples": samples}}, {**inputs, "backbone": key}) for samples in (5, 1000)
+    )
+    picture = backbones.document(all_.key)["pictures"]["layers"]
+    # The network by itself, on all 48 images at once.
+    record = read_record(backbones.store, key)
+    network = build_backbone(ModelSpec.from_mapping(NO_BATCHNORM), 0)[0].eval()
+    network.load_state_dict(decode_tensors(read_part(backbones.store, record, "backbone.safetensors")))
+    context, hidden = SimpleNamespace(store=backbones.store, cache=backbones.tiny.folder / "cache"), []
+    index = SampleIndex.open(context.store, backbones.tiny.index, context.cache, {})
+    with closing(
+        SampleSource(context.store, index, "val", cache_dir=context.cache, pixels=PixelSpec(image_size=16))
+    ) as source:
+        labels = SplitTargets.of(np.zeros(48, np.int8), 1)
+        images = torch.cat([batch.images_BCHW for batch in EvalLoader(source, labels, batch_size=48)])
+    for block in network.get_submodule("blocks").children():
+        block.get_submodule("mlp.fc2").register_forward_pre_hook(lambda _, given: hidden.append(given[0]))
+    with torch.inference_mode():
+        network((images / 255 - 0.5) / 0.25)
+    assert picture["names"] == [f"blocks.{number}.mlp.act" for number in range(len(hidden))]
+    shares = [float((units > 0).double().mean()) for units in hidden]
+    assert picture["values"] == pytest.approx(shares, rel=1e-3)
+    assert all_.metrics["layers_active_share"] == pytest.approx(np.mean(shares), rel=1e-3)
+    fewer = backbones.arrays(few.key)["active_by_layer"]
+    assert fewer == pytest.approx(shares, rel=0.3)
+    assert fewer != pytest.approx(shares, rel=1e-3)
 
 
 def test_analysis_of_given_classes_without_trained_ones_leaves_out_what_needs_these(backbones: Backbones) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -60,7 +61,9 @@ def committed(*, lacking: str = "-") -> dict[str, Committed]:
             matrix = {"names": ["a", "<b>"], "values": [[1.0 + seed, 4.0], [4.0, 1.0]]}
             points = {"points": [[0.0, 1.0], [2.0, 3.0]], "classes": [0, 1], "class_names": ["a", "<b>"], "trained": []}
             metrics = {"nc1": (0.2 if late else 0.8) + 0.1 * seed + 0.3 * fine, "clp_accuracy": 1.0 - 0.01 * seed}
-            pictures = {"distances": matrix, "embedding": {**points, "trained_names": [], "method": "pca"}}
+            pictures: dict[str, Any] = {"distances": matrix}
+            pictures["embedding"] = {**points, "trained_names": [], "method": "pca"}
+            pictures["layers"] = {"names": ["act1", "<act2>"], "values": [0.5, 0.1 * seed + 0.2 * fine]}
             found[job.name] = Committed(metrics=metrics, pictures=pictures)
         elif job.facets.get("analysis") == "likeness":
             values = [[1.0, 0.4 + 0.1 * seed], [0.4 + 0.1 * seed, 1.0]]
@@ -120,6 +123,22 @@ def test_matrices_are_means_over_seeds_and_named_by_what_differs() -> None:
     (matrix,) = likeness.pictures
     assert matrix.names == ("levels/depth1", "levels/depth2")
     assert list(matrix.values[0]) == pytest.approx([1.0, 0.5])
+
+
+def test_activity_by_layer_is_a_line_for_each_label_space_and_a_table() -> None:
+    structure = report().analyses[0]
+    first, last = (picture for picture in structure.pictures if picture.kind == "layers")
+    assert (first.title, last.title) == ("epoch1", "epoch2")
+    assert first.lines == ("levels/depth1", "levels/depth2")
+    assert first.num_seeds == 3
+    assert first.values[0] == pytest.approx((0.5, 0.1))
+    assert first.values[1] == pytest.approx((0.5, 0.3))
+    table = next(table for table in analysis_tables(structure) if "active units by layer" in table.title)
+    assert table.rows[1] == ("2", "<act2>", "10.0", "30.0")
+    html = analyses_html(report())
+    (figure,) = re.findall(r"<svg[^>]*per layer[^>]*epoch1.*?</svg>", html, flags=re.DOTALL)
+    assert figure.count("<polyline") == 2
+    assert figure.count("<circle") == 4
 
 
 def test_page_has_figures_that_are_whole_and_escape_names() -> None:

@@ -53,6 +53,8 @@ class AnalyzedFeatures:
     """Group (C,) of each class at each level of the hierarchy, coarsest first."""
     probe_inputs: Callable[[Mapping[str, Any]], ProbeInputs] | None = None
     """Reads what a probe with such parameters needs; None where nothing can be probed."""
+    layer_activity: Callable[[int], Mapping[str, float]] | None = None
+    """Passes so many samples through the backbone: share of active units by layer. None where it is not at hand."""
     moments: dict[int, ClassMoments] = field(default_factory=dict)
     """By id of the classes: several measures need them, and each costs two passes."""
 
@@ -192,10 +194,20 @@ def _purity(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Finding
     return Findings(metrics=metrics)
 
 
-def _sparsity(subject: AnalyzedFeatures, _: Mapping[str, Any]) -> Findings:
+def _sparsity(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
     found = units.sparsity(subject.features)
     metrics = {"active_share": found.active, "dead_share": found.dead}
-    return Findings(metrics=metrics, arrays={"active_by_unit": found.by_unit_D})
+    arrays = {"active_by_unit": found.by_unit_D}
+    if "samples" not in parameters or subject.layer_activity is None:
+        return Findings(metrics=metrics, arrays=arrays)
+    by_layer = subject.layer_activity(parameters["samples"])
+    if not by_layer:
+        note = "sparsity: no activation function of the backbone is a module, so its layers cannot be told apart"
+        return Findings(metrics=metrics, arrays=arrays, notes=(note,))
+    metrics["layers_active_share"] = fmean(by_layer.values())
+    arrays["active_by_layer"] = np.array(list(by_layer.values()))
+    picture = {"names": list(by_layer), "values": [float(f"{share:.6g}") for share in by_layer.values()]}
+    return Findings(metrics=metrics, arrays=arrays, pictures={"layers": picture})
 
 
 def _clp(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:

@@ -84,6 +84,11 @@ class FrozenBackbone:
         self._mean_C11 = torch.tensor(preprocessing.mean, device=device).view(3, 1, 1) * 255
         self._std_C11 = torch.tensor(preprocessing.std, device=device).view(3, 1, 1) * 255
 
+    @property
+    def network(self) -> nn.Module:
+        """What computes features, for those that look inside."""
+        return self._backbone
+
     def weights_sha256(self) -> str:
         """Of all its tensors."""
         return weights_sha256(self._backbone.state_dict())

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
@@ -19,6 +20,7 @@ from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from workloads.analysis.features import ROWS_AT_ONCE, SampleClasses
 from workloads.analysis.fine_structure import ProbedSamples
+from workloads.analysis.layers import ActivityCounter
 from workloads.analysis.likeness import linear_cka
 from workloads.analysis.measures import AnalyzedFeatures, Findings, ProbeInputs, group_of_classes, measure
 from workloads.data.decode import DecoderName, Interpolation
@@ -28,10 +30,14 @@ from workloads.data.pixels import PixelSpec
 from workloads.data.source import SampleSource
 from workloads.data.split_targets import NO_LABEL, SplitTargets
 from workloads.features.artifact import FEATURES_PART, FeatureTable
+from workloads.features.backbone import open_backbone
+from workloads.jobs.embed import BATCH_SIZE
 from workloads.labels.label_map import LabelMap
 from workloads.labels.spaces import leaf_labels
 from workloads.labels.taxonomy import level_labels, level_names
-from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint
+from workloads.runtime.enums import Precision
+from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
+from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
@@ -50,7 +56,8 @@ def run_analyze(request: JobRequest, context: ExecutionContext) -> JobResult:
 
     Inputs: ``index``; ``train`` and ``val``, features of one backbone, or ``features0``, ``features1`` ... of several;
     ``labels``, the label space that the backbone was trained on, where it applies to the data set; ``classes``, that of
-    the original classes, by default the leaf classes. Parameters: ``split``, and ``measures`` by name.
+    the original classes, by default the leaf classes; ``backbone``, where measures look at its layers. Parameters:
+    ``split``, and ``measures`` by name; with a backbone also those of an ``embed`` job.
 
     Raises:
         UserError: the label spaces or measures do not fit the data.
@@ -83,9 +90,8 @@ def _commit(request: JobRequest, context: ExecutionContext, found: Mapping[str, 
     file = BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
     writer.add(ARRAYS_PART, file.getvalue())
-    fingerprint = numerics_fingerprint(
-        torch.device("cpu"), num_threads=request.execution.num_threads, micro_batch=ROWS_AT_ONCE
-    )
+    device = pick_device() if "backbone" in request.inputs else torch.device("cpu")
+    fingerprint = numerics_fingerprint(device, num_threads=request.execution.num_threads, micro_batch=ROWS_AT_ONCE)
     summary = {"fingerprint": fingerprint, "pictures": sorted(pictures), **({"notes": notes} if notes else {})}
     return publish(writer, request, metrics=metrics, summary=summary)
 
@@ -166,6 +172,7 @@ class Analysis:
                 trained=trained,
                 levels=self._levels(found, classes),
                 probe_inputs=self._probe_inputs if set(_SPLITS) <= self._request.inputs.keys() else None,
+                layer_activity=self._layer_activity if "backbone" in self._request.inputs else None,
             )
         return self._subject
 
@@ -240,24 +247,36 @@ class Analysis:
             interpolation=Interpolation(look["interpolation"]),
             decoder=DecoderName(look["decoder"]),
         )
-        name = found.split.name
+        side = min(_RAW_SIDE, pixels.image_size)
+        small = (functional.adaptive_avg_pool2d(b_BCHW.float() / 255, side) for b_BCHW in self._images(found, pixels))
+        return np.concatenate([small_BCHW.flatten(1).numpy() for small_BCHW in small])
+
+    def _layer_activity(self, num_samples: int) -> Mapping[str, float]:
+        """Share of active units by layer, over samples that a fixed draw leaves, as an ``embed`` job computes them."""
+        request, device = self._request, pick_device()
+        found = self._thinned(self.split(request.parameters["split"]), num_samples)
+        precision = Precision(request.parameters["precision"])
+        arithmetic = Arithmetic(device, precision=precision, deterministic=request.execution.deterministic)
+        backbone = open_backbone(request, self._context, device)
+        counter = ActivityCounter(backbone.network)
+        with counter, arithmetic.numerics(), torch.inference_mode(), arithmetic.autocast():
+            for images_BCHW in self._images(found, backbone.preprocessing.pixels):
+                counter.next_pass()
+                backbone(images_BCHW)
+        return counter.shares
+
+    def _images(self, found: AnalyzedSplit, pixels: PixelSpec) -> Iterator[Tensor]:
+        """Batches (B, 3, H, W) of uint8 pixels of samples; those that cannot be decoded are left out."""
+        context, name = self._context, found.split.name
         source = SampleSource(context.store, self._index, name, cache_dir=context.cache, pixels=pixels, cache_bytes=0)
         unused = SplitTargets.of(np.zeros(found.split.num_samples, np.int8), 1)
-        rows = list[NDArray[np.float32]]()
+        num_workers = self._request.execution.num_threads
         with closing(source):
             for batch in EvalLoader(
-                source,
-                unused,
-                batch_size=256,
-                ordinals=found.ordinals_N,
-                num_workers=self._request.execution.num_threads,
+                source, unused, batch_size=BATCH_SIZE, ordinals=found.ordinals_N, num_workers=num_workers
             ):
                 self._tick()
-                small_BCHW = functional.adaptive_avg_pool2d(
-                    batch.images_BCHW.float() / 255, min(_RAW_SIDE, pixels.image_size)
-                )
-                rows.append(small_BCHW.flatten(1).numpy())
-        return np.concatenate(rows)
+                yield batch.images_BCHW
 
 
 def _probed(found: AnalyzedSplit, features_ND: NDArray[np.float32]) -> ProbedSamples:

@@ -388,16 +388,24 @@ def _of_theory(_: Volumes, job: Job) -> Volume:
 
 
 def _of_analysis(volumes: Volumes, job: Job) -> Volume:
-    """Passes over features: two products of a matrix by itself for the classes trained on and two for the others."""
+    """Passes over features: two products of a matrix by itself for the classes trained on and two for the others.
+
+    Besides, the samples that pass through the backbone.
+    """
     size, roles = volumes.size(volumes.input(job, "index")), job.identity["inputs"]
+    parameters: Mapping[str, Any] = job.identity["parameters"]
     tables = [
         found for role in roles if (found := volumes.input(job, role)) is not None and found.kind is JobKind.EMBED
     ]
     dim = max((volumes.network(table)[1].num_features for table in tables), default=1024)
     number = max(size.num_train, size.num_val) if "train" in roles else size.num_val
     operations = float(OPERATIONS_PER_MAC) * number * dim * dim * max(4, len(tables) ** 2)
+    work = Work()
+    if "backbone" in roles:
+        num_passed = min(parameters["measures"]["sparsity"]["samples"], number or math.inf)
+        work = embed_work(parameters, volumes.network(job)[1], num_passed)
     return Volume(
-        work=Work(operations=operations, core_s=_LABEL_S),
+        work=replace(work, operations=work.operations + operations, core_s=_LABEL_S),
         kept_bytes=_RECORD_BYTES * 16,
         caveat=_unknown_size(size),
         is_measured=False,

@@ -1,6 +1,7 @@
 """The jobs that measure features of backbones: of each one by itself, or of several beside each other.
 
-They read the same ``embed`` jobs, by their keys, as cached probes of that data set do.
+They read the same ``embed`` jobs, by their keys, as cached probes of that data set do. Those that look at layers pass
+some samples through the backbone besides.
 """
 
 from __future__ import annotations
@@ -60,6 +61,9 @@ def _draft(analysis: AnalysisPlan, backbone: Backbone, features: Features) -> Dr
     if analysis.of:
         inputs["classes"] = f"labels/{analysis.of}"
     parameters: dict[str, Any] = {"split": analysis.split, "measures": analysis.measures}
+    if analysis.runs_backbone:
+        inputs["backbone"] = features.backbone
+        parameters |= features.network()
     return Draft(
         kind=JobKind.ANALYZE,
         name="/".join(filter(None, ("analyze", analysis.name, backbone.path, _epoch(backbone)))),

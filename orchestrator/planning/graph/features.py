@@ -53,14 +53,12 @@ class Features:
 
     def jobs(self) -> Iterator[Draft]:
         """The embed jobs."""
-        model = self.pretrain.model
         for split, view in self._views().values():
-            preprocessing = {"view": view, **self.preprocessing()}
             yield Draft(
                 kind=JobKind.EMBED,
                 name=self._name(split, view),
-                readable=f"{model.name}-{split}",
-                parameters={"split": split, **preprocessing, "model": model_parameters(model), **self.checkpoint},
+                readable=f"{self.pretrain.model.name}-{split}",
+                parameters={"split": split, **self.network(view)},
                 inputs={"index": f"index/{self.dataset}", self.role: self.backbone},
                 facets={"dataset": self.dataset},
             )
@@ -75,6 +73,11 @@ class Features:
         trained = {"train" if view == CENTER else f"train_{view}": ("train", view) for view in views}
         views_of = {**trained, "val": ("val", CENTER)}
         return {role: (split, view) for role, (split, view) in views_of.items() if split in self.splits}
+
+    def network(self, view: str = CENTER) -> dict[str, Any]:
+        """Parameters of a job that runs the backbone: how it sees images, its architecture, and whose weights."""
+        model = model_parameters(self.pretrain.model)
+        return {"view": view, **self.preprocessing(), "model": model, **self.checkpoint}
 
     def preprocessing(self) -> dict[str, Any]:
         """How images are seen: as the recipe says; where it is silent, as in pretraining.

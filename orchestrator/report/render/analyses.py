@@ -6,9 +6,8 @@ Figures are SVG inside the page, drawn here: they need no script, and equal repo
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
-from itertools import groupby
 
 from orchestrator.report.render.columns import Records, TextTable, Value
 from orchestrator.report.render.numbers import MISSING, fixed, mean_interval, plus_minus
@@ -18,16 +17,24 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#9
 _OVER_EPOCHS = ("nc1", "nc2", "cdnv", "msdr")
 _MAX_TEXT_MATRIX = 12
 """Rows of a matrix that is printed as text; larger ones are figures alone."""
+_MAX_TEXT_LAYERS, _MAX_TEXT_LINES = 24, 6
+"""Layers and label spaces of activity that is printed as text; more are figures alone."""
 EXPLORATORY = "exploratory: no test, and no correction for their number"
 
 
 def analysis_tables(analysis: AnalysisReport) -> Iterator[TextTable]:
-    """The numbers, the likeness of backbones, and the correlations with transfers."""
+    """The numbers, the likeness of backbones, activity by layer, and the correlations with transfers."""
     if analysis.rows:
         yield _rows_table(analysis)
     for picture in analysis.pictures:
         if picture.kind == "cka" and len(picture.names) <= _MAX_TEXT_MATRIX:
             yield _matrix_table(analysis, picture)
+        if (
+            picture.kind == "layers"
+            and len(picture.names) <= _MAX_TEXT_LAYERS
+            and len(picture.lines) <= _MAX_TEXT_LINES
+        ):
+            yield _layers_table(analysis, picture)
     if analysis.correlations:
         yield _correlations_table(analysis)
 
@@ -86,6 +93,20 @@ def _matrix_table(analysis: AnalysisReport, picture: AnalysisPicture) -> TextTab
     return TextTable(title=title, header=("", *picture.names), rows=rows, caption=caption)
 
 
+def _layers_table(analysis: AnalysisReport, picture: AnalysisPicture) -> TextTable:
+    shares = zip(*picture.values, strict=True)
+    rows = tuple(
+        (str(number), name, *(MISSING if value is None else fixed(100 * value, 1) for value in values))
+        for number, (name, values) in enumerate(zip(picture.names, shares, strict=True), start=1)
+    )
+    return TextTable(
+        title=f"analysis {analysis.name}: active units by layer [%], {picture.title}",
+        header=("", "layer", *picture.lines),
+        rows=rows,
+        caption=f"activations above 0 behind each activation function; mean over {picture.num_seeds} pretrain seeds",
+    )
+
+
 def _correlations_table(analysis: AnalysisReport) -> TextTable:
     rows = tuple(
         (found.metric, found.transfer, fixed(found.coefficient, 2, sign="+"), str(found.num_backbones))
@@ -133,7 +154,9 @@ def _figures(analysis: AnalysisReport) -> Iterator[str]:
     for metric in _OVER_EPOCHS:
         yield from _over_epochs(analysis, metric)
     for picture in analysis.pictures:
-        if picture.kind == "embedding":
+        if picture.kind == "layers":
+            yield _over_layers(picture)
+        elif picture.kind == "embedding":
             yield _scatter(picture, column=2, coloured_by="original class")
             if any(point[3] != -1 for point in picture.values):
                 yield _scatter(picture, column=3, coloured_by="trained class")
@@ -147,42 +170,74 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 420, 280, 56, 28, 60
 def _over_epochs(analysis: AnalysisReport, metric: str) -> Iterator[str]:
     """A line for each label space, mean with its standard deviation; nothing with a single checkpoint."""
     rows = [row for row in analysis.rows if row.metric == metric and row.checkpoint]
-    epochs = sorted({int(row.checkpoint.removeprefix("epoch")) for row in rows})
+    epochs = sorted({_epoch(row) for row in rows})
     if len(epochs) < 2:
         return
-    top = max(row.summary.mean + (row.summary.std or 0.0) for row in rows) * 1.05 or 1.0
+    lines: dict[str, list[_Point]] = {}
+    for row in sorted(rows, key=lambda row: (row.pretrain, row.label_space, _epoch(row))):
+        name = ", ".join(filter(None, (row.pretrain, row.label_space)))
+        lines.setdefault(name, []).append((_epoch(row), row.summary.mean, row.summary.std or 0.0))
+    yield _line_figure(f"{metric} over epochs", {epoch: str(epoch) for epoch in epochs}, lines)
 
-    def x(epoch: float) -> float:
-        return _LEFT + (_WIDTH - _LEFT - 12) * (epoch - epochs[0]) / (epochs[-1] - epochs[0])
+
+def _over_layers(picture: AnalysisPicture) -> str:
+    """From the first layer to the last."""
+    lines = {
+        name: [(number, value, 0.0) for number, value in enumerate(values) if value is not None]
+        for name, values in zip(picture.lines, picture.values, strict=True)
+    }
+    every = math.ceil(len(picture.names) / 12)
+    ticks = {number: str(number + 1) for number in range(0, len(picture.names), every)}
+    return _line_figure(f"activation sparsity per layer: share of active units, {picture.title}", ticks, lines)
+
+
+def _epoch(row: AnalysisRow) -> int:
+    return int(row.checkpoint.removeprefix("epoch"))
+
+
+_Point = tuple[float, float, float]
+"""Where it stands on the horizontal axis, its value, and the length of its bar to each side."""
+
+
+def _line_figure(title: str, ticks: Mapping[int, str], lines: Mapping[str, Sequence[_Point]]) -> str:
+    """Lines by name, from 0 upwards; ``ticks`` name places of the horizontal axis."""
+    points = [point for line in lines.values() for point in line]
+    first, last = min(point[0] for point in points), max(point[0] for point in points)
+    top = max(value + spread for _, value, spread in points) * 1.05 or 1.0
+
+    def x(at: float) -> float:
+        return _LEFT + (_WIDTH - _LEFT - 12) * (at - first) / ((last - first) or 1.0)
 
     def y(value: float) -> float:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * max(0.0, value) / top
 
-    parts = [_text(_WIDTH / 2, 16, f"{metric} over epochs", anchor="middle"), *_axes(epochs, top, x, y)]
-    keyed = sorted(rows, key=lambda row: (row.pretrain, row.label_space))
-    for number, ((pretrain, space), some) in enumerate(groupby(keyed, key=lambda row: (row.pretrain, row.label_space))):
-        color = _COLORS[number % len(_COLORS)]
-        line = sorted(some, key=lambda row: int(row.checkpoint.removeprefix("epoch")))
-        places = [(x(int(row.checkpoint.removeprefix("epoch"))), row) for row in line]
-        points = " ".join(f"{at:.1f},{y(row.summary.mean):.1f}" for at, row in places)
-        parts.append(f'<polyline points="{points}" fill="none" stroke="{color}" stroke-width="2"/>')
-        for at, row in places:
-            spread = row.summary.std or 0.0
-            low, high = y(row.summary.mean - spread), y(row.summary.mean + spread)
-            parts.append(f'<path d="M{at:.1f} {low:.1f}V{high:.1f}" stroke="{color}"/>')
-            parts.append(f'<circle cx="{at:.1f}" cy="{y(row.summary.mean):.1f}" r="3" fill="{color}"/>')
-        name = ", ".join(filter(None, (pretrain, space)))
+    parts = [_text(_WIDTH / 2, 16, title, anchor="middle"), *_axes((first, last), ticks, top, x, y)]
+    for number, (name, line) in enumerate(lines.items()):
+        color = _hue(number)
+        places = " ".join(f"{x(at):.1f},{y(value):.1f}" for at, value, _ in line)
+        parts.append(f'<polyline points="{places}" fill="none" stroke="{color}" stroke-width="2"/>')
+        for at, value, spread in line:
+            if spread:
+                low, high = y(value - spread), y(value + spread)
+                parts.append(f'<path d="M{x(at):.1f} {low:.1f}V{high:.1f}" stroke="{color}"/>')
+            parts.append(f'<circle cx="{x(at):.1f}" cy="{y(value):.1f}" r="3" fill="{color}"/>')
         at_x, at_y = _LEFT + (number % 3) * 120, _HEIGHT - 26 + 14 * (number // 3)
         parts.append(f'<rect x="{at_x}" y="{at_y - 8}" width="9" height="9" fill="{color}"/>')
         parts.append(_text(at_x + 13, at_y, name))
-    yield _svg(_WIDTH, _HEIGHT + 14 * (number // 3), parts, f"{metric} over epochs")
+    return _svg(_WIDTH, _HEIGHT + 14 * ((len(lines) - 1) // 3), parts, title)
 
 
-def _axes(epochs: Sequence[int], top: float, x: Callable[[float], float], y: Callable[[float], float]) -> Iterator[str]:
-    left, right, zero = x(epochs[0]), x(epochs[-1]), y(0.0)
-    yield f'<path d="M{left:.1f} {y(top):.1f}V{zero:.1f}H{right:.1f}" fill="none" stroke="var(--soft)"/>'
-    for epoch in epochs:
-        yield _text(x(epoch), zero + 14, str(epoch), anchor="middle")
+def _axes(
+    ends: tuple[float, float],
+    ticks: Mapping[int, str],
+    top: float,
+    x: Callable[[float], float],
+    y: Callable[[float], float],
+) -> Iterator[str]:
+    left, right, zero = x(ends[0]), x(ends[1]), y(0.0)
+    yield f'<path d="M{left:.1f} {y(top):.1f}V{zero:.1f}H{right:.1f}" fill="none" stroke="var(--soft, #888)"/>'
+    for at, text in ticks.items():
+        yield _text(x(at), zero + 14, text, anchor="middle")
     for share in (0.0, 0.5, 1.0):
         yield _text(left - 5, y(share * top) + 4, f"{share * top:.3g}", anchor="end")
 
@@ -213,7 +268,9 @@ def _heatmap(picture: AnalysisPicture) -> str:
         parts.append(_text(margin - 4, 28 + at, _short(picture.names[number]), anchor="end"))
         turned = f'transform="rotate(-45 {margin + at:.1f} {_CELLS + 38:.1f})"'
         parts.append(_text(margin + at, _CELLS + 38, _short(picture.names[number]), anchor="end", more=turned))
-    parts.append(f'<rect x="{margin}" y="24" width="{_CELLS}" height="{_CELLS}" fill="none" stroke="var(--line)"/>')
+    parts.append(
+        f'<rect x="{margin}" y="24" width="{_CELLS}" height="{_CELLS}" fill="none" stroke="var(--line, #888)"/>'
+    )
     return _svg(margin + _CELLS + 12, _CELLS + 110, parts, title)
 
 
