@@ -80,7 +80,7 @@ class FrozenBackbone:
     ) -> None:
         self.num_features, self.preprocessing, self._device = num_features, preprocessing, device
         self._format = memory_format(backbone)
-        self._backbone = backbone.eval().to(device=device, memory_format=self._format)  # type: ignore[call-overload]
+        self._backbone: nn.Module = backbone.eval().to(device=device, memory_format=self._format)  # type: ignore[call-overload]
         self._mean_C11 = torch.tensor(preprocessing.mean, device=device).view(3, 1, 1) * 255
         self._std_C11 = torch.tensor(preprocessing.std, device=device).view(3, 1, 1) * 255
 
