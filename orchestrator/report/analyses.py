@@ -164,18 +164,18 @@ def _matrices(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterat
 
 
 def _likeness(plan: Plan, jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:
-    """Likeness matrices; of jobs that compare backbones of the same names."""
+    """Likeness matrices; means over the jobs of one place that compare backbones of the same names."""
     by_key = {job.key: job for job in plan.jobs}
-    found: dict[tuple[str, tuple[str, ...]], list[_Matrix]] = {}
+    found: dict[tuple[tuple[str, str, str], tuple[str, ...]], list[_Matrix]] = {}
     for job in jobs:
         picture = committed[job.name].pictures.get(_LIKENESS)
         if picture is not None:
             names = tuple(_compared(job, by_key))
-            found.setdefault((str(job.facets.get("checkpoint", "")), names), []).append(_numbers(picture["values"]))
-    for (checkpoint, names), matrices in found.items():
+            found.setdefault((_place(job), names), []).append(_numbers(picture["values"]))
+    for ((pretrain, space, checkpoint), names), matrices in found.items():
         yield AnalysisPicture(
             kind=_LIKENESS,
-            title=checkpoint or "final weights",
+            title=_title(pretrain, space, checkpoint or "final weights"),
             names=names,
             values=_mean(matrices),
             num_seeds=len(matrices),

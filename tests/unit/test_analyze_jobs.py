@@ -88,6 +88,10 @@ def test_likeness_compares_what_differs_in_the_named_factors_alone() -> None:
     assert {name: len(job.identity["inputs"]) - 1 for name, job in wide.items() if "alike" in name} == {
         "analyze/alike/first": 4
     }
+    seeds = analyses("analyze.1.pretrain=[first]", "analyze.1.between=[seeds]", "analyze.1.labels=[levels/*]")
+    by_space = {name: job.facets.get("label_space") for name, job in seeds.items() if "alike" in name}
+    assert sorted(map(str, by_space.values())) == ["levels/depth1", "levels/depth2"]  # a row and a matrix of their own
+    assert not any("pretrain_seed" in seeds[name].facets for name in by_space)
 
 
 @pytest.mark.parametrize(("name", "num_jobs"), [("neurons-cifar10", 336), ("neurons-cifar100", 102)])

@@ -310,6 +310,27 @@ def test_rows_of_arrays_become_images_with_their_pixels(
     assert [read[row] for row in range(6)] == FINE
 
 
+def test_other_pixels_under_the_same_labels_are_another_source(tmp_path: Path) -> None:
+    """Every image of an array has the same size, so that sizes do not tell."""
+    first = fill(tmp_path / "first", cifar10_binary())
+    files = cifar10_binary()
+    changed = bytearray(files["data_batch_1.bin"])
+    changed[100] ^= 1
+    other = fill(tmp_path / "other", {**files, "data_batch_1.bin": bytes(changed)})
+    digests = [
+        CONVERTERS["cifar10"](ConvertRequest(source=source)).splits["train"].digest() for source in (first, other)
+    ]
+    assert digests[0] != digests[1]
+
+
+def _tower(levels: int) -> bytes:
+    """A dictionary whose key is a tuple of twice the same tuple, and so on."""
+    tower: tuple[object, ...] = ()
+    for _ in range(levels):
+        tower = (tower, tower)
+    return pickle.dumps([tower], protocol=2)[:-1] + b"0}h\x00K\x01s."
+
+
 class _Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return (Path.touch, (Path("executed"),))
@@ -319,6 +340,8 @@ class _Evil:
     ("converter", "files", "message"),
     [
         ("cifar100", {"train": pickle.dumps(_Evil())}, r"which is not executed"),
+        ("cifar100", {"train": _tower(60)}, r"more tuples or sets than an array needs"),
+        ("cifar100", {"train": pickle.dumps({b"data": 0, b"labels": [[1], [2]]})}, r"labels are no list of numbers"),
         ("cifar100", {"train": b"\x80\x02]r\xff\xff\xff\xff."}, r"holds no dictionary"),
         ("cifar100", {"train": cifar100_pickles()["train"][:3000]}, r"train is not the pickle that CIFAR publishes"),
         ("cifar100", {"meta": None}, r"has neither meta nor fine_label_names\.txt"),

@@ -109,6 +109,14 @@ def test_pipe_in_the_place_of_a_tar_does_not_hold_the_listing(source: Path) -> N
         listed(source, "imagenet21k")
 
 
+@pytest.mark.parametrize("beside", ["batches.meta.txt", "batches.meta"])
+def test_names_of_classes_that_are_a_link_out_of_the_source_are_refused(source: Path, beside: str) -> None:
+    (source / "data_batch_1.bin").write_bytes(bytes(3073))
+    (source / beside).symlink_to(source.parent / "outside/passwd")
+    with pytest.raises(UserError, match="--follow-links"):
+        listed(source, "cifar10")
+
+
 def test_table_that_names_a_link_out_of_its_folder_is_refused(source: Path) -> None:
     (source / "x.png").symlink_to(source.parent / "outside/passwd")
     (source / "train.csv").write_text("path,label\nx.png,0\n")

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from matplotlib.figure import Figure
+from pydantic import BaseModel
 
 from orchestrator.controller.attempts import make_request
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
@@ -30,6 +31,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import load_sweep, parse_sweep, shipped_recipes
 from workloads.run import execute
 from workloads.theory.context import SimulationContext
+from workloads.theory.loading import ParametersError, Simulation
 from workloads.theory.shipped import SIMULATIONS
 
 SWEEP = """\
@@ -212,6 +214,17 @@ def test_figures_become_parts_of_the_artifact(tmp_path: Path, monkeypatch: pytes
     job = plan_of(SWEEP).jobs[0]
     run_job(job, context)
     assert read_part(context.store, read_record(context.store, job.key), "figures/0/empty.png").startswith(b"\x89PNG")
+
+
+def test_name_that_a_lenient_model_would_pass_over_is_refused() -> None:
+    class Lenient(BaseModel):
+        steps: int = 100
+
+    simulation = Simulation(name="mine", function=walk, model=Lenient)
+    assert simulation.complete({"steps": 7}) == {"steps": 7}
+    with pytest.raises(ParametersError) as refused:
+        simulation.complete({"step": 7})
+    assert [path for path, _ in refused.value.problems] == [("step",)]
 
 
 def test_wrong_parameters_are_refused_at_their_places(tmp_path: Path) -> None:

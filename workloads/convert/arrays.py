@@ -10,12 +10,14 @@ from __future__ import annotations
 import gzip
 import io
 import pickle
+import pickletools
 import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
@@ -41,6 +43,9 @@ _MALFORMED: Final = (
     *(pickle.UnpicklingError, struct.error, zlib.error),
 )
 """What readers raise for bytes that are not of their form."""
+_HASHED: Final = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "ADDITEMS"})
+_MAX_HASHED: Final = 16
+"""The hash of tuples of one another takes time that doubles with each; a pickled array has six."""
 _MAT_HEADER_BYTES: Final = 128
 _MAT_COMPRESSED: Final = 15
 _SVHN_FILES: Final = {"train": "train_32x32.mat", "val": "test_32x32.mat"}
@@ -66,7 +71,7 @@ def convert_cifar10(request: ConvertRequest) -> Conversion:
         UserError: files are missing, or not of this form.
     """
     files = _one_form(request.source, {"train": "data_batch_*", "val": "test_batch*"}, "data_batch_1 and test_batch")
-    names = _names(request.source, ("batches.meta", b"label_names"), "batches.meta.txt")
+    names = _names(request, ("batches.meta", b"label_names"), "batches.meta.txt")
     return _conversion("cifar10", files, request, lambda _: {"class": names})
 
 
@@ -77,8 +82,8 @@ def convert_cifar100(request: ConvertRequest) -> Conversion:
         UserError: files are missing or not of this form, or images of one class are of two superclasses.
     """
     files = _one_form(request.source, {"train": "train*", "val": "test*"}, "train and test, or train.bin and test.bin")
-    fine = _names(request.source, ("meta", b"fine_label_names"), "fine_label_names.txt")
-    coarse = _names(request.source, ("meta", b"coarse_label_names"), "coarse_label_names.txt")
+    fine = _names(request, ("meta", b"fine_label_names"), "fine_label_names.txt")
+    coarse = _names(request, ("meta", b"coarse_label_names"), "coarse_label_names.txt")
     return _conversion("cifar100", files, request, lambda found: _levels(found, fine, coarse))
 
 
@@ -130,7 +135,7 @@ def _conversion(
     rule = LinkRule.within(request.source, follow_links=request.follow_links)
     for path in (path for paths in files.values() for path in paths):
         image_bytes(path, rule)  # a plain file of the source
-    labels = {split: [_labels(path) for path in paths] for split, paths in files.items()}
+    labels = {split: [_labels(path, rule) for path in paths] for split, paths in files.items()}
     levels = [of_file for of_split in labels.values() for of_file in of_split]
     every = {level: np.concatenate([of_file[level] for of_file in levels]) for level in levels[0]}
     names = name_levels(every)
@@ -146,6 +151,7 @@ def _conversion(
         {"class": leaf, "name": name, **{level: some[leaf] for level, some in names.items() if level != "class"}}
         for leaf, name in enumerate(names["class"])
     ]
+    forget()
     return Conversion(converter=converter, classes=rows, splits=with_val(splits, request))
 
 
@@ -153,7 +159,8 @@ def _add(table: ItemTable, path: Path, classes: NDArray[np.int64]) -> None:
     pixels = load(path).pixels
     if len(pixels) != len(classes):
         raise UserError(f"{path} has {len(pixels)} images and {len(classes)} labels; download it again")
-    container, length = table.container(path), len(encoded(pixels[0])) if len(pixels) else 0
+    container = table.container(path, sha256_of_array=sha256(np.ascontiguousarray(pixels).data).hexdigest())
+    length = len(encoded(pixels[0])) if len(pixels) else 0
     stem, extension = path.name.removesuffix(".gz").partition(".")[0], "pgm" if pixels.ndim == 3 else "ppm"
     for row, leaf in enumerate(classes.tolist()):
         name = f"{stem}/{row:06d}.{extension}"
@@ -170,13 +177,18 @@ def _one_form(source: Path, patterns: Mapping[str, str], needed: str) -> dict[st
     raise UserError(f"{source} has no {needed}; name the unpacked folder that holds them")
 
 
-def _names(source: Path, pickled: tuple[str, bytes], text: str) -> Sequence[str]:
+def _names(request: ConvertRequest, pickled: tuple[str, bytes], text: str) -> Sequence[str]:
     """Names of classes, from a pickle or from a text of lines."""
-    file, field = pickled
+    source, (file, field) = request.source, pickled
+    rule = LinkRule.within(source, follow_links=request.follow_links)
     if (source / file).is_file():
+        image_bytes(source / file, rule)
         names = _unpickled(source / file).get(field, [])
-        return [name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names]
+        if not isinstance(names, list) or not all(isinstance(name, str | bytes) for name in names):
+            raise UserError(f"{source / file} has no list of names in {field.decode()}; download it again")
+        return [name.decode(errors="replace") if isinstance(name, bytes) else name for name in names]
     if (source / text).is_file():
+        image_bytes(source / text, rule)
         return read_regular(source / text).decode(errors="replace").split()
     raise UserError(f"{source} has neither {file} nor {text}, which names the classes; unpack the whole archive")
 
@@ -215,15 +227,36 @@ def encoded(image: NDArray[np.uint8]) -> bytes:
     return f"{magic}\n{width} {height}\n255\n".encode() + np.ascontiguousarray(image).tobytes()
 
 
-def _labels(path: Path) -> Mapping[str, NDArray[np.int64]]:
+def _labels(path: Path, rule: LinkRule) -> Mapping[str, NDArray[np.int64]]:
     """By level; where the file holds pixels alone, those of the IDX file of labels beside it."""
-    labels = load(path).labels
-    return labels or load(path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))).labels
+    if labels := load(path).labels:
+        return labels
+    beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1"))
+    if beside.exists():
+        image_bytes(beside, rule)
+    return load(beside).labels
+
+
+def load(path: Path) -> ArrayFile:
+    """Pixels and labels of a file, of which the last few stay in memory until `forget`.
+
+    Raises:
+        UserError: it cannot be read, or is not of a form above.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror or error}; repair the source and run again") from error
+    return _load(path, (found.st_ino, found.st_size, found.st_mtime_ns))
+
+
+def forget() -> None:
+    """Files that are in memory leave it."""
+    _load.cache_clear()
 
 
 @lru_cache(maxsize=_NUM_KEPT)
-def load(path: Path) -> ArrayFile:
-    """Pixels and labels of a file. Raises ``UserError``: it cannot be read, or is not of a form above."""
+def _load(path: Path, _: tuple[int, ...]) -> ArrayFile:
     try:
         if path.suffix == ".mat":
             return _svhn(path)
@@ -251,10 +284,17 @@ def _cifar_binary(path: Path) -> ArrayFile:
 def _cifar_pickle(path: Path) -> ArrayFile:
     found = _unpickled(path)
     fine = b"fine_labels" if b"fine_labels" in found else b"labels"
-    labels = {"class": np.asarray(found[fine], dtype=np.int64)}
+    labels = {"class": _integers(found[fine])}
     if b"coarse_labels" in found:
-        labels["superclass"] = np.asarray(found[b"coarse_labels"], dtype=np.int64)
+        labels["superclass"] = _integers(found[b"coarse_labels"])
     return ArrayFile(_from_planes(found[b"data"].array(np.uint8)), labels)
+
+
+def _integers(value: object) -> NDArray[np.int64]:
+    """A flat list as [N]. A list of lists of one another would become an array of any size."""
+    if not isinstance(value, list) or not all(type(item) is int for item in value):
+        raise ValueError("its labels are no list of numbers")
+    return np.array(value, dtype=np.int64)
 
 
 def _from_planes(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:
@@ -362,7 +402,10 @@ class _Unpickler(pickle._Unpickler):  # noqa: SLF001 - the one in C allots 16 by
 def _unpickled(path: Path) -> dict[bytes, Any]:
     """A pickled dictionary with its keys as bytes. Raises ``UserError``: it holds something else."""
     try:
-        found = _Unpickler(io.BytesIO(_unpacked(path)), encoding="bytes").load()
+        content = _unpacked(path)
+        if sum(opcode.name in _HASHED for opcode, _, _ in pickletools.genops(content)) > _MAX_HASHED:
+            raise ValueError("it is made of more tuples or sets than an array needs")
+        found = _Unpickler(io.BytesIO(content), encoding="bytes").load()
     except _MALFORMED as error:
         message = (
             f"{path} is not the pickle that CIFAR publishes ({str(error) or type(error).__name__}); use its binary form"

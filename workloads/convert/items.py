@@ -68,6 +68,8 @@ class ItemTable:
     def __init__(self) -> None:
         self.containers: list[str] = []
         """Folders of plain files, tars, and arrays of pixels."""
+        self.contents: list[str] = []
+        """Digests of arrays of pixels, in which every image has the same size whatever it shows."""
         self._names, self._name_ends = bytearray(), array("q", [0])
         self._containers, self._offsets, self._lengths = array("i"), array("q"), array("q")
         self._leaves, self._leaf_ends = array("i"), array("q", [0])
@@ -80,9 +82,11 @@ class ItemTable:
         """Bytes [N] of each image."""
         return np.frombuffer(self._lengths, dtype=np.int64) if len(self) else np.empty(0, dtype=np.int64)
 
-    def container(self, path: Path) -> int:
+    def container(self, path: Path, *, sha256_of_array: str = "") -> int:
         """Register a folder, a tar or an array; returns its number for `add`."""
         self.containers.append(str(path))
+        if sha256_of_array:
+            self.contents.append(sha256_of_array)
         return len(self.containers) - 1
 
     def add(
@@ -142,7 +146,7 @@ class ItemTable:
     def select(self, rows: Sequence[int]) -> ItemTable:
         """A table of some of the images, in this order."""
         chosen = ItemTable()
-        chosen.containers = self.containers
+        chosen.containers, chosen.contents = self.containers, self.contents
         for row in rows:
             chosen.add(
                 self.name(row),
@@ -162,11 +166,12 @@ class ItemTable:
         return tuple(np.bincount(np.array(self._leaves, dtype=np.int64), minlength=num_classes).tolist())
 
     def digest(self) -> str:
-        """Sha256 of names, places, sizes and classes: equal for the same source at another path."""
+        """Sha256 of names, places, sizes, classes and whole arrays: equal for the same source at another path."""
         columns = (self._name_ends, self._containers, self._offsets, self._lengths, self._leaves, self._leaf_ends)
         found = sha256(bytes(self._names))
         for column in columns:
             found.update(column.tobytes())
+        found.update("".join(self.contents).encode())
         return found.hexdigest()
 
     def check_keys(self, split: str) -> None:

@@ -35,7 +35,7 @@ from orchestrator.storage.dataset_files import (
 )
 from orchestrator.storage.files import open_regular, read_regular, scratch_folder
 from orchestrator.storage.local import LocalStore
-from workloads.convert.arrays import read_row
+from workloads.convert.arrays import forget, read_row
 from workloads.convert.items import (
     WHOLE_FILE,
     Conversion,
@@ -246,6 +246,7 @@ class SourceFiles:
     def __exit__(self, *_: object) -> None:
         while self._open:
             os.close(self._open.popitem()[1])
+        forget()
 
     def read(self, item: SourceItem) -> bytes:
         """The encoded image. Raises ``UserError`` if it is not as it was listed."""

@@ -84,7 +84,7 @@ def _read(function: Callable[..., Any], arguments: Mapping[str, Any], parameter:
     model = _model_of(function, parameter)
     if model is None:
         return dict(arguments)
-    problems = list(_unknown(model, arguments))
+    problems = list(unknown_parameters(model, arguments))
     try:
         made = model.model_validate(dict(arguments))
     except ValidationError as error:
@@ -104,8 +104,8 @@ def _model_of(function: Callable[..., Any], parameter: str) -> type[BaseModel] |
     return hint if isinstance(hint, type) and issubclass(hint, BaseModel) else None
 
 
-def _unknown(model: type[BaseModel], arguments: Mapping[str, Any]) -> Iterator[Problem]:
-    """Most models let unknown names pass in silence: then a typing error would be a default."""
+def unknown_parameters(model: type[BaseModel], arguments: Mapping[str, Any]) -> Iterator[Problem]:
+    """Names that a model does not have: most models ignore them, and a typing error would mean a default."""
     if model.model_config.get("extra") == "allow":
         return
     known = {field.alias or name for name, field in model.model_fields.items()} | model.model_fields.keys()

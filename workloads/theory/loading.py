@@ -14,6 +14,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
+from workloads.runtime.plugins import unknown_parameters
 from workloads.theory.context import SimulationContext
 from workloads.theory.files import SimulationCode, file_identity
 from workloads.theory.shipped import SIMULATIONS
@@ -75,13 +76,16 @@ class Simulation:
         if self.model is None:
             return parameters
         try:
-            return self.model.model_validate(dict(parameters))
+            given = self.model.model_validate(dict(parameters))
         except ValidationError as error:
             found = [
                 (tuple(detail["loc"]), _WHY.get(detail["type"], detail["msg"].removeprefix("Input ")))
                 for detail in error.errors(include_url=False)
             ]
             raise ParametersError(self.name, found) from error
+        if unknown := list(unknown_parameters(self.model, parameters)):
+            raise ParametersError(self.name, unknown)
+        return given
 
 
 def _load_file(path: Path, digest: str, name: str) -> Function:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.features import Features
@@ -74,6 +74,10 @@ def _draft(analysis: AnalysisPlan, backbone: Backbone, features: Features) -> Dr
     )
 
 
+_FACETS_OF_FACTORS: Final = {"pretrain": "pretrain", "label_space": "labels", "pretrain_seed": "seeds"}
+"""What all backbones of a comparison have in common is a facet of it, unless they are compared by it."""
+
+
 def _likeness(analysis: AnalysisPlan, backbones: Sequence[Backbone]) -> Iterator[Draft]:
     found = [_features(analysis, backbone) for backbone in backbones]
     for features in found:
@@ -94,7 +98,11 @@ def _likeness(analysis: AnalysisPlan, backbones: Sequence[Backbone]) -> Iterator
         parameters={"split": analysis.split, "measures": analysis.measures},
         inputs={"index": f"index/{found[0].dataset}", **roles},
         facets={
-            **({"pretrain_seed": first.seed} if "seeds" not in analysis.between else {}),
+            **{
+                facet: first.facets[facet]
+                for facet, factor in _FACETS_OF_FACTORS.items()
+                if factor not in analysis.between and facet in first.facets
+            },
             **_facets(analysis, found[0].dataset, "" if "checkpoints" in analysis.between else fixed["checkpoints"]),
         },
     )
