@@ -152,6 +152,18 @@ def test_cka_is_the_estimate_over_all_pairs_of_samples() -> None:
     np.testing.assert_allclose(np.diag(found), 1)
 
 
+def test_cka_is_what_another_implementation_gives() -> None:
+    """Values of ``cka_from_features`` of pytorch-cka 1.1.3 in float64, whose matplotlib no test needs."""
+    rows, columns = np.indices((20, 6))
+    x = (3 * rows**2 + 5 * columns + rows * columns) % 11 - 2
+    y = np.concatenate([x[:, :3] ** 2, ((rows + 2 * columns * rows) % 7)[:, :2]], axis=1)
+    z = np.concatenate([y[:, :3], 3 * ((rows**3 + columns) % 13)[:, :3] - x[:, 1:4]], axis=1)
+    found = linear_cka([ArrayStream(features_ND=matrix.astype(float), rows_at_once=7) for matrix in (x, y, z)])
+    expected = [(0, 1, 0.5309055898499517), (0, 2, 0.5299521162990919), (1, 2, 0.9266948327816799)]
+    for first, second, value in expected:
+        assert found[first, second] == pytest.approx(value, rel=1e-12)
+
+
 def test_cka_refuses_streams_of_different_samples() -> None:
     with pytest.raises(ValueError, match="the same samples"):
         linear_cka([ArrayStream(features_ND=np.ones((5, 2))), ArrayStream(features_ND=np.ones((6, 2)))])
