@@ -17,7 +17,7 @@ from workloads.analysis import geometry
 from workloads.analysis.features import ArrayStream, SampleClasses, class_moments
 from workloads.analysis.fine_structure import ProbedSamples, best_mapping, cluster_and_probe, linear_probe
 from workloads.analysis.layers import ActivityCounter
-from workloads.analysis.likeness import linear_cka
+from workloads.analysis.similarity import linear_cka
 from workloads.analysis.measures import AnalyzedFeatures, measure
 from workloads.analysis.units import feature_ranks, purities, sparsity, top_samples
 
@@ -218,6 +218,25 @@ def test_purity_finds_the_units_of_a_level_and_leaves_out_silent_ones() -> None:
     assert found["class"].above_chance == pytest.approx(1 - found["class"].chance)
     assert 0.3 < found["class"].chance < 0.45  # of 20 random samples the commonest of 4 classes
     assert abs(found["noise"].above_chance) < 0.1
+
+
+def test_purity_of_all_samples_is_no_more_than_chance() -> None:
+    ids = np.repeat(np.arange(4), [1, 2, 3, 14])
+    assert purities(np.arange(20)[:, None], {"class": ids})["class"].above_chance == 0
+
+
+def test_fine_structure_of_noise_depends_on_the_seed_of_tsne() -> None:
+    noise = [
+        ProbedSamples(
+            features_ND=rng(part).normal(size=(120, 6)).astype(np.float32),
+            classes_N=np.arange(120) % 4,
+            trained_N=np.arange(120) % 2,
+        )
+        for part in (1, 2)
+    ]
+    found = [cluster_and_probe(noise[0], noise[1], reduce="tsne", seed=seed) for seed in (0, 0, 1, 2)]
+    assert found[0] == found[1]
+    assert len(set(found)) > 1
 
 
 def test_sparsity_counts_activations_above_zero() -> None:
