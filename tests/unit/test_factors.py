@@ -183,7 +183,7 @@ def _view(plan: Plan) -> tuple[list[str], str]:
 
 def test_mlflow_has_factors_as_parameters_tags_and_axes_of_the_view_that_compares(tmp_path: Path) -> None:
     plan = _plan()
-    reader = ContentReader(LocalStore(tmp_path), plan, RecordCache(LocalStore(tmp_path)))
+    reader = ContentReader(LocalStore(tmp_path), plan, RecordCache(LocalStore(tmp_path)), {})
     job = plan.by_name()["probe/top/optimizer-lamb_mix-none/levels/depth2/seed1/seed0"]
     said = reader.read(job, JobView(name=job.name, key=job.key), segments=(), said={}, is_described=False)
     for found in (said.params, said.tags):
