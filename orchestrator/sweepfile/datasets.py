@@ -104,13 +104,15 @@ class BadSamplesSpec(Strict):
 class ExternalShards(Strict):
     """WebDataset shards that exist: beside a dataset.json (``from``), or found by URIs (``shards``)."""
 
-    from_: str = Field("", alias="from", description="URI of a folder with dataset.json: `orchestrator data shard`.")
+    from_: str = Field(
+        "", alias="from", description="Path or URI of a folder with dataset.json: `orchestrator data shard`."
+    )
     shards: dict[Name, str | Annotated[list[str], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="URIs by split: with braces (train-{000000..001023}.tar), or a folder, which ends in '/'.",
+        description="Paths or URIs by split: with braces (train-{000000..001023}.tar), or a folder, which ends in '/'.",
     )
     classes: str = Field(
-        "", description="URI of the class table, classes.json; default with from: the one in the same folder."
+        "", description="Path or URI of the class table, classes.json; default with from: the one in the same folder."
     )
     num_train: Count | None = Field(None, description="Training samples; needed with shards.")
     num_val: Count | None = Field(None, description="Validation samples.")
@@ -155,7 +157,7 @@ class ConversionSpec(Strict):
     ] = Field(description="What the source is; see `orchestrator data shard`.")
     source: Annotated[str, Field(min_length=1)] = Field(
         description="Folder or file: a path that this machine and all nodes see. A relative one starts from the "
-        "directory in which the sweep is planned, and goes to the nodes as an absolute one."
+        "folder of the file that names it, and goes to the nodes as an absolute one."
     )
     listing: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="Digest of its listing: then the source is not listed when the sweep is loaded."
