@@ -120,9 +120,7 @@ StoreOption = Annotated[
 ]
 ExaminedStore = Annotated[
     str,
-    typer.Option(
-        "--store", help="Object store to check: path or URI; default: the project's own.", callback=_store_uri
-    ),
+    typer.Option("--store", help="Object store to check: path or URI; default: this project's.", callback=_store_uri),
 ]
 """Not looked at here: what is wrong with it is a finding."""
 

@@ -153,7 +153,17 @@ class ConversionSpec(Strict):
     """A source as it is published, and how shards are made of it."""
 
     format: Literal[
-        "imagefolder", "imagenet21k", "imagenet1k", "inat2021", "cifar10", "cifar100", "mnist", "svhn", "csv", "parquet"
+        "imagefolder",
+        "imagenet21k",
+        "imagenet1k",
+        "inat2021",
+        "cifar10",
+        "cifar100",
+        "mnist",
+        "svhn",
+        "huggingface",
+        "csv",
+        "parquet",
     ] = Field(description="What the source is; see `orchestrator data shard`.")
     source: Annotated[str, Field(min_length=1)] = Field(
         description="Folder or file: a path that this machine and all nodes see. A relative one starts from the "
@@ -169,9 +179,9 @@ class ConversionSpec(Strict):
     seed: Seed = Field(0, description="Of the order of the samples and of what is held out.")
     labels: str = Field("", description="imagenet1k: file with the classes of the validation images.")
     path_column: str = Field("path", description="csv, parquet: column of the images' paths.")
-    label_column: str = Field("label", description="csv, parquet: column of the labels.")
+    label_column: str = Field("label", description="csv, parquet, huggingface: column of the labels.")
     separator: str = Field("", description="csv, parquet: between several labels of a sample.")
-    level_columns: list[str] = Field(default_factory=list, description="csv, parquet: coarser levels.")
+    level_columns: list[str] = Field(default_factory=list, description="csv, parquet, huggingface: coarser levels.")
     root: str = Field("", description="csv, parquet: what relative paths start from; default: the table's folder.")
     shard_mib: Annotated[int, Field(ge=1, le=100_000)] = Field(256, description="Size of a shard, MiB.")
     shuffle: bool = Field(default=True, description="Samples in random order; else class after class.")
@@ -180,8 +190,11 @@ class ConversionSpec(Strict):
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
         if self.format not in {"csv", "parquet"}:
-            columns = ("path_column", "label_column", "separator", "level_columns", "root")
-            refuse_unread(self, columns, "to this format: only tables, csv and parquet, have columns")
+            columns = ("path_column", "separator", "root")
+            refuse_unread(self, columns, "to this format: only tables, csv and parquet, name paths")
+        if self.format not in {"csv", "parquet", "huggingface"}:
+            columns = ("label_column", "level_columns")
+            refuse_unread(self, columns, "to this format: only csv, parquet and huggingface have columns")
         if self.format != "imagenet1k":
             refuse_unread(self, ("labels",), "to this format: only imagenet1k keeps labels apart from images")
         if not self.source.startswith("file://") and "://" in self.source:
