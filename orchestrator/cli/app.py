@@ -208,7 +208,7 @@ def options(
         str, typer.Option("--context", metavar="NAME", help="Context to use; see: orchestrator config contexts.")
     ] = "",
     store: Annotated[  # noqa: ARG001 - see HANDED_ON
-        str, typer.Option("--store", metavar="URI", help="Object store URI; may also follow the command.")
+        str, typer.Option("--store", metavar="URI", help="Object store: path or URI; may also follow the command.")
     ] = "",
     output: Annotated[  # noqa: ARG001 - see HANDED_ON
         str,

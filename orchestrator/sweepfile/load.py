@@ -72,7 +72,12 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     shown = _shown_path(path)
     text = read_text(str(path), shown)
     document = read_document(
-        text, shown, changes=changes, environment=os.environ, read_text=lambda name: read_text(name, name)
+        text,
+        shown,
+        changes=changes,
+        environment=os.environ,
+        read_text=lambda name: read_text(name, name),
+        folder=str(Path.cwd()),
     )
     tree = document.tree
     spec = validate_sweep(tree)

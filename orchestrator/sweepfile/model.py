@@ -82,7 +82,7 @@ class InitialSpec(Strict):
         None, description="Key of a finished pretrain or finetune job in the sweep's store."
     )
     uri: Annotated[str, AfterValidator(_readable_uri)] | None = Field(
-        None, description="file:// or s3:// URI of a weights file (safetensors, or a .pth of tensors); needs sha256."
+        None, description="Path or URI of a weights file (safetensors, or a .pth of tensors); needs sha256."
     )
     sha256: Annotated[str, Field(pattern=r"[0-9a-f]{64}")] | None = Field(
         None, description="Sha256 of the file at uri: results must not depend on who changes it (sha256sum FILE)."

@@ -95,7 +95,7 @@ class SweepSpec(Strict):
     report: ReportSpec = Field(ReportSpec(), description="What is compared, and with what.")
     resources: ResourceGroups = Field(ResourceGroups(), description="What attempts occupy. Changes no key.")
     compute: ComputeSpec = Field(ComputeSpec(), description="How training computes. Changes no key.")
-    store: str = Field("", description="URI of the object store; default: the project's own directory.")
+    store: str = Field("", description="Path or URI of the object store; default: the project's own directory.")
     tracking: TrackingSpec = Field(TrackingSpec(), description="Where MLflow is. Changes no key.")
     policy: PolicySpec = Field(PolicySpec(), description="Budgets, ranks and failures. Changes no key.")
     notify: list[NotifySpec] = Field(

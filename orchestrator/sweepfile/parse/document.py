@@ -1,7 +1,8 @@
 """From the text of a sweep.yaml to the document that the schema sees: includes, scale, overrides, substitution.
 
 The order: included files, the file over them, its ``tiny:`` block if asked for, ``--set``, then ``${vars.NAME}``,
-``${env:NAME}``, and at last the cells of ``factors:``. Pure, but for the function that reads included files.
+``${env:NAME}``, places without a scheme, and at last the cells of ``factors:``. Pure, but for the function that
+reads included files.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from orchestrator.sweepfile.parse.factors import with_factors
 from orchestrator.sweepfile.parse.include import Includer, ReadText
 from orchestrator.sweepfile.parse.merge import Located, merged
 from orchestrator.sweepfile.parse.overrides import with_overrides
+from orchestrator.sweepfile.parse.places import with_places
 from orchestrator.sweepfile.parse.secrets import refuse_secrets
 from orchestrator.sweepfile.parse.substitute import Substitution, variables_in
 from orchestrator.sweepfile.parse.tree import Tree, parse_tree
@@ -57,6 +59,7 @@ def read_document(
     changes: Changes | None = None,
     environment: Mapping[str, str] | None = None,
     read_text: ReadText | None = None,
+    folder: str = "",
 ) -> Document:
     """Expand a sweep.yaml.
 
@@ -67,6 +70,7 @@ def read_document(
         changes: overrides and scale.
         environment: for ``${env:NAME}``.
         read_text: reads included files; None: there can be none.
+        folder: absolute path from which names of files start; empty: relative places stay as they are.
 
     Raises:
         SpecError: everything that is wrong up to the schema.
@@ -83,8 +87,23 @@ def read_document(
     tree = _with_variables(tree, asked_for)
     portable = tree.value
     tree = Substitution({}, environment=environment or {}).fill(tree)
+    if folder:
+        resolved = with_places(tree, portable, folder)
+        portable = _kept(portable, tree.value, resolved.value)
+        # The file alone would name other places once it is stored elsewhere.
+        is_own_text = is_own_text and resolved.value == tree.value
+        tree = resolved
     tree = with_factors(tree)
     return Document(tree=tree, portable=portable, is_own_text=is_own_text, scales=scales)
+
+
+def _kept(written: Any, filled: Any, resolved: Any) -> Any:  # noqa: ANN401 - a document
+    """What was written, with the places that became absolute; those that ask the environment stay as they are."""
+    if isinstance(written, dict):
+        return {name: _kept(item, filled[name], resolved[name]) for name, item in written.items()}
+    if isinstance(written, list):
+        return [_kept(*items) for items in zip(written, filled, resolved, strict=True)]
+    return resolved if written == filled else written
 
 
 def _included(tree: Tree, path: str, read_text: ReadText | None) -> Tree:
