@@ -1,8 +1,8 @@
 """``huggingface``: data sets of the library ``datasets``, as ``save_to_disk`` and ``load_dataset`` leave them.
 
-Images lie encoded in Arrow files, uncompressed, so that each is a run of bytes of such a file, as those of a tar are: they
-are packed as they are. What ``save_to_disk`` wrote is read with pyarrow alone. Names on the hub and folders in other forms
-(Parquet, ImageFolder) are loaded by the library first, into its cache; it runs no code of theirs.
+Images lie encoded in Arrow files, uncompressed, so that each is a run of bytes of such a file, as those of a tar are:
+they are packed as they are. What ``save_to_disk`` wrote is read with pyarrow alone. Names on the hub and folders in
+other forms (Parquet, ImageFolder) are loaded by the library first, into its cache; it runs no code of theirs.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ def _shown(feature: Mapping[str, Any], value: Any) -> str:  # noqa: ANN401 - of 
     return str(names[value]) if isinstance(value, int) and 0 <= value < len(names) else str(value)
 
 
-def _classes(  # noqa: PLR0913 - what a class table is made of
+def _classes(
     features: Mapping[str, Any],
     label: str,
     levels: Sequence[str],
@@ -241,25 +241,26 @@ def _table(
         if values[0] not in leaf_of:
             message = f"image {number} has the label {values[0]!r}, which is none of the {len(leaf_of)} classes"
             raise UserError(f"{message}; leave images without a label out before they are saved")
-        container = request.source if file == Path() else file
+        is_whole = file == Path()
+        container = request.source if is_whole else file
         if container not in containers:
             containers[container] = table.container(container)
-        if file == Path():
-            name, offset, size = _inside(path, request), WHOLE_FILE, image_bytes(Path(path), rule)
-        else:
-            name = f"{number:09d}.{_extension(file, offset)}"
-        leaf = leaf_of[values[0]]
-        table.add(name, container=containers[container], leaves=(leaf,), length_bytes=size, offset_bytes=offset)
+        table.add(
+            _inside(path, request) if is_whole else f"{number:09d}.{_extension(file, offset)}",
+            container=containers[container],
+            leaves=(leaf_of[values[0]],),
+            length_bytes=image_bytes(Path(path), rule) if is_whole else size,
+            offset_bytes=WHOLE_FILE if is_whole else offset,
+        )
     return table
 
 
 def _inside(path: str, request: ConvertRequest) -> str:
-    try:
-        return str(Path(path).relative_to(request.source.absolute()))
-    except ValueError:
-        raise UserError(
-            f"the image {path!r} lies outside of {request.source}; save the data set with its images"
-        ) from None
+    root = request.source.resolve()
+    real = Path(path).resolve()
+    if not real.is_relative_to(root):
+        raise UserError(f"the image {path!r} lies outside of {request.source}; save the data set with its images")
+    return str(real.relative_to(root))
 
 
 _heads: dict[Path, Any] = {}
