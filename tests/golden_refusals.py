@@ -31,6 +31,7 @@ import yaml
 
 from orchestrator.core.plugins import LABEL_SPACES, OBJECTIVES
 from orchestrator.sweepfile.labels import Counted
+from orchestrator.sweepfile.survey import table_of
 from tests.commands import Ended, run_captured
 from tests.scripted_sweep import World, diamond
 from workloads.commands.labels import count
@@ -127,8 +128,7 @@ def as_anywhere(environment: Mapping[str, str]) -> Iterator[None]:
 
 def count_here(dataset: Any, spaces: Any, files: Mapping[str, str]) -> list[Counted]:
     """The data plane's own answer, without a process."""
-    table = {"builtin": dataset.parameters}
-    request = {"dataset": table, "num_train": dataset.num_train, "spaces": spaces, "files": files}
+    request = {"dataset": table_of(dataset), "num_train": dataset.num_train, "spaces": spaces, "files": files}
     return [Counted(**counted) for counted in json.loads(json.dumps(count(request)))["counted"]]
 
 

@@ -93,6 +93,25 @@ class SampleRequest(TypedDict):
     out: str
 
 
+class LookRequest(TypedDict):
+    """A folder, file or URI of which nobody says what it is; see ``workloads.commands.look.look``."""
+
+    place: str
+
+
+class LookAnswer(TypedDict):
+    """What is there; ``entry`` is what ``datasets`` of a sweep says of it."""
+
+    form: str
+    entry: dict[str, Any]
+    num_samples: dict[str, int]
+    num_classes: int
+    levels: dict[str, int]
+    multi_label: bool
+    pixels: int
+    gpus: int
+
+
 class CountRequest(TypedDict):
     """Label spaces of a data set; ``files`` says where the files of their definitions lie."""
 
@@ -214,6 +233,7 @@ INDEX: Final = Question("data.index", "workloads.commands.data:index", IndexRequ
 VERIFY: Final = Question("data.verify", "workloads.commands.data:verify", VerifyRequest, _Document)
 STATS: Final = Question("data.stats", "workloads.commands.data:stats", StatsRequest, _Document)
 SAMPLE: Final = Question("data.sample", "workloads.commands.data:sample", SampleRequest, _Document)
+LOOK: Final = Question("data.look", "workloads.commands.look:look", LookRequest, LookAnswer)
 COUNT: Final = Question("labels.count", "workloads.commands.labels:count", CountRequest, CountAnswer)
 SHOW: Final = Question("labels.show", "workloads.commands.labels:show", ShowRequest, _Document)
 TABLE: Final = Question("labels.table", "workloads.commands.labels:table", TableRequest, TableAnswer)
@@ -228,7 +248,7 @@ RANK: Final = Question("node.all_reduce", "workloads.all_reduce:join", RankReque
 QUESTIONS: Final[Mapping[str, Question[Any, Any]]] = {
     one.name: one
     for one in (
-        *(SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE),
+        *(SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE, LOOK),
         *(COUNT, SHOW, TABLE, CHANGES),
         *(SIMULATIONS, PLUGINS, NODE, RANK),
     )

@@ -237,29 +237,30 @@ def _table(
 ) -> ItemTable:
     table, containers = ItemTable(), dict[Path, int]()
     rule = LinkRule.within(request.source, follow_links=request.follow_links)
-    for number, (file, start, length, path, values) in enumerate(rows):
+    for number, (file, offset, size, path, values) in enumerate(rows):
         if values[0] not in leaf_of:
             message = f"image {number} has the label {values[0]!r}, which is none of the {len(leaf_of)} classes"
             raise UserError(f"{message}; leave images without a label out before they are saved")
-        container = request.source if file == Path() else file
+        is_whole = file == Path()
+        container = request.source if is_whole else file
         if container not in containers:
             containers[container] = table.container(container)
-        if file == Path():
-            name, offset, size = _inside(path, request), WHOLE_FILE, image_bytes(Path(path), rule)
-        else:
-            name, offset, size = f"{number:09d}.{_extension(file, start)}", start, length
-        leaf = leaf_of[values[0]]
-        table.add(name, container=containers[container], leaves=(leaf,), length_bytes=size, offset_bytes=offset)
+        table.add(
+            _inside(path, request) if is_whole else f"{number:09d}.{_extension(file, offset)}",
+            container=containers[container],
+            leaves=(leaf_of[values[0]],),
+            length_bytes=image_bytes(Path(path), rule) if is_whole else size,
+            offset_bytes=WHOLE_FILE if is_whole else offset,
+        )
     return table
 
 
 def _inside(path: str, request: ConvertRequest) -> str:
-    try:
-        return str(Path(path).relative_to(request.source.absolute()))
-    except ValueError:
-        raise UserError(
-            f"the image {path!r} lies outside of {request.source}; save the data set with its images"
-        ) from None
+    root = request.source.resolve()
+    real = Path(path).resolve()
+    if not real.is_relative_to(root):
+        raise UserError(f"the image {path!r} lies outside of {request.source}; save the data set with its images")
+    return str(real.relative_to(root))
 
 
 _heads: dict[Path, Any] = {}
