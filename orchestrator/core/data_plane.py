@@ -143,6 +143,22 @@ class TableAnswer(TypedDict):
     rows: list[dict[str, Any]]
 
 
+class HierarchyRequest(TypedDict):
+    """A data set whose classes get levels, from what; see ``workloads.labels.hierarchy``."""
+
+    dataset: Json
+    source: str
+    wordnet: str
+
+
+class HierarchyAnswer(TypedDict):
+    """A table with a row per class, its levels from coarse to fine, and what people should know."""
+
+    rows: list[dict[str, str]]
+    levels: list[str]
+    notes: list[str]
+
+
 class CountAnswer(TypedDict):
     """For each space its fields of ``orchestrator.sweepfile.labels.Counted``."""
 
@@ -237,6 +253,9 @@ LOOK: Final = Question("data.look", "workloads.commands.look:look", LookRequest,
 COUNT: Final = Question("labels.count", "workloads.commands.labels:count", CountRequest, CountAnswer)
 SHOW: Final = Question("labels.show", "workloads.commands.labels:show", ShowRequest, _Document)
 TABLE: Final = Question("labels.table", "workloads.commands.labels:table", TableRequest, TableAnswer)
+HIERARCHY: Final = Question(
+    "labels.hierarchy", "workloads.commands.labels:hierarchy", HierarchyRequest, HierarchyAnswer
+)
 CHANGES: Final = Question("labels.changes", "workloads.commands.labels:changes", _Document, _Document)
 SIMULATIONS: Final = Question(
     "simulations.check", "workloads.commands.simulations:check", SimulationsRequest, SimulationsAnswer
@@ -249,7 +268,7 @@ QUESTIONS: Final[Mapping[str, Question[Any, Any]]] = {
     one.name: one
     for one in (
         *(SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE, LOOK),
-        *(COUNT, SHOW, TABLE, CHANGES),
+        *(COUNT, SHOW, TABLE, HIERARCHY, CHANGES),
         *(SIMULATIONS, PLUGINS, NODE, RANK),
     )
 }
