@@ -193,6 +193,26 @@ class PluginAnswer(TypedDict):
     problems: list[PluginProblem]
 
 
+class ModelsRequest(TypedDict):
+    """Models of timm: ``name``, ``image_size`` and ``kwargs`` of each."""
+
+    models: Sequence[Json]
+
+
+class ModelProblem(TypedDict):
+    """What is wrong with one of them: its number, the path below it, and why."""
+
+    model: int
+    path: list[str]
+    message: str
+
+
+class ModelsAnswer(TypedDict):
+    """All that is wrong."""
+
+    problems: list[ModelProblem]
+
+
 class SimulationsRequest(TypedDict):
     """Simulations and their cells; see ``workloads.commands.simulations.check``."""
 
@@ -261,6 +281,7 @@ SIMULATIONS: Final = Question(
     "simulations.check", "workloads.commands.simulations:check", SimulationsRequest, SimulationsAnswer
 )
 PLUGINS: Final = Question("plugins.check", "workloads.commands.plugins:check", PluginRequest, PluginAnswer)
+MODELS: Final = Question("models.check", "workloads.commands.models:check", ModelsRequest, ModelsAnswer)
 NODE: Final = Question("node.check", "workloads.node_check:main", NodeRequest, _Document)
 RANK: Final = Question("node.all_reduce", "workloads.all_reduce:join", RankRequest, _Document)
 
@@ -269,7 +290,7 @@ QUESTIONS: Final[Mapping[str, Question[Any, Any]]] = {
     for one in (
         *(SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE, LOOK),
         *(COUNT, SHOW, TABLE, HIERARCHY, CHANGES),
-        *(SIMULATIONS, PLUGINS, NODE, RANK),
+        *(SIMULATIONS, PLUGINS, MODELS, NODE, RANK),
     )
 }
 """All of them by name."""

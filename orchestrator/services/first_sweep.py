@@ -174,7 +174,8 @@ def _label_lines(name: str, levels: list[str], control: str, file: str) -> list[
     if control:
         lines += [
             f"  # The classes have one level. More levels: orchestrator labels hierarchy {file} wordnet --add",
-            "  # (or a table of their parents in place of wordnet). Until then they are compared with labels that are made of them at random.",
+            "  # (or a table of their parents in place of wordnet). Until then they are compared",
+            "  # with labels that are made of them at random.",
             f"  control: {{dataset: {_quoted(name)}, {control}}}",
         ]
     return lines
