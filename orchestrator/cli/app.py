@@ -54,7 +54,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
             "forecast",
             "Simulate sweeps on a cluster with failures: how long they take, how busy the cluster is, what they cost.",
         ),
-        Command("labels", "Show label spaces."),
+        Command("labels", "Show label spaces; give classes a hierarchy."),
         Command("data", "Convert data sets to WebDataset shards; index, verify and show shards."),
     ),
     "Run it": (

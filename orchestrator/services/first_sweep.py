@@ -15,7 +15,8 @@ from urllib.parse import unquote
 import yaml
 
 from orchestrator.core.data_plane import LookAnswer
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import SpecError, UserError
+from orchestrator.sweepfile.parse.tree import parse_tree, parse_value
 
 _UNNAMED: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _MIRRORED: Final = frozenset({"mnist", "svhn"})
@@ -80,7 +81,7 @@ def first_sweep(found: LookAnswer, place: str, folder: str, file: str, num_cpus:
         f"  {_quoted(name)}: {entry}",
         "",
         "labels:",
-        *_label_lines(name, levels, control),
+        *_label_lines(name, levels, control, file),
         "",
         "pretrain:",
         f"  model: {{name: {size.model}, image_size: {size.image_size}}}",
@@ -167,13 +168,14 @@ def _levels(found: LookAnswer) -> tuple[list[str], str]:
     return ordered, f"merge: {{num_classes: [{number // 2}]}}" if number >= 4 else "split: 2"
 
 
-def _label_lines(name: str, levels: list[str], control: str) -> list[str]:
+def _label_lines(name: str, levels: list[str], control: str, file: str) -> list[str]:
     named = "[" + ", ".join(levels) + "]"
     lines = [f"  levels: {{dataset: {_quoted(name)}, hierarchy: {named}}} # leaf: the classes themselves"]
     if control:
         lines += [
-            "  # The classes have one level. For a hierarchy of them: orchestrator labels hierarchy --help",
-            "  # Until then they are compared with labels that are made of them at random.",
+            f"  # The classes have one level. More levels: orchestrator labels hierarchy {file} wordnet --add",
+            "  # (or a table of their parents in place of wordnet). Until then they are compared",
+            "  # with labels that are made of them at random.",
             f"  control: {{dataset: {_quoted(name)}, {control}}}",
         ]
     return lines
@@ -203,3 +205,43 @@ def _relative(place: Any, folder: str) -> Any:  # noqa: ANN401 - JSON
         return place
     end = "/" if place.endswith("/") else ""
     return os.path.relpath(os.path.join(here, place), folder) + end  # noqa: PTH118
+
+
+def with_label_entry(text: str, file: str, entry: str) -> str:
+    """The text of a sweep.yaml with another entry of ``labels``, whose label spaces are pretrained, too.
+
+    Comments and lay-out stay: two lines change, and the result is read again.
+
+    Args:
+        text: of the file.
+        file: its name in errors.
+        entry: ``name: {...}``.
+
+    Raises:
+        SpecError: the text is no sweep.yaml.
+        UserError: its blocks are not laid out such that a line can be added, or it has such an entry already.
+    """
+    tree, (name, added) = parse_tree(text, file), next(iter(parse_value(entry, "entry").items()))
+    by_hand = f'add it by hand under labels: {entry}, and to pretrain.labels: "{name}/*"'
+    if not isinstance(tree.value.get("labels"), dict) or not isinstance(tree.value.get("pretrain"), dict):
+        raise UserError(f"{file} has no labels and pretrain of its own; {by_hand}")
+    if name in tree.value["labels"]:
+        raise UserError(f"{file} has an entry labels.{name} already; remove it, or change it by hand")
+    expected = {
+        **tree.value,
+        "labels": {name: added, **tree.value["labels"]},
+        "pretrain": {**tree.value["pretrain"], "labels": [f"{name}/*", *(tree.value["pretrain"].get("labels") or ())]},
+    }
+    lines = text.splitlines(keepends=True)
+    first = tree.locate(("labels", next(iter(tree.value["labels"]))))
+    named = tree.locate(("pretrain", "labels")).line - 1
+    lines[named] = re.sub(r"labels:(\s*)\[", rf'labels:\1["{name}/*", ', lines[named], count=1)
+    lines.insert(first.line - 1, " " * (first.column - 1) + entry + "\n")
+    changed = "".join(lines)
+    try:
+        is_right = parse_tree(changed, file).value == expected
+    except SpecError:
+        is_right = False
+    if not is_right:
+        raise UserError(f"{file} is laid out such that no line can be added; {by_hand}")
+    return changed

@@ -22,7 +22,14 @@ from orchestrator.sweepfile.plugins import PluginSources
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.simulate import SimulationSources
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import check_plugins, check_simulations, count_classes, read_table, survey_datasets
+from orchestrator.sweepfile.survey import (
+    check_models,
+    check_plugins,
+    check_simulations,
+    count_classes,
+    read_table,
+    survey_datasets,
+)
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep, validate_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
 
@@ -91,6 +98,7 @@ def load_all(reference: str, changes: Changes) -> Loaded:
         surveys,
         plugins=PluginSources(installed=installed, check=check_plugins),
         labels=labels,
+        check_models=check_models,
         simulations=SimulationSources(
             check=check_simulations, plugins=installed[SIMULATIONS], folder=str(path.resolve().parent)
         ),

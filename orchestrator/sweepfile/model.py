@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.data_plane import ModelProblem
 from orchestrator.core.errors import StorageError
 from orchestrator.core.plugins import MODELS, is_reference, short_name
 from orchestrator.storage.open import check_store_uri, split_object_uri
@@ -128,6 +129,28 @@ def check_model(path: Path, model: Model, table: ModelTable, complaints: Complai
         if problem:
             complaints.add((*path, "image_size"), f"image_size {model.image_size} is refused: {problem}")
     _check_patches(path, model, complaints)
+
+
+CheckModels = Callable[[Sequence[Mapping[str, Any]]], Sequence[ModelProblem]]
+"""Asks the data plane which of some models of timm do not take their arguments."""
+
+
+def check_arguments(
+    models: Mapping[Path, Model], table: ModelTable, check: CheckModels, complaints: Complaints
+) -> None:
+    """Complain about the ``kwargs`` of models, by where the models stand; those without are known from the table."""
+    asked = [
+        (path, model)
+        for path, model in models.items()
+        if model.kwargs and not is_reference(model.name) and table.find(model.name) is not None
+    ]
+    if not asked:
+        return
+    described = [
+        {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)} for _, model in asked
+    ]
+    for problem in check(described):
+        complaints.add((*asked[problem["model"]][0], *problem["path"]), problem["message"])
 
 
 def check_recipe_of_model(
