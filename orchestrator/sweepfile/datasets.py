@@ -28,6 +28,8 @@ from orchestrator.sweepfile.fields import (
     Count,
     Fraction,
     Name,
+    Pixels,
+    Samples,
     Seed,
     Strict,
     refuse_unread,
@@ -59,9 +61,9 @@ class SyntheticHierarchy(Strict):
     branching: Annotated[list[Count], Field(min_length=2, max_length=8)] = Field(
         [2, 4, 4, 4], description="Children per node, from the root down; the product is the number of leaf classes."
     )
-    num_train: Count = Field(4096, description="Training samples.")
-    num_val: Count = Field(2048, description="Validation samples.")
-    image_size: Count = Field(32, description="Side of the square images, pixels; a multiple of patch_size.")
+    num_train: Samples = Field(4096, description="Training samples.")
+    num_val: Samples = Field(2048, description="Validation samples.")
+    image_size: Pixels = Field(32, description="Side of the square images, pixels; a multiple of patch_size.")
     patch_size: Count = Field(8, description="Side of a patch, pixels.")
     hard_fraction: Fraction = Field(0.5, description="Share of validation samples without common-feature patches.")
     noise: float = Field(1.0, ge=0, description="Standard deviation of the pixel noise.")
@@ -114,8 +116,8 @@ class ExternalShards(Strict):
     classes: str = Field(
         "", description="Path or URI of the class table, classes.json; default with from: the one in the same folder."
     )
-    num_train: Count | None = Field(None, description="Training samples; needed with shards.")
-    num_val: Count | None = Field(None, description="Validation samples.")
+    num_train: Samples | None = Field(None, description="Training samples; needed with shards.")
+    num_val: Samples | None = Field(None, description="Validation samples.")
     num_classes: Count | None = Field(None, description="Leaf classes; needed where there is no class table.")
     levels: dict[str, Count] | None = Field(
         None,
@@ -204,8 +206,8 @@ class ConvertedShards(Strict):
 
     convert: ConversionSpec = Field(description="The source and how shards are made of it.")
     jobs: Jobs = Field(1, description=_JOBS)
-    num_train: Count | None = Field(None, description="Training samples; default: those of the source.")
-    num_val: Count | None = Field(None, description="Validation samples.")
+    num_train: Samples | None = Field(None, description="Training samples; default: those of the source.")
+    num_val: Samples | None = Field(None, description="Validation samples.")
     num_classes: Count | None = Field(None, description="Leaf classes.")
     levels: dict[str, Count] | None = Field(None, description="Classes of each level of the class table.")
     multi_label: bool | None = Field(None, description="Whether samples have any number of classes.")

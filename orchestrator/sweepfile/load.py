@@ -17,7 +17,7 @@ from orchestrator.core.plugins import GROUPS, SIMULATIONS, InstalledPlugins
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.document import Changes, read_document
-from orchestrator.sweepfile.parse.tree import MAX_BYTES, implicit_scalars, parse_tree, too_large
+from orchestrator.sweepfile.parse.tree import MAX_BYTES, Tree, implicit_scalars, parse_tree, too_large
 from orchestrator.sweepfile.plugins import PluginSources
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.simulate import SimulationSources
@@ -45,6 +45,8 @@ class Loaded:
     """What is kept with the sweep: its file where that says all of it, else the canonical form."""
     scales: tuple[str, ...]
     """Which scales the file has itself; what it includes is not looked at."""
+    tree: Tree
+    """Where its values stand."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -105,7 +107,7 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
-    return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
+    return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales, tree=tree)
 
 
 def canonical_text(document: Mapping[str, Any], recipes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from orchestrator.core.data_plane import ModelProblem
 from orchestrator.core.errors import StorageError
 from orchestrator.core.plugins import MODELS, is_reference, short_name
 from orchestrator.storage.open import check_store_uri, split_object_uri
-from orchestrator.sweepfile.fields import Count, Strict, canonical
+from orchestrator.sweepfile.fields import Pixels, Strict, canonical
 from orchestrator.sweepfile.known_models import ModelTable, TimmModel
 from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.plugins import PluginUses
@@ -54,7 +54,7 @@ class ModelSpec(Strict):
     """A network by its timm name, or of an installed package."""
 
     name: Annotated[str, Field(min_length=1)] = Field(description="Any timm model name, or that of an installed model.")
-    image_size: Count = Field(description="Side of the square input, pixels.")
+    image_size: Pixels = Field(description="Side of the square input, pixels.")
     kwargs: dict[Annotated[str, AfterValidator(_not_reserved)], Annotated[Any, AfterValidator(canonical)]] = Field(
         default_factory=dict,
         description="Arguments for timm.create_model, or of the installed model: plain JSON, none that is reserved.",
