@@ -18,11 +18,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.core.contract import MISSING_DATA
 from orchestrator.core.errors import BadDataError
 from orchestrator.core.units import MIB
-from orchestrator.storage.dataset_files import (
-    DatasetFile,
-    join_class_tables,
-    level_counts,
-)
+from orchestrator.storage.dataset_files import DatasetFile, join_class_tables, level_counts
 from orchestrator.sweepfile.fields import (
     MAX_INTEGER,
     Count,

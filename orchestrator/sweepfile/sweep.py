@@ -218,10 +218,7 @@ class _Resolver:
         check_channels(notify, self._complaints)
         self._recipes.plugins.check()
         self._complaints.raise_any()
-        if self._check_arguments is not None:  # which takes seconds: not before all else is right
-            models = {(*path_of(pretrain), "model"): pretrain.model for pretrain in pretrains}
-            check_arguments(models, shipped_models(), self._check_arguments, self._complaints)
-            self._complaints.raise_any()
+        self._check_arguments_of_models(pretrains)
         resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
         return ResolvedSweep(
             name=spec.name,
@@ -245,6 +242,12 @@ class _Resolver:
             notify=notify,
             analyses=analyses,
         )
+
+    def _check_arguments_of_models(self, pretrains: Sequence[Pretrain]) -> None:
+        if self._check_arguments is not None:  # which takes seconds: not before all else is right
+            models = {(*path_of(pretrain), "model"): pretrain.model for pretrain in pretrains}
+            check_arguments(models, shipped_models(), self._check_arguments, self._complaints)
+            self._complaints.raise_any()
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
         read_table = self._labels.read_table if self._labels else None
