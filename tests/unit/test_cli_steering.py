@@ -17,7 +17,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.testing import FakeClock, ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
 from tests.commands import Ended, run_command
-from tests.scripted_sweep import CLUSTER, World, diamond
+from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 
 Command = Callable[..., Ended]
 
