@@ -187,7 +187,7 @@
     byId("transfers").replaceChildren(...figures);
     tables.forEach((table, index) => {
       const [traces, layout] = curveOf(table, table.rows.filter((row) => !state.hidden.has(row.series)), 230);
-      Plotly.newPlot(`transfer-${index}`, traces, { ...layout, showlegend: false, margin: { l: 52, r: 8, t: 6, b: 40 }, font: { size: 10 } }, { ...PLOT, displayModeBar: false });
+      Plotly.newPlot(`transfer-${index}`, traces, { ...layout, showlegend: false, margin: { l: 52, r: 8, t: 6, b: 48 }, font: { size: 10 } }, { ...PLOT, displayModeBar: false });
     });
   }
   function curveOf(table, rows, height) {
@@ -419,8 +419,7 @@
 
   // ------------------------------------------------------------------------------------------------------------ page
   function renderHeader() {
-    const first = DATA.answers[0];
-    if (first && first.sentences.length) byId("verdict").textContent = `${first.title}: ${first.sentences[0]}`;
+    byId("verdict").textContent = DATA.verdict;
     for (const [name, text] of DATA.study) {
       const told = element("dd");
       if (/^(https?|file):/.test(text)) told.append(element("a", text, { href: text }));

@@ -14,7 +14,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.factors import FactorLayout
 from orchestrator.report.inputs import Curve, Learning
 from orchestrator.report.render.analyses import analyses_html
-from orchestrator.report.render.answers import answers
+from orchestrator.report.render.answers import answers, headline
 from orchestrator.report.render.columns import caveats, describe_place, effect_table, family_caption, is_tied
 from orchestrator.report.render.files import fields_of, json_text
 from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, on_these_images
@@ -65,6 +65,7 @@ def render_page(
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # 5 MB of JavaScript: only for this page
 
     document = _document(report, plan, learning, links or {})
+    document["verdict"] = headline(report)
     document["study"] = [*study_facts(report, plan), *origin]
     # "<" never appears inside the script element, so no text in the report can end it.
     embedded = json_text(document, separators=(",", ":")).replace("<", "\\u003c")
