@@ -194,7 +194,7 @@ class PluginAnswer(TypedDict):
 
 
 class ModelsRequest(TypedDict):
-    """Models of timm: ``name``, ``image_size`` and ``kwargs`` of each."""
+    """Models of timm: ``name``, ``image_size`` and ``kwargs`` of each; ``is_alone``: trained on norm groups of one."""
 
     models: Sequence[Json]
 

@@ -30,9 +30,10 @@ from orchestrator.sweepfile.model import (
     check_model,
     check_recipe_of_model,
     check_resize,
+    is_alone,
 )
 from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
-from orchestrator.sweepfile.parse.tree import Tree
+from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.plugins import PluginSources, PluginUses
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
@@ -68,6 +69,7 @@ from orchestrator.sweepfile.values import (
     AnalysisPlan,
     Dataset,
     LabelSpace,
+    Model,
     Pretrain,
     ResolvedSweep,
     Transfer,
@@ -220,7 +222,8 @@ class _Resolver:
         self._complaints.raise_any()
         if self._check_arguments is not None:  # which takes seconds: not before all else is right
             models = {(*path_of(pretrain), "model"): pretrain.model for pretrain in pretrains}
-            check_arguments(models, shipped_models(), self._check_arguments, self._complaints)
+            alone = self._alone(pretrains, transfer)
+            check_arguments(models, alone, shipped_models(), self._check_arguments, self._complaints)
             self._complaints.raise_any()
         resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
         return ResolvedSweep(
@@ -297,6 +300,21 @@ class _Resolver:
             for model in {model.name: model for model in measured}.values():
                 for recipe in item.recipes:
                     check_recipe_of_model(path, recipe, model, table, self._complaints, num_workers=workers)
+
+    @staticmethod
+    def _alone(pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> dict[Path, Model]:
+        """Networks that are trained on norm groups of one sample, by where their recipes stand."""
+        table = shipped_models()
+        found: dict[Path, Model] = {}
+        for pretrain in pretrains:
+            if is_alone(pretrain.recipe, pretrain.model, table):
+                found[*path_of(pretrain), "recipe"] = pretrain.model
+        for position, item in enumerate(transfer):
+            trained = item.protocol in BACKBONE_TRAINING_KINDS
+            for model in [one.model for one in pretrains if trained and one.name in item.pretrains]:
+                if any(is_alone(recipe, model, table) for recipe in item.recipes):
+                    found["transfer", position, "recipe"] = model
+        return found
 
     def _check_batches(
         self,
