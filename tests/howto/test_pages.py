@@ -19,6 +19,7 @@ LONG = (
     "likeness",
     "mlflow",
     "own-data",
+    "own-images",
     "power",
     "resume",
     "samples",
