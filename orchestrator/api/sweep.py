@@ -192,7 +192,7 @@ class Sweep:
             if is_settled and snapshot.state.is_final:
                 return StatusView(snapshot)
             if until_s is not None and time.monotonic() >= until_s:
-                message = f"sweep {self.name!r} has not ended after {timeout_s:g} s: it is {snapshot.state.value}"
+                message = f"sweep {self.name!r} has not ended after {timeout_s:g} s: it is {snapshot.outcome}"
                 raise TimeoutError(message)
             time.sleep(_POLL_S)
 

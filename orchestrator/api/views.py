@@ -198,4 +198,4 @@ class StatusView:
 
     def _title(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.counts.items())
-        return f"Sweep {self.snapshot.sweep}: {self.state.value} ({counts})"
+        return f"Sweep {self.snapshot.sweep}: {self.snapshot.outcome} ({counts})"

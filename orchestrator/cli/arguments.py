@@ -109,6 +109,17 @@ SweepName = Annotated[str, typer.Argument(help="Name of a submitted sweep.", aut
 JobName = Annotated[
     str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).", autocompletion=complete_job)
 ]
+FormerSweep = Annotated[str, typer.Option("--sweep", hidden=True)]
+"""Where ``run``, ``explain`` and ``export`` took their sweep before; see ``refuse_former_order``."""
+
+
+def refuse_former_order(command: str, former: str, *arguments: object) -> None:
+    """Raise ``UsageError``, with the line to write, where the sweep is given as an option behind the job."""
+    if former:
+        line = " ".join(["orchestrator", command, former, *(str(one) for one in arguments if one)])
+        raise UsageError(f"--sweep: the sweep is the first argument now; write: {line}")
+
+
 JobPatterns = Annotated[
     list[str] | None,
     typer.Argument(

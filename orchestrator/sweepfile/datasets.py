@@ -151,22 +151,14 @@ class ExternalShards(Strict):
         return None not in (self.levels, self.num_train, self.num_val, self.num_classes)
 
 
+_Published = Literal["imagefolder", "imagenet21k", "imagenet1k", "inat2021", "cifar10", "cifar100", "mnist", "svhn"]
+_Described = Literal["huggingface", "csv", "parquet"]
+
+
 class ConversionSpec(Strict):
     """A source as it is published, and how shards are made of it."""
 
-    format: Literal[
-        "imagefolder",
-        "imagenet21k",
-        "imagenet1k",
-        "inat2021",
-        "cifar10",
-        "cifar100",
-        "mnist",
-        "svhn",
-        "huggingface",
-        "csv",
-        "parquet",
-    ] = Field(description="What the source is; see `orchestrator data shard`.")
+    format: Literal[_Published, _Described] = Field(description="What the source is; see `orchestrator data shard`.")
     source: Annotated[str, Field(min_length=1)] = Field(
         description="Folder or file: a path that this machine and all nodes see. A relative one starts from the "
         "folder of the file that names it, and goes to the nodes as an absolute one."
@@ -192,11 +184,15 @@ class ConversionSpec(Strict):
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
         if self.format not in {"csv", "parquet"}:
-            columns = ("path_column", "separator", "root")
-            refuse_unread(self, columns, "to this format: only tables, csv and parquet, name paths")
+            refuse_unread(
+                self, ("path_column", "separator", "root"), "to this format: only tables, csv and parquet, name paths"
+            )
         if self.format not in {"csv", "parquet", "huggingface"}:
-            columns = ("label_column", "level_columns")
-            refuse_unread(self, columns, "to this format: only csv, parquet and huggingface have columns")
+            refuse_unread(
+                self,
+                ("label_column", "level_columns"),
+                "to this format: only csv, parquet and huggingface have columns",
+            )
         if self.format != "imagenet1k":
             refuse_unread(self, ("labels",), "to this format: only imagenet1k keeps labels apart from images")
         if not self.source.startswith("file://") and "://" in self.source:

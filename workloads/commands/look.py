@@ -59,7 +59,7 @@ def _has_shards(place: str) -> bool:
 
 def _shards(place: str) -> dict[str, Any]:
     uri = to_uri(place).rstrip("/")
-    target = {"place": place, "splits": {}, "classes": "", "num_classes": 0, "multi_label": False}
+    target: dict[str, Any] = {"place": place, "splits": {}, "classes": "", "num_classes": 0, "multi_label": False}
     try:
         described = read_dataset_file(uri)
         entry: dict[str, Any] = {"from": place.rstrip("/")}

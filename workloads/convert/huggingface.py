@@ -136,7 +136,7 @@ def _load(source: Path) -> dict[str, _Stored]:
 def _image_column(features: Mapping[str, Any], source: Path) -> str:
     for name, feature in features.items():
         if isinstance(feature, dict) and feature.get("_type") == "Image":
-            return name
+            return str(name)
     raise UserError(f"{source} has no column of images; its columns are {', '.join(features)}")
 
 
@@ -145,7 +145,7 @@ def _label_column(features: Mapping[str, Any], request: ConvertRequest) -> str:
     named = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel"]
     for name in given or (*_LABELS, *(named if len(named) == 1 else ())):
         if name in features:
-            return name
+            return str(name)
     message = f"{request.source} has no column {given[0]!r}" if given else f"{request.source} has no column of labels"
     raise UserError(f"{message}; its columns are {', '.join(features)}: name one with --label-column")
 

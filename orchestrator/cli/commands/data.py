@@ -48,7 +48,7 @@ Splits = Annotated[
 ]
 Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
 PlaceOrSplits = Annotated[
-    str, typer.Argument(metavar="[PLACE]", help="Folder, tar or brace pattern of shards; or give each --split.")
+    str, typer.Argument(metavar="PLACE", help="Folder, tar or brace pattern of shards; or give each --split.")
 ]
 Classes = Annotated[str, typer.Option(help="Class table (classes.json); default: the one in the folder of the shards.")]
 NumClasses = Annotated[int, typer.Option(min=0, help="Number of classes, if there is no class table.")]

@@ -8,23 +8,35 @@ reads included files.
 from __future__ import annotations
 
 import json
+import os.path
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.security.references import is_reference
+from orchestrator.storage.open import as_uri, has_scheme
 from orchestrator.sweepfile.parse.factors import with_factors
 from orchestrator.sweepfile.parse.include import Includer, ReadText
 from orchestrator.sweepfile.parse.merge import Located, merged
-from orchestrator.sweepfile.parse.overrides import with_overrides
-from orchestrator.sweepfile.parse.places import with_places
+from orchestrator.sweepfile.parse.overrides import is_argument, with_overrides
 from orchestrator.sweepfile.parse.secrets import refuse_secrets
 from orchestrator.sweepfile.parse.substitute import Substitution, variables_in
-from orchestrator.sweepfile.parse.tree import Tree, parse_tree
+from orchestrator.sweepfile.parse.tree import Path, Tree, parse_tree
 from orchestrator.sweepfile.suggest import did_you_mean
 
 SCALES = ("tiny",)
+_URIS = re.compile(
+    r"store|datasets\.[^.]+\.(?:from|classes|shards(?:\..+)?)"
+    r"|labels\.[^.]+\.clusters\.embed\.init\.uri|pretrain\.(?:[^.]+\.)?init\.uri"
+)
+"""Fields that hold URIs: a path there becomes one."""
+_PATHS = re.compile(
+    r"datasets\.[^.]+\.convert\.(?:source|labels|root)|labels\.[^.]+\.(?:wordnet\.file|classes\.file|taxonomy\.table)"
+)
+"""Fields that hold paths."""
+_OUTSIDE = "${env:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +100,7 @@ def read_document(
     portable = tree.value
     tree = Substitution({}, environment=environment or {}).fill(tree)
     if folder:
-        resolved = with_places(tree, portable, folder)
+        resolved = _with_places(tree, portable, folder)
         portable = _kept(portable, tree.value, resolved.value)
         # The file alone would name other places once it is stored elsewhere.
         is_own_text = is_own_text and resolved.value == tree.value
@@ -157,3 +169,41 @@ def _with_variables(tree: Tree, asked_for: frozenset[str]) -> Tree:
         problem = "this variable is not used (${{vars.{0}}}); use it or remove it"
         raise SpecError(tuple(tree.problem(("vars", name), problem.format(name)) for name in unused))
     return filled
+
+
+def _with_places(tree: Tree, written: Any, folder: str) -> Tree:  # noqa: ANN401 - a document
+    """The document with every relative place made absolute.
+
+    Args:
+        tree: the document, whose places are as they are read.
+        written: the same before variables of the environment were filled in. What they begin is no path that the file
+            names: it starts from ``folder``, as what stands on the command line does.
+        folder: absolute path of the working directory, from which names of files start.
+    """
+
+    def resolved(at: Located, text: Any, path: Path) -> Any:  # noqa: ANN401
+        if isinstance(at.value, dict | list):
+            steps = list(at.value) if isinstance(at.value, dict) else range(len(at.value))
+            parts = [resolved(at.child(step), _below(text, step), (*path, step)) for step in steps]
+            return dict(zip(steps, parts, strict=True)) if isinstance(at.value, dict) else parts
+        if not isinstance(at.value, str) or not at.value or has_scheme(at.value):
+            return at.value
+        name = ".".join(map(str, path))
+        here = at.places.here
+        outside = is_argument(here) or (isinstance(text, str) and text.startswith(_OUTSIDE))
+        start = folder if outside else os.path.join(folder, os.path.dirname(here.file))  # noqa: PTH118, PTH120
+        if _URIS.fullmatch(name):
+            return as_uri(at.value, start)
+        # Messages show what was written where the file lies in the working directory.
+        is_elsewhere = _PATHS.fullmatch(name) is not None and os.path.normpath(start) != folder
+        return os.path.normpath(os.path.join(start, at.value)) if is_elsewhere else at.value  # noqa: PTH118
+
+    value = resolved(Located(tree.value, tree.places), written, ())
+    return Tree(file=tree.file, value=value, places=tree.places)
+
+
+def _below(value: Any, step: str | int) -> Any:  # noqa: ANN401
+    try:
+        return value[step]
+    except (KeyError, IndexError, TypeError):
+        return None
