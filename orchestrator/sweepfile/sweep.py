@@ -218,13 +218,7 @@ class _Resolver:
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
         notify = resolve_notify(spec.notify)
         check_channels(notify, self._complaints)
-        self._recipes.plugins.check()
-        self._complaints.raise_any()
-        if self._check_arguments is not None:  # which takes seconds: not before all else is right
-            models = {(*path_of(pretrain), "model"): pretrain.model for pretrain in pretrains}
-            alone = self._alone(pretrains, transfer)
-            check_arguments(models, alone, shipped_models(), self._check_arguments, self._complaints)
-            self._complaints.raise_any()
+        self._check_code(pretrains, transfer)
         resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
         return ResolvedSweep(
             name=spec.name,
@@ -300,6 +294,17 @@ class _Resolver:
             for model in {model.name: model for model in measured}.values():
                 for recipe in item.recipes:
                     check_recipe_of_model(path, recipe, model, table, self._complaints, num_workers=workers)
+
+    def _check_code(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:
+        """What plug-ins and built models tell; the latter takes seconds, and is not asked before all else is right."""
+        self._recipes.plugins.check()
+        self._complaints.raise_any()
+        if self._check_arguments is None:
+            return
+        models = {(*path_of(pretrain), "model"): pretrain.model for pretrain in pretrains}
+        alone = self._alone(pretrains, transfer)
+        check_arguments(models, alone, shipped_models(), self._check_arguments, self._complaints)
+        self._complaints.raise_any()
 
     @staticmethod
     def _alone(pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> dict[Path, Model]:
