@@ -25,7 +25,7 @@ def at_most(limit: int, reason: str) -> AfterValidator:
         if value > limit:
             shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
             context = {"value": shown, "limit": f"{limit:,}", "reason": reason}
-            raise PydanticCustomError("refused", _BOUND, context)  # type: ignore[arg-type] # a constant
+            raise PydanticCustomError("refused", _BOUND, context)
         return value
 
     return AfterValidator(check)
