@@ -194,7 +194,7 @@ class PluginAnswer(TypedDict):
 
 
 class ModelsRequest(TypedDict):
-    """Models of timm: ``name``, ``image_size`` and ``kwargs`` of each."""
+    """Models of timm: ``name``, ``image_size`` and ``kwargs`` of each; ``is_alone``: trained on norm groups of one."""
 
     models: Sequence[Json]
 
@@ -381,7 +381,7 @@ def _read_reply(question: Question[Asked, Told], stdout: str, stderr: str, retur
     if not isinstance(reply, dict) or reply.keys() not in ({"answer"}, {"error"}):
         said = [line for line in stderr.strip().splitlines() if line.strip()]
         code = f"it ended with code {returncode}"
-        raise NoAnswerError(said[-1][-_SHOWN:] if said else code, returncode if returncode > 0 else _FAILURE)
+        raise NoAnswerError(said[-1] if said else code, returncode if returncode > 0 else _FAILURE)
     if "error" in reply:
         raise NoAnswerError(str(reply["error"]), returncode or _FAILURE)
     try:

@@ -299,13 +299,15 @@ def never_runs(preview: Preview) -> Iterator[str]:
         return
     for resource, names in shortages(preview.plan, makespan.never, fleet).items():
         first = jobs[names[0]]
-        others = f" and {len(names) - 1} more jobs ask" if len(names) > 1 else " asks"
+        more = len(names) - 1
+        others = f" and {more} more job{'s' * (more > 1)} ask" if more else " asks"
         row = KINDS[first.kind].resources
         if resource == "room":
             asked = f"for {first.execution.num_workers} workers at once"
             remedy = f"lower resources.{row}.workers"
         else:
-            asked = f"for {getattr(first.resources, resource):g} {resource.upper().replace('S', 's')}"
+            number, unit = getattr(first.resources, resource), resource.upper()[:-1]
+            asked = f"for {number:g} {unit}{'s' * (number != 1)}"
             remedy = f"lower resources.{row}.{resource}"
         yield (
             f"{names[0]}{others} {asked}, which {fleet.name} does not have, and nothing adds nodes; {remedy}, or "

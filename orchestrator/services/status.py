@@ -35,6 +35,8 @@ MAX_LINES = 20
 """Of running jobs, and of reasons to wait."""
 MAX_CHARACTERS = 160
 _MAX_REMEDY = 480
+_WHOLE = 4000
+"""Characters of a reason that is not to be cut; the journal keeps no more."""
 """What is longer than that is no advice to a person."""
 _MIN_TOLD = 80
 """Of what failed, however long the advice is."""
@@ -323,35 +325,35 @@ def brief(failure: Failure) -> str:
     return f"{failure.kind.value}: {brief_message(failure.message)}"
 
 
-def brief_message(text: str) -> str:
+def brief_message(text: str, limit: int = MAX_CHARACTERS) -> str:
     """The first line of a failure's message; Ray's paragraphs about dead workers in our words.
 
-    What is too long is shortened before what to do about it, which follows the last semicolon.
+    What has more characters than ``limit`` is shortened before what to do about it, which follows the last semicolon.
     """
     plain = " ".join(text.split())
     if any(paragraph in plain.lower() for paragraph in _RAYS_PARAGRAPHS):
         return _RUNNER_DIED
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason was given")
-    if len(first) <= MAX_CHARACTERS:
+    if len(first) <= limit:
         return first
     told, _, remedy = first.rpartition("; ")
     if not told or len(remedy) > _MAX_REMEDY:
-        return _cut(first, MAX_CHARACTERS)
-    return f"{_cut(told, max(MAX_CHARACTERS - len(remedy) - 2, _MIN_TOLD))}; {remedy}"
+        return _cut(first, limit)
+    return f"{_cut(told, max(limit - len(remedy) - 2, _MIN_TOLD))}; {remedy}"
 
 
 def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[: limit - 3].rstrip()}..."
 
 
-def brief_reason(text: str) -> str:
+def brief_reason(text: str, limit: int = MAX_CHARACTERS) -> str:
     """The same of why a job was given up, which ends with what it had left: ``node_lost: ... (5 of 5 losses)``."""
     body, bracket, spent = text.rstrip().rpartition(" (")
     if not bracket or not spent.endswith(")") or "\n" in spent:
-        return brief_message(text)
+        return brief_message(text, limit)
     kind, colon, message = body.partition(": ")
     is_kind = bool(colon) and kind.isidentifier()
-    return f"{f'{kind}: ' if is_kind else ''}{brief_message(message if is_kind else body)} ({spent}"
+    return f"{f'{kind}: ' if is_kind else ''}{brief_message(message if is_kind else body, limit)} ({spent}"
 
 
 def status_document(status: SweepStatus) -> dict[str, Any]:
@@ -386,15 +388,22 @@ def _job_document(view: JobView) -> dict[str, Any]:
 
 
 def failure_lines(snapshot: Snapshot) -> list[str]:
-    """One line for each reason why jobs have no result, with the number of jobs and the first one's name."""
+    """One line for each reason why jobs have no result, with the number of jobs and the first one's name.
+
+    The cause may stand anywhere in a reason, so its line is told whole, and then where the rest is, if there is more.
+    """
     grouped: dict[str, list[str]] = {}
+    whole: dict[str, str] = {}
     for view in snapshot.jobs.values():
         if view.state is JobState.SKIPPED:
             grouped.setdefault("skipped: they need a job that failed or was cancelled", []).append(view.name)
         elif view.state is JobState.FAILED:
-            grouped.setdefault(f"failed: {brief_reason(view.reason)}", []).append(view.name)
+            told = brief_reason(view.reason, _WHOLE)
+            rest = "" if told == view.reason.strip() else f"; all of it: orchestrator logs {snapshot.sweep} {view.name}"
+            whole.setdefault(f"failed: {told}", rest)
+            grouped.setdefault(f"failed: {told}", []).append(view.name)
     return [
-        f"{len(names)} job{'s' * (len(names) > 1)} ({names[0]}{', ...' if names[1:] else ''}) {why}"
+        f"{len(names)} job{'s' * (len(names) > 1)} ({names[0]}{', ...' if names[1:] else ''}) {why}{whole.get(why, '')}"
         for why, names in grouped.items()
     ]
 

@@ -180,15 +180,9 @@ class ConversionSpec(Strict):
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
         if self.format not in {"csv", "parquet"}:
-            refuse_unread(
-                self, ("path_column", "separator", "root"), "to this format: only tables, csv and parquet, name paths"
-            )
+            refuse_unread(self, ("path_column", "separator", "root"), "to this format: only csv and parquet name paths")
         if self.format not in {"csv", "parquet", "huggingface"}:
-            refuse_unread(
-                self,
-                ("label_column", "level_columns"),
-                "to this format: only csv, parquet and huggingface have columns",
-            )
+            refuse_unread(self, ("label_column", "level_columns"), "to this format, which has no columns")
         if self.format != "imagenet1k":
             refuse_unread(self, ("labels",), "to this format: only imagenet1k keeps labels apart from images")
         if not self.source.startswith("file://") and "://" in self.source:

@@ -136,21 +136,41 @@ CheckModels = Callable[[Sequence[Mapping[str, Any]]], Sequence[ModelProblem]]
 
 
 def check_arguments(
-    models: Mapping[Path, Model], table: ModelTable, check: CheckModels, complaints: Complaints
+    models: Mapping[Path, Model],
+    alone: Mapping[Path, Model],
+    table: ModelTable,
+    check: CheckModels,
+    complaints: Complaints,
 ) -> None:
-    """Complain about the ``kwargs`` of models, by where the models stand; those without are known from the table."""
-    asked = [
-        (path, model)
-        for path, model in models.items()
-        if model.kwargs and not is_reference(model.name) and table.find(model.name) is not None
-    ]
+    """Complain about what only a built model can tell.
+
+    Args:
+        models: by where they stand; those without ``kwargs`` are known from the table.
+        alone: models that are trained with recipes whose norm groups have one sample, by where the recipes stand.
+        table: of all models.
+        check: builds them.
+        complaints: takes what is wrong.
+    """
+    asked = [(path, model, False) for path, model in models.items() if model.kwargs]
+    asked += [((*path, "batch_size"), model, True) for path, model in alone.items()]
+    asked = [one for one in asked if not is_reference(one[1].name) and table.find(one[1].name) is not None]
     if not asked:
         return
     described = [
-        {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)} for _, model in asked
+        {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)}
+        | ({"is_alone": True} if single else {})
+        for _, model, single in asked
     ]
     for problem in check(described):
         complaints.add((*asked[problem["model"]][0], *problem["path"]), problem["message"])
+
+
+def is_alone(recipe: Mapping[str, Any], model: Model, table: ModelTable) -> bool:
+    """Whether a network with BatchNorm is trained on norm groups of one sample."""
+    known = table.find(model.name)
+    if known is None or known.has_batchnorm is False or not recipe:
+        return False
+    return 1 in {recipe.get("norm_group"), recipe["batch_size"]}
 
 
 def check_recipe_of_model(

@@ -79,6 +79,8 @@ def _message(detail: ErrorDetails, types: Sequence[str]) -> str:
         return _size_message(kind, context)
     if kind == "less_than_equal" and context["le"] == MAX_INTEGER:
         why = "is refused: whole numbers above 2^53 - 1 are not exact everywhere; use a smaller one"
+    elif kind == "string_pattern_mismatch" and "{64}" in context["pattern"]:
+        why = "is no digest; write 64 of the signs 0 to 9 and a to f"
     elif kind == "string_pattern_mismatch":
         why = "is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
     else:

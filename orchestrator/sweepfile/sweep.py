@@ -30,9 +30,10 @@ from orchestrator.sweepfile.model import (
     check_model,
     check_recipe_of_model,
     check_resize,
+    is_alone,
 )
 from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
-from orchestrator.sweepfile.parse.tree import Tree
+from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.plugins import PluginSources, PluginUses
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
@@ -68,6 +69,7 @@ from orchestrator.sweepfile.values import (
     AnalysisPlan,
     Dataset,
     LabelSpace,
+    Model,
     Pretrain,
     ResolvedSweep,
     Transfer,
@@ -216,9 +218,7 @@ class _Resolver:
         policy = resolve_policy(spec.policy, spec.resources, self._complaints)
         notify = resolve_notify(spec.notify)
         check_channels(notify, self._complaints)
-        self._recipes.plugins.check()
-        self._complaints.raise_any()
-        self._check_arguments_of_models(pretrains)
+        self._check_code(pretrains, transfer)
         resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
         return ResolvedSweep(
             name=spec.name,
@@ -242,12 +242,6 @@ class _Resolver:
             notify=notify,
             analyses=analyses,
         )
-
-    def _check_arguments_of_models(self, pretrains: Sequence[Pretrain]) -> None:
-        if self._check_arguments is not None:  # which takes seconds: not before all else is right
-            models = {(*path_of(pretrain), "model"): pretrain.model for pretrain in pretrains}
-            check_arguments(models, shipped_models(), self._check_arguments, self._complaints)
-            self._complaints.raise_any()
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
         read_table = self._labels.read_table if self._labels else None
@@ -300,6 +294,32 @@ class _Resolver:
             for model in {model.name: model for model in measured}.values():
                 for recipe in item.recipes:
                     check_recipe_of_model(path, recipe, model, table, self._complaints, num_workers=workers)
+
+    def _check_code(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:
+        """What plug-ins and built models tell; the latter takes seconds, and is not asked before all else is right."""
+        self._recipes.plugins.check()
+        self._complaints.raise_any()
+        if self._check_arguments is None:
+            return
+        models = {(*path_of(pretrain), "model"): pretrain.model for pretrain in pretrains}
+        alone = self._alone(pretrains, transfer)
+        check_arguments(models, alone, shipped_models(), self._check_arguments, self._complaints)
+        self._complaints.raise_any()
+
+    @staticmethod
+    def _alone(pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> dict[Path, Model]:
+        """Networks that are trained on norm groups of one sample, by where their recipes stand."""
+        table = shipped_models()
+        found: dict[Path, Model] = {}
+        for pretrain in pretrains:
+            if is_alone(pretrain.recipe, pretrain.model, table):
+                found[*path_of(pretrain), "recipe"] = pretrain.model
+        for position, item in enumerate(transfer):
+            trained = item.protocol in BACKBONE_TRAINING_KINDS
+            for model in [one.model for one in pretrains if trained and one.name in item.pretrains]:
+                if any(is_alone(recipe, model, table) for recipe in item.recipes):
+                    found["transfer", position, "recipe"] = model
+        return found
 
     def _check_batches(
         self,

@@ -19,6 +19,7 @@ LONG = (
     "similarity",
     "mlflow",
     "own-data",
+    "own-images",
     "power",
     "resume",
     "samples",

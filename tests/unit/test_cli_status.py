@@ -34,6 +34,14 @@ def test_failure_lines_one_cause_is_one_line_with_the_number_of_jobs() -> None:
     ]
 
 
+def test_failure_lines_cut_no_cause_and_say_where_the_rest_is() -> None:
+    long = f"user_error: timm model x refuses {'depths ' * 60}: list index out of range"
+    (whole,) = failure_lines(snapshot(view("pretrain/a", JobState.FAILED, long)))
+    assert whole == f"1 job (pretrain/a) failed: {long}"
+    (first,) = failure_lines(snapshot(view("pretrain/a", JobState.FAILED, f"{long}\n  File x")))
+    assert first == f"1 job (pretrain/a) failed: {long}; all of it: orchestrator logs s pretrain/a"
+
+
 def test_failure_lines_sound_sweep_has_none() -> None:
     assert failure_lines(snapshot(view("pretrain/a", JobState.SUCCEEDED), state=SweepState.SUCCEEDED)) == []
 

@@ -126,6 +126,14 @@ def _form(path: Path) -> tuple[str, dict[str, Any]]:
     below = [child for child in _folders(path) if not _has_images(child)]
     if len(below) == 1 and len(_folders(path)) == 1 and (found := _published(below[0])):
         return below[0].name, found
+    if not _has_images(path) and any(path.glob("*.tar")):
+        message = (
+            f"{path} holds tars and no classes.json. Beside WebDataset shards put one that names the classes, or run "
+        )
+        message += (
+            f"`orchestrator data index {path} --num-classes N`, which prints the entry of a sweep; of ImageNet's "
+        )
+        raise UserError(f"{message}archives `orchestrator data shard imagenet1k` or `imagenet21k` makes shards")
     if not _has_images(path):
         raise UserError(f"{path} has no images in class folders, and no data set in a form that is known; {_FORMS}")
     return "", {"format": "imagefolder"}

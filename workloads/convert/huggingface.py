@@ -21,7 +21,7 @@ from orchestrator.storage.dataset_files import ClassRows
 from workloads.convert.imagefolder import SPLIT_FOLDERS, with_val
 from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes
 
-_LABELS: Final = ("label", "labels", "fine_label", "class", "target")
+_LABELS: Final = ("label", "labels", "fine_label", "class", "target", "cls")
 """Columns of leaf classes, in this order, where none is named."""
 _FORMS: Final = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpg"), (b"RIFF", "webp"), (b"BM", "bmp"))
 _DICT_FILE: Final = "dataset_dict.json"
