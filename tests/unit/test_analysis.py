@@ -17,8 +17,8 @@ from workloads.analysis import geometry
 from workloads.analysis.features import ArrayStream, SampleClasses, class_moments
 from workloads.analysis.fine_structure import ProbedSamples, best_mapping, cluster_and_probe, linear_probe
 from workloads.analysis.layers import ActivityCounter
-from workloads.analysis.similarity import linear_cka
 from workloads.analysis.measures import AnalyzedFeatures, measure
+from workloads.analysis.similarity import linear_cka
 from workloads.analysis.units import feature_ranks, purities, sparsity, top_samples
 
 C, PER_CLASS = 5, 200

@@ -21,8 +21,8 @@ from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_recor
 from workloads.analysis.features import ROWS_AT_ONCE, SampleClasses
 from workloads.analysis.fine_structure import ProbedSamples
 from workloads.analysis.layers import ActivityCounter
-from workloads.analysis.similarity import linear_cka
 from workloads.analysis.measures import AnalyzedFeatures, Findings, ProbeInputs, group_of_classes, measure
+from workloads.analysis.similarity import linear_cka
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.index import SampleIndex, SplitIndex
 from workloads.data.loader import EvalLoader
