@@ -71,7 +71,7 @@ class LineAxes:
     def x(self, at: float) -> float:
         """Pixels from the left."""
         first, last, place = (log10(one) if self.is_log else one for one in (*self.ends, at))
-        return _LEFT + (_WIDTH - _LEFT - 12) * (place - first) / ((last - first) or 1.0)
+        return _LEFT + (_WIDTH - _LEFT - 24) * (place - first) / ((last - first) or 1.0)
 
     def y(self, value: float) -> float:
         """Pixels from above."""
