@@ -181,7 +181,7 @@ def _over_layers(picture: AnalysisPicture) -> Figure:
         for name, values in zip(picture.lines, picture.values, strict=True)
     }
     every = math.ceil(len(picture.names) / 12)
-    ticks = {number: str(number + 1) for number in range(0, len(picture.names), every)}
+    ticks: dict[float, str] = {number: str(number + 1) for number in range(0, len(picture.names), every)}
     return line_figure(f"activation sparsity per layer: share of active units, {picture.title}", ticks, lines)
 
 
