@@ -34,7 +34,9 @@ class ClpSpec(Strict):
     reduce: Literal["none", "pca", "tsne"] = Field(
         "tsne", description="What features become, within each trained class, before they are clustered."
     )
-    seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Of where t-SNE and k-means start; clp_std is the spread over them.")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = Field(
+        [0], description="Of where t-SNE and k-means start; clp_std is the spread over them."
+    )
     samples: Count = Field(10_000, description="Most samples of each split.")
     raw_pixels: bool = Field(default=True, description="The same on pixels, as a control.")
 
