@@ -5,7 +5,19 @@ PYTHON ?= python3
 ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt
+
+# Pip writes hundreds of lines, which go into a file; what is printed is how far it is, and on a failure the file's end.
+define INSTALL
+@echo "Installing into $(VENV): minutes and about 6.5 GB the first time, nothing afterwards (all of it: $(VENV)/install.log)."
+@$(PIP_INSTALL) $(1) >$(VENV)/install.log 2>&1 & pid=$$!; n=0; \
+while kill -0 $$pid 2>/dev/null; do \
+	sleep 1; n=$$((n + 1)); [ $$((n % 15)) -eq 0 ] || continue; \
+	echo "  $${n} s: $$(grep -c '^Collecting' $(VENV)/install.log) of about $$(grep -c '==' constraints.txt) packages found," \
+		"$$(grep -cE '^ *(Downloading|Using cached) .*(whl|gz)' $(VENV)/install.log) downloaded$$(grep -q '^Installing' $(VENV)/install.log && echo '; installing')"; \
+done; \
+wait $$pid && tail -n 1 $(VENV)/install.log | cut -c1-100 || { tail -n 20 $(VENV)/install.log; exit 1; }
+endef
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -100,12 +112,10 @@ $(VENV)/.created:
 	@printf '%s' '$(CURDIR)' > $@
 
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "Installing into $(VENV): minutes and about 6.5 GB the first time, nothing afterwards."
-	$(PIP_INSTALL) -e .
+	$(call INSTALL,-e .)
 	@touch $@
 
 # The development install contains the other one, so whichever command comes first installs once.
 $(VENV)/.installed-dev: $(VENV)/.created pyproject.toml constraints.txt
-	@echo "Installing into $(VENV): minutes and about 6.5 GB the first time, nothing afterwards."
-	$(PIP_INSTALL) -e '.[dev]'
+	$(call INSTALL,-e '.[dev]')
 	@touch $(VENV)/.installed $@

@@ -1,7 +1,9 @@
 """Pictures of pages for the docs, from the repository's root.
 
     orchestrator report quickstart --html --out answers
-    python -m docs.tools.screenshots report answers/report.html docs/report.png
+    python -m docs.tools.screenshots report answers/report.html docs
+
+writes ``report-390.png``, ``report-1280.png`` and ``report-1920.png``: a telephone, a laptop and a large screen.
 
     python -m docs.tools.screenshots mlflow STORE_URI quickstart docs/captures/mlflow-compare.png
 
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 150_000
 """Pictures are kept with the docs, so they are small."""
+_WIDTHS, _HEIGHT = (390, 1280, 1920), 1400
 _NUM_COLORS = (256, 128, 64, 32)
 _STACK_SIZE = {"width": 1500, "height": 760}
 _PATIENCE_MS = 60_000
@@ -47,15 +50,14 @@ _NO_ASSISTANT = "localStorage.setItem('mlflow.assistant.fab.autoOpenedOnFirstLoa
 """MLflow's assistant opens a panel by itself the first time, which would take a quarter of the picture."""
 
 
-def take_report(report: Path, picture: Path) -> None:
-    """The part of an interactive report that a screen shows."""
+def take_report(report: Path, folder: Path) -> None:
+    """What screens of three widths show of an interactive report."""
     for browser in launch_browser():
-        page = browser.new_page(viewport={"width": 1320, "height": 1080})
-        page.goto(report.absolute().as_uri())
-        page.wait_for_selector("html[data-ready=true]")
-        # A page of text and lines looks the same with few colours and takes half of the bytes.
-        shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
-        shown.quantize(_NUM_COLORS[0], method=Image.Quantize.FASTOCTREE).save(picture, optimize=True)
+        for width in _WIDTHS:
+            page = browser.new_page(viewport={"width": width, "height": _HEIGHT})
+            page.goto(report.absolute().as_uri())
+            page.wait_for_selector("html[data-ready=true]")
+            _save(page, folder / f"report-{width}.png")
 
 
 def take_mlflow(store_uri: str, sweep: str, picture: Path) -> None:

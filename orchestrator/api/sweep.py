@@ -11,6 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from orchestrator.api.progress import ProgressDisplay
 from orchestrator.api.views import PlanView, StatusView, committed_results
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.errors import ControllerError, InfeasibleError, NotFoundError
@@ -134,14 +135,21 @@ class Sweep:
         return PlanView(outlook)
 
     def submit(
-        self, where: Where = Where.CLUSTER, *, changed: Changed = Changed.ASK, directory: Path | None = None
+        self,
+        where: Where = Where.CLUSTER,
+        *,
+        changed: Changed = Changed.ASK,
+        directory: Path | None = None,
+        wait: bool = False,
     ) -> StatusView:
-        """Run the sweep; on a cluster this returns at once, see ``wait``.
+        """Run the sweep; on a cluster this returns at once unless it shall ``wait``.
 
         Args:
             where: what runs it.
             changed: what to do if a sweep of this name has another plan; the difference is shown in any case.
             directory: in this process: folder of the node's cache; default: a temporary one.
+            wait: return when the sweep has ended, and show its progress meanwhile: a view that renews itself in a
+                notebook, a line for each job that ends elsewhere. Interrupting it leaves the sweep running.
 
         Raises:
             SpecError: a data set is declared, but not there: that suffices to plan alone.
@@ -167,10 +175,10 @@ class Sweep:
             self._message = submitter.submit(request.sent_now())
             if submitter.store is None:  # only the cluster can tell
                 return StatusView(Snapshot(sweep=self.name))
-        return self.status()
+        return self.wait(shows_progress=True) if wait else self.status()
 
-    def wait(self, timeout_s: float | None = None) -> StatusView:
-        """Wait until the sweep has ended, with what was last submitted by this object.
+    def wait(self, timeout_s: float | None = None, *, shows_progress: bool = False) -> StatusView:
+        """Wait until the sweep has ended, with what was last submitted by this object; ``submit`` says what is shown.
 
         Raises:
             TimeoutError: it has not ended after ``timeout_s``; it goes on.
@@ -182,8 +190,11 @@ class Sweep:
         load_snapshot(store, self.name)  # or refuse
         ledger = SweepLedger(store, self.name)
         until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        shown = ProgressDisplay() if shows_progress else None
         while True:
             snapshot = ledger.refresh()
+            if shown is not None:
+                shown.show(StatusView(snapshot))
             if self._message in snapshot.refusals:
                 raise ControllerError(snapshot.refusals[self._message])
             if not self._message and (differs := self._difference(snapshot)):
@@ -192,7 +203,7 @@ class Sweep:
             if is_settled and snapshot.state.is_final:
                 return StatusView(snapshot)
             if until_s is not None and time.monotonic() >= until_s:
-                message = f"sweep {self.name!r} has not ended after {timeout_s:g} s: it is {snapshot.state.value}"
+                message = f"sweep {self.name!r} has not ended after {timeout_s:g} s: it is {snapshot.outcome}"
                 raise TimeoutError(message)
             time.sleep(_POLL_S)
 

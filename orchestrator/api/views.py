@@ -92,10 +92,22 @@ def committed_results(plan: Plan, records: Mapping[str, ArtifactSummary]) -> Dat
     return frame(rows, columns)
 
 
-def html_of(title: str, table: DataFrame, lines: Iterable[str]) -> str:
-    """A heading, a table and lines of text."""
+_STYLE = (
+    ".orchestrator-view table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
+    ".orchestrator-view td,.orchestrator-view th{padding:.2em .7em;text-align:right;border-bottom:1px solid #d8dee6}"
+    ".orchestrator-view td:first-child,.orchestrator-view th:first-child{text-align:left}"
+    ".orchestrator-view progress{width:24em;accent-color:#009e73}.orchestrator-view pre{white-space:pre-wrap}"
+)
+"""Applies to what is inside the view alone, and needs no library of the front end."""
+
+
+def html_of(title: str, table: DataFrame, lines: Iterable[str], *, share: float | None = None) -> str:
+    """A heading, a bar where ``share`` in [0, 1] says how much is done, a table and lines of text."""
     text = "\n".join(lines)
-    return f"<h4>{escape(title)}</h4>{table.to_html(index=False, na_rep='')}<pre>{escape(text)}</pre>"
+    bar = "" if share is None else f"<p><progress value='{share:.4f}' max='1'></progress> {100 * share:.0f} %</p>"
+    rows = table.to_html(index=False, na_rep="", border=0)
+    notes = f"<pre>{escape(text)}</pre>" if text else ""
+    return f"<div class='orchestrator-view'><style>{_STYLE}</style><h4>{escape(title)}</h4>{bar}{rows}{notes}</div>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,8 +206,10 @@ class StatusView:
             counts = by_kind.setdefault(view.name.partition("/")[0], dict.fromkeys(states, 0))
             counts[view.state.value] += 1
         table = frame(({"kind": kind, **counts} for kind, counts in by_kind.items()), ("kind", *states))
-        return html_of(self._title(), table, failure_lines(self.snapshot))
+        num_done = sum(number for state, number in self.snapshot.counts.items() if state.is_final)
+        share = num_done / len(self.snapshot.jobs) if len(self.snapshot.jobs) else None
+        return html_of(self._title(), table, failure_lines(self.snapshot), share=share)
 
     def _title(self) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in self.counts.items())
-        return f"Sweep {self.snapshot.sweep}: {self.state.value} ({counts})"
+        return f"Sweep {self.snapshot.sweep}: {self.snapshot.outcome} ({counts})"

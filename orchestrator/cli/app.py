@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from orchestrator.cli.arguments import COMPLETED_LINE
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
@@ -54,7 +54,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
             "forecast",
             "Simulate sweeps on a cluster with failures: how long they take, how busy the cluster is, what they cost.",
         ),
-        Command("labels", "Show label spaces."),
+        Command("labels", "Show label spaces; give classes a hierarchy."),
         Command("data", "Convert data sets to WebDataset shards; index, verify and show shards."),
     ),
     "Run it": (
@@ -156,6 +156,23 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
 """By section of ``--help``, in the order in which people need them."""
 
 
+class NamedArgument(TyperArgument):
+    """An argument as manuals write it, in usage and help: ``SWEEP``, ``[PLACE]``, ``[JOBS]...``."""
+
+    @property
+    def display_name_raw(self) -> str:
+        """The name alone; what a command may leave out is put into brackets by the usage line."""
+        return (self.metavar or self.name).strip("[]").removesuffix("...").upper().replace("_", "-")
+
+    def _usage_display_name(self) -> str:
+        name = self.display_name_raw if self.required else f"[{self.display_name_raw}]"
+        return name if self.nargs == 1 else f"{name}..."
+
+    def display_type_rich(self, ctx: Any) -> str | None:  # noqa: ANN401 - a class that typer keeps private
+        """What may be chosen from; that a name is a text says nothing."""
+        return super().display_type_rich(ctx) if self.type_descriptor.is_choice else None
+
+
 class CommandTable(TyperGroup):
     """The program's commands: lines of the table until one of them is called, which is then loaded."""
 
@@ -196,7 +213,16 @@ def load_command(name: str) -> Any:  # noqa: ANN401 - of a class that typer keep
     else:
         alone.command(name)(found)
     made: Any = typer.main.get_command(alone)
+    _name_arguments(made.commands[name])
     return made.commands[name]
+
+
+def _name_arguments(command: Any) -> None:  # noqa: ANN401 - see above
+    for parameter in command.params:
+        if isinstance(parameter, TyperArgument):
+            parameter.__class__ = NamedArgument  # typer has no place to say which class it should make
+    for verb in getattr(command, "commands", {}).values():
+        _name_arguments(verb)
 
 
 def options(
@@ -208,7 +234,7 @@ def options(
         str, typer.Option("--context", metavar="NAME", help="Context to use; see: orchestrator config contexts.")
     ] = "",
     store: Annotated[  # noqa: ARG001 - see HANDED_ON
-        str, typer.Option("--store", metavar="URI", help="Object store URI; may also follow the command.")
+        str, typer.Option("--store", metavar="URI", help="Object store: path or URI; may also follow the command.")
     ] = "",
     output: Annotated[  # noqa: ARG001 - see HANDED_ON
         str,
@@ -238,6 +264,7 @@ app = typer.Typer(
     invoke_without_command=True,
     no_args_is_help=True,
     add_completion=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.settings import Settings
+from orchestrator.services.stack_transport import addresses_of
 from orchestrator.stack.description import read_stack
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.links import find_compare_link
@@ -20,6 +21,15 @@ def tracking_and_pages(plan: Plan, settings: Settings | None = None) -> tuple[st
         return uri, uri
     stack = read_stack(settings.home)
     return uri, stack.mlflow_url if stack is not None and stack.tracking_uri == uri else ""
+
+
+def address_lines(cluster: str) -> list[str]:
+    """``Ray dashboard: http://...`` for each page of this project's running stack, if it is what runs the sweep."""
+    settings = Settings()
+    stack = read_stack(settings.home)
+    if stack is None or cluster not in {"", settings.cluster}:
+        return []
+    return [f"{name}: {address}" for name, address in addresses_of(stack).items()]
 
 
 def compare_link(store: ObjectStore, plan: Plan) -> str:

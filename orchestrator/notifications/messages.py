@@ -65,7 +65,7 @@ def notice_of_event(event: Mapping[str, Any], sequence: int, line: int, snapshot
     if kind == "sweep_finished":
         status = str(event["status"])
         took = format_duration(max(0.0, float(event["at_s"]) - snapshot.accepted_at_s))
-        occasion, title = _ENDED[status], f"Sweep {snapshot.sweep} {_said(status)} after {took}"
+        occasion, title = _ENDED[status], f"Sweep {snapshot.sweep} {_said(_told(status, snapshot))} after {took}"
     elif kind == "sweep_tripped":
         occasion, title = Occasion.FAILED, f"Sweep {snapshot.sweep} was stopped by its circuit breaker"
     else:
@@ -143,6 +143,11 @@ def _notice(name: str, occasion: Occasion, snapshot: Snapshot, at_s: float, told
         state=snapshot.state.value,
         jobs={state.value: number for state, number in snapshot.counts.items()},
     )
+
+
+def _told(status: str, snapshot: Snapshot) -> str:
+    """What was cancelled on purpose did not fail, whatever the event's status; see ``Snapshot.outcome``."""
+    return snapshot.outcome if snapshot.state.value == status else status
 
 
 def _said(status: str) -> str:

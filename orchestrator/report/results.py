@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.metrics import Better, better_of
@@ -14,6 +14,10 @@ from orchestrator.report.simulations import SimulationReport
 from orchestrator.report.statistics.corrections import Family
 from orchestrator.report.statistics.effects import Effect, VarianceTest
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair, Summary
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 
 REPORT_VERSION = 3
 
@@ -473,6 +477,27 @@ class Report:
     def __repr__(self) -> str:
         missing = f", {len(self.missing)} results missing" if self.missing else ""
         return f"<Report of sweep {self.sweep}: {self.metric} in {len(self.tables)} tables{missing}>"
+
+    def to_frame(self) -> DataFrame:
+        """One row per table and label space, as ``results.csv``; rates are fractions in [0, 1]."""
+        from orchestrator.report.render.notebook import report_frame
+
+        return report_frame(self)
+
+    def plot(self) -> Figure:
+        """Error against granularity, a panel per transfer: a plotly figure, which notebooks show interactively."""
+        from orchestrator.report.render.notebook import report_figure
+
+        return report_figure(self)
+
+    def _repr_html_(self) -> str:
+        from orchestrator.report.render.notebook import report_html
+
+        return report_html(self)
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, str]:
+        """What notebooks show: text where there is no HTML, such as in a terminal."""
+        return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     @property
     def headlines(self) -> tuple[Table, ...]:

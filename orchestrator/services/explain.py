@@ -116,10 +116,10 @@ def _subject(name: str, plan: Plan | None, store: ObjectStore | None, uri: str) 
             raise NotFoundError(f"sweep '{plan.sweep}' has no job or key '{name}': {did_you_mean(name, jobs)}")
         return job.key, job.identity
     if "/" in name:
-        raise UsageError(f"'{name}' is the name of a job: name its sweep with --sweep (a file, or a submitted sweep)")
+        raise UsageError(f"'{name}' is the name of a job: put its sweep (a file, or a submitted sweep) before it")
     seen = read_artifact_summary(store, name) if store is not None and _is_key(name) else None
     if seen is None:
-        message = f"no result in {uri} has the key '{name}'; of a job that has none yet, give its name and --sweep"
+        message = f"no result in {uri} has the key '{name}'; for a job that has none yet, give its sweep and its name"
         raise NotFoundError(message)
     return name, seen.identity
 

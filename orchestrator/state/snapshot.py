@@ -314,6 +314,24 @@ class Snapshot:
         """Number of jobs in each state that occurs."""
         return {state: self.jobs.counts[state] for state in JobState if self.jobs.counts.get(state)}
 
+    @property
+    def outcome(self) -> str:
+        """The state as people are told it: what was cancelled on purpose did not fail.
+
+        ``cancelled``, or ``succeeded (5 cancelled, 2 skipped)``, of a sweep whose state is ``failed`` although none of
+        its jobs failed; else the state.
+        """
+        counts = self.counts
+        is_on_purpose = JobState.CANCELLED in counts and JobState.FAILED not in counts and not self.tripped
+        if self.state is not SweepState.FAILED or not is_on_purpose:
+            return self.state.value
+        if not any(state.is_done for state in counts):
+            return SweepState.CANCELLED.value
+        left_out = (
+            f"{counts[state]} {state.value}" for state in (JobState.CANCELLED, JobState.SKIPPED) if state in counts
+        )
+        return f"{SweepState.SUCCEEDED.value} ({', '.join(left_out)})"
+
 
 # ------------------------------------------------------------------------------------------------------ the stored form
 

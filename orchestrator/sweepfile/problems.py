@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.fields import MAX_INTEGER
 from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.suggest import did_you_mean
 
 Schema = TypeVar("Schema", bound=BaseModel)
 
-_TYPE_NAMES = {
-    "int_type": "a whole number",
-    "float_type": "a number",
-    "string_type": "text",
-    "bool_type": "true or false",
-    "list_type": "a list ([a, b, ...])",
-    "dict_type": "a mapping (key: value)",
-    "model_type": "a mapping (key: value)",
-    "model_attributes_type": "a mapping (key: value)",
+_MAPPING = ("a mapping", "write key: value")
+_TYPES: Mapping[str, tuple[str, str]] = {
+    "int_type": ("a whole number", "write for example 3"),
+    "float_type": ("a number", "write for example 0.1"),
+    "string_type": ("text", "write a name"),
+    "bool_type": ("true or false", "write one of the two"),
+    "list_type": ("a list", "write [a, b, ...]"),
+    "dict_type": _MAPPING,
+    "model_type": _MAPPING,
+    "model_attributes_type": _MAPPING,
 }
+"""By kind of pydantic's error: what should stand there, and what to write."""
 
 
 def validate(schema: type[Schema], value: object, tree: Tree, path: Path = ()) -> Schema:
@@ -35,11 +38,19 @@ def validate(schema: type[Schema], value: object, tree: Tree, path: Path = ()) -
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        lines = [_line(detail, value, tree, path) for detail in error.errors(include_url=False)]
+        details = error.errors(include_url=False)
+        lines = [_line(detail, _alike(detail, details, value), value, tree, path) for detail in details]
         raise SpecError(tuple(dict.fromkeys(lines))) from error
 
 
-def _line(detail: ErrorDetails, root: object, tree: Tree, prefix: Path) -> str:
+def _alike(detail: ErrorDetails, details: Sequence[ErrorDetails], root: object) -> list[str]:
+    """Types that would do at the place of an error: it has one error for each of them."""
+    place = _real_path(detail["loc"], root)
+    kinds = (one["type"] for one in details if one["type"] in _TYPES and _real_path(one["loc"], root) == place)
+    return list(dict.fromkeys(kinds))
+
+
+def _line(detail: ErrorDetails, types: Sequence[str], root: object, tree: Tree, prefix: Path) -> str:
     path = _real_path(detail["loc"], root)
     if detail["type"] == "missing":
         missing = detail["loc"][-1]
@@ -50,28 +61,51 @@ def _line(detail: ErrorDetails, root: object, tree: Tree, prefix: Path) -> str:
         path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
     if detail["type"] == "refused":
         path = (*path, *detail.get("ctx", {}).get("at", ()))
-    return tree.problem((*prefix, *path), _message(detail))
+    return tree.problem((*prefix, *path), _message(detail, types))
 
 
-def _message(detail: ErrorDetails) -> str:
+def _message(detail: ErrorDetails, types: Sequence[str]) -> str:
     kind, value = detail["type"], detail["input"]
     context: dict[str, Any] = detail.get("ctx", {})
-    if kind in _TYPE_NAMES:
-        return f"{_shown(value)} is not {_TYPE_NAMES[kind]}; write {_TYPE_NAMES[kind]}"
+    if kind in _TYPES:
+        return _type_message(value, types)
     if kind == "literal_error":
-        allowed = [part.strip(" '") for part in context["expected"].replace(" or ", ", ").split(",")]
-        return f"{_shown(value)} is not one of the allowed values; {did_you_mean(str(value), allowed)}"
+        return _literal_message(value, context["expected"])
     if kind in {"union_tag_invalid", "union_tag_not_found"}:
         return _tag_message(kind, context)
     if kind in {"unknown_key", "one_rule", "refused"}:
         return detail["msg"]
     if kind in {"too_short", "too_long"}:
         return _size_message(kind, context)
-    if kind == "string_pattern_mismatch":
+    if kind == "less_than_equal" and context["le"] == MAX_INTEGER:
+        why = "is refused: whole numbers above 2^53 - 1 are not exact everywhere; use a smaller one"
+    elif kind == "string_pattern_mismatch":
         why = "is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
     else:
-        why = f"is refused: {detail['msg'].removeprefix('Input ')}"
+        why = f"is refused: {detail['msg'].removeprefix('Input ').removeprefix('Value error, ')}"
     return f"{_shown(value)} {why}"
+
+
+def _type_message(value: object, types: Sequence[str]) -> str:
+    names = list(dict.fromkeys(_TYPES[kind][0] for kind in types))
+    writes = list(dict.fromkeys(_TYPES[kind][1].removeprefix("write ") for kind in types))
+    if value is None:
+        return f"nothing stands here, where {' or '.join(names)} must stand; write {' or '.join(writes)}"
+    what = f"{_shown(value)} is {'not' if len(names) == 1 else 'neither'} {' nor '.join(names)}"
+    if "string_type" in types and isinstance(value, bool | int | float):
+        return f'{what}; put it in quotes: "{_plain(value)}"'
+    return f"{what}; write {' or '.join(writes)}"
+
+
+def _literal_message(value: object, expected: str) -> str:
+    """What pydantic expects is written as in Python: texts in quotes, numbers without."""
+    parts = [part.strip() for part in expected.replace(" or ", ", ").split(",")]
+    allowed = [part.strip("'") for part in parts]
+    if _plain(value) in allowed and isinstance(value, str):
+        return f"{_shown(value)} is text; write it without quotes: {value}"
+    if _plain(value) in allowed:
+        return f'{_shown(value)} is not text; put it in quotes: "{_plain(value)}"'
+    return f"{_shown(value)} is not one of the allowed values; {did_you_mean(_plain(value), allowed)}"
 
 
 def _size_message(kind: str, context: dict[str, Any]) -> str:
@@ -102,8 +136,23 @@ def _real_path(loc: tuple[int | str, ...], root: object) -> Path:
     return tuple(path)
 
 
+def _plain(value: object) -> str:
+    """As YAML writes it, without quotes around texts."""
+    if value is None or isinstance(value, bool):
+        return {None: "nothing", True: "true", False: "false"}[value]
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_quoted(one)}' for key, one in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_quoted, value))}]"
+    return str(value)
+
+
+def _quoted(value: object) -> str:
+    return repr(value) if isinstance(value, str) else _plain(value)
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
+    text = _quoted(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 

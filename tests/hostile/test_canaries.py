@@ -51,7 +51,7 @@ COMMANDS = (
     ("ls", "-o", "json"),
     ("fsck",),
     ("reproduce", "telltale", "--into", "again"),
-    ("explain", "pretrain/levels/depth1/seed0", "--sweep", "telltale"),
+    ("explain", "telltale", "pretrain/levels/depth1/seed0"),
     ("plan", "sweep.yaml", "-o", "json"),
     ("plan", "sweep.yaml", "--set", "store=s3://ann:{password}@bucket/x"),
     ("plan", "sweep.yaml", "--set", "tracking.uri=https://ann:{password}@host/x"),

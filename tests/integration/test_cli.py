@@ -145,7 +145,7 @@ def test_run_inprocess_reproduces_the_committed_numbers_and_keeps_nothing(run: R
     status = run(finished, "status", "tiny", "-o", "json").document
     committed = next(entry["metrics"] for entry in status["jobs"] if entry["job"] == job)
     before = sorted(path for path in (finished / ".orchestrator/store").rglob("*") if path.is_file())
-    result = run(finished, "run", job, "--sweep", "tiny", "--inprocess")
+    result = run(finished, "run", "tiny", job, "--inprocess")
     assert result.code == 0, result.err
     shown = dict(line.split() for line in result.out.splitlines())
     assert float(shown["val_error"]) == pytest.approx(committed["val_error"])

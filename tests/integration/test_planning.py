@@ -275,7 +275,7 @@ def test_explain_what_is_not_there_is_refused_with_a_way_on(
 
 
 def test_explain_job_name_without_a_sweep_asks_for_it(finished: Path) -> None:
-    with pytest.raises(UserError, match="--sweep"):
+    with pytest.raises(UserError, match="before it"):
         explain("pretrain/levels/depth1/seed0", None, (finished / "store").as_uri())
 
 

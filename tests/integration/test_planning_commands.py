@@ -131,11 +131,11 @@ def test_explain_says_what_differs_from_the_nearest_result(submitted: Path) -> N
     (submitted / "seeds.yaml").write_text(
         SWEEP.replace(f"recipe: {RECIPE}\ntransfer", f"recipe: {RECIPE}\n  seeds: [7]\ntransfer")
     )
-    result = orchestrator(submitted, "explain", "finetune/top/levels/depth2/seed7/seed0", "--sweep", "seeds.yaml")
+    result = orchestrator(submitted, "explain", "seeds.yaml", "finetune/top/levels/depth2/seed7/seed0")
     assert result.code == 0
     assert "new; no result has this key" in result.out
     assert "backbone > parameters.seed: 0 -> 7" in result.out
-    committed = orchestrator(submitted, "explain", JOB, "--sweep", "tiny", "-o", "json")
+    committed = orchestrator(submitted, "explain", "tiny", JOB, "-o", "json")
     assert json.loads(committed.out)["state"] == "committed"
 
 

@@ -142,12 +142,12 @@ def test_export_of_a_job_finds_its_key_in_the_sweep(
 ) -> None:
     put_backbone(store, "test_vit")
     accept(store, make_plan(make_job("pretrain/a"), make_job("probe/a"), revision=1, store_uri=store.uri))
-    arguments = ("--sweep", "sweep", "--store", store.uri)
-    assert run_command(capsys, "export", "pretrain/a", str(tmp_path / "out"), *arguments).code == 0
-    unfinished = run_command(capsys, "export", "probe/a", str(tmp_path / "other"), *arguments)
+    arguments = ("--store", store.uri)
+    assert run_command(capsys, "export", "sweep", "pretrain/a", str(tmp_path / "out"), *arguments).code == 0
+    unfinished = run_command(capsys, "export", "sweep", "probe/a", str(tmp_path / "other"), *arguments)
     assert unfinished.code == 102
     assert "has no result yet" in unfinished.err
-    unknown = run_command(capsys, "export", "pretrain/b", str(tmp_path / "other"), *arguments)
+    unknown = run_command(capsys, "export", "sweep", "pretrain/b", str(tmp_path / "other"), *arguments)
     assert "did you mean 'pretrain/a'" in unknown.err
 
 

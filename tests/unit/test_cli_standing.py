@@ -213,7 +213,7 @@ def test_store_that_takes_connections_and_never_answers_is_said_to_be_silent_wit
 def test_explain_of_an_unknown_sweep_lists_those_of_the_store(
     live: LocalStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = run_command(capsys, "explain", "pretrain/a", "--sweep", "nosuch", "--store", live.uri)
+    result = run_command(capsys, "explain", "nosuch", "pretrain/a", "--store", live.uri)
     assert result.code != 0
     assert f"submitted there: {SWEEP}" in result.message
 

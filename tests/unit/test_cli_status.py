@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator.cli.commands.status import exit_code_for
+from orchestrator.cli.exits import ExitCode
 from orchestrator.services.status import failure_lines
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
@@ -47,3 +50,18 @@ def test_exit_code_follows_the_state_of_the_sweep() -> None:
         SweepState.FAILED: 100,
         SweepState.CANCELLED: 103,
     }
+
+
+@pytest.mark.parametrize(
+    ("states", "told"),
+    [
+        ((JobState.SUCCEEDED, JobState.CANCELLED, JobState.SKIPPED), "succeeded (1 cancelled, 1 skipped)"),
+        ((JobState.CANCELLED, JobState.SKIPPED), "cancelled"),
+        ((JobState.SUCCEEDED, JobState.CANCELLED, JobState.FAILED), "failed"),
+        ((JobState.SUCCEEDED, JobState.SKIPPED), "failed"),
+    ],
+)
+def test_a_sweep_whose_jobs_were_cancelled_on_purpose_did_not_fail(states: tuple[JobState, ...], told: str) -> None:
+    ended = snapshot(*(view(f"pretrain/{number}", state) for number, state in enumerate(states)))
+    assert ended.outcome == told
+    assert exit_code_for(ended) == ExitCode.SWEEP_FAILED

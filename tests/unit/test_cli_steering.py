@@ -16,8 +16,9 @@ from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import FakeClock, ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
+from tests.builders import make_job
 from tests.commands import Ended, run_command
-from tests.scripted_sweep import CLUSTER, World, diamond
+from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 
 Command = Callable[..., Ended]
 
@@ -93,6 +94,17 @@ def test_cancel_chosen_jobs_that_have_ended_says_so(command: Command, world: Wor
     result = command("cancel", "sweep", "--where", "kind=dataset", "-y")
     assert result.code == 102
     assert "1 jobs of sweep 'sweep' are selected (1 succeeded)" in result.err
+
+
+def test_a_misspelt_condition_is_refused_also_for_a_sweep_that_has_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = World(tmp_path / "ended")
+    ended.submit(make_job("pretrain/a"))
+    ended.finish()
+    for condition, told in (("knd=pretrain", "did you mean 'kind'"), ("kind=pretrain", "has no effect")):
+        result = run_command(capsys, "cancel", "sweep", "--where", condition, "-y", "--store", ended.store.uri)
+        assert told in result.err
 
 
 def test_pause_without_a_controller_waits_in_the_store_and_says_so(world: World, command: Command) -> None:

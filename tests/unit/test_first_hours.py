@@ -46,7 +46,7 @@ def sweep_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 @pytest.mark.parametrize("name", [NAME, TRANSFER])
 def test_run_of_what_needs_a_search_is_refused_before_anything_runs(sweep_file, tmp_path, capsys, name):
     uri = (tmp_path / "store").as_uri()
-    ended = run_command(capsys, "run", name, "--sweep", sweep_file, "--inprocess", "--commit", "--store", uri)
+    ended = run_command(capsys, "run", sweep_file, name, "--inprocess", "--commit", "--store", uri)
     assert ended.code == 1
     assert f"{NAME} needs Ray" in ended.message
     assert "once the search is committed" in ended.message
@@ -64,7 +64,7 @@ def test_run_of_a_transfer_whose_search_is_committed_goes_on_to_its_jobs(sweep_f
         raise UserError("far enough")
 
     monkeypatch.setattr("orchestrator.cli.commands.run._execute", execute)
-    ended = run_command(capsys, "run", TRANSFER, "--sweep", sweep_file, "--inprocess", "--store", store.uri)
+    ended = run_command(capsys, "run", sweep_file, TRANSFER, "--inprocess", "--store", store.uri)
     assert ended.code == 1
     assert started == ["dataset/tree"]
 

@@ -77,7 +77,7 @@ RUN = (
     ("plan", "quickstart"),
     ("plan", "quickstart", "--diff", SWEEP),
     ("forecast", "quickstart", "--set", "pretrain.seeds=[0]"),
-    ("explain", JOB, "--sweep", "quickstart"),
+    ("explain", "quickstart", JOB),
     ("describe", SWEEP, JOB),
     ("status",),
     ("status", SWEEP),

@@ -86,12 +86,12 @@ def test_explain_of_a_failed_job_tells_its_state_and_reason(
     world = World(tmp_path / "store")
     world.submit(make_job("pretrain/huge", cpus=1e6), make_job("probe/huge", "pretrain/huge"))
     world.finish()
-    arguments = ["--sweep", "sweep", "--store", world.store.uri]
-    told = " ".join(run_command(capsys, "explain", "pretrain/huge", *arguments).out.split())
+    arguments = ["--store", world.store.uri]
+    told = " ".join(run_command(capsys, "explain", "sweep", "pretrain/huge", *arguments).out.split())
     assert "in sweep sweep it is failed: infeasible: it asks for 1e+06 CPU" in told
     assert "or add a larger node and resubmit" in told
     assert "orchestrator describe sweep pretrain/huge" in told
-    document = run_command(capsys, "explain", "probe/huge", *arguments, "-o", "json").document
+    document = run_command(capsys, "explain", "sweep", "probe/huge", *arguments, "-o", "json").document
     assert document["job_state"] == "skipped"
 
 

@@ -86,7 +86,7 @@ def set_context(
     settings: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SETTING=VALUE...",
+            metavar="SETTING=VALUE",
             help="Settings as NAME=VALUE, with the names used in files; an empty value removes a setting.",
         ),
     ] = None,

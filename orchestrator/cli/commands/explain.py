@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import StoreOption
+from orchestrator.cli.arguments import FormerSweep, StoreOption, complete_job, complete_sweep, refuse_former_order
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
@@ -31,14 +31,27 @@ _STATES = {
 
 
 def explain(
-    job: Annotated[str, typer.Argument(help="Name of a job, or key of a result.")],
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP|KEY",
+            help="A sweep.yaml, a shipped or a submitted sweep; or alone the key of a result.",
+            autocompletion=complete_sweep,
+        ),
+    ],
+    job: Annotated[
+        str, typer.Argument(help="Name of a job of the sweep, or its key.", autocompletion=complete_job)
+    ] = "",
     *,
-    sweep: Annotated[str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")] = "",
     against: Annotated[str, typer.Option(help="Compare with this key instead of the nearest one.")] = "",
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
+    former: FormerSweep = "",
 ) -> None:
     """Show why a job has no result yet: the most similar result in the store, and what differs."""
+    refuse_former_order("explain", former, sweep)
+    if not job:
+        sweep, job = "", sweep
     uri = store or Settings().store_uri()
     opened = find_store(uri) if sweep else None
     plan = _find_plan(sweep, uri, opened) if sweep else None

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from orchestrator.cli.arguments import StoreOption, complete_sweep
+from orchestrator.cli.arguments import FormerSweep, StoreOption, complete_job, complete_sweep, refuse_former_order
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
 from orchestrator.core.plugins import is_reference
@@ -32,22 +32,51 @@ _DIGESTS = ("dataset_digest", "num_train", "num_val", "num_classes")
 
 
 def export(
-    name: Annotated[str, typer.Argument(help="Key of a result, or with --sweep the name of a job.")],
-    directory: Annotated[Path, typer.Argument(help="Folder to write to; created if it does not exist.")],
+    sweep: Annotated[
+        str,
+        typer.Argument(
+            metavar="SWEEP|KEY",
+            help="Name of a submitted sweep, before one of its jobs; or the key of a result.",
+            autocompletion=complete_sweep,
+        ),
+    ],
+    job: Annotated[
+        str, typer.Argument(help="Name of a job of the sweep; none behind a key.", autocompletion=complete_job)
+    ] = "",
+    directory: Annotated[
+        str, typer.Argument(help="Folder to write to, always the last argument; created if it does not exist.")
+    ] = "",
     *,
-    sweep: Annotated[str, typer.Option(help="The job's sweep.", autocompletion=complete_sweep)] = "",
     epoch: Annotated[
         int | None, typer.Option(help="Export the weights kept at this epoch; default: the final weights.")
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the files of an earlier export.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
+    former: FormerSweep = "",
 ) -> None:
     """Export a backbone for timm: safetensors, configuration, and a model card."""
+    refuse_former_order("export", former, sweep, job, directory)
+    if not job:
+        raise UsageError("export needs a folder: orchestrator export SWEEP JOB DIRECTORY, or export KEY DIRECTORY")
     objects = open_existing_store(store)
-    record = _find(objects, name, sweep)
+    record = _find(objects, job, sweep) if directory else _find(objects, sweep, "")
+    _export(objects, record, Path(directory or job), Wish(epoch=epoch, force=force, form=output))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """Flags of the command."""
+
+    epoch: int | None
+    force: bool
+    form: DocumentForm
+
+
+def _export(objects: ObjectStore, record: Record, directory: Path, wish: Wish) -> None:
+    epoch = wish.epoch
     weights, head = _parts(record, epoch)
-    _check_folder(directory, replaces=force)
+    _check_folder(directory, replaces=wish.force)
     document: dict[str, Any] = parse_json(read_part(objects, record, _MODEL))
     if is_reference(str(document["name"])):
         message = f"{record.key} is the model {document['name']} of a package, which timm cannot build; take "
@@ -62,9 +91,9 @@ def export(
         RECORD: record.to_bytes(),
     }
     _write(objects, record, directory, {WEIGHTS: weights, HEAD: head}, files)
-    if output is not DocumentForm.TABLE:
+    if wish.form is not DocumentForm.TABLE:
         written = [str(directory / file) for file in (WEIGHTS, HEAD, *files)]
-        print_document({"key": record.key, "directory": str(directory), "files": written}, output)
+        print_document({"key": record.key, "directory": str(directory), "files": written}, wish.form)
     use = f"timm.create_model('local-dir:{directory}', pretrained=True)"
     stderr_console().print(f"{record.key} is in {directory}: {use}", markup=False, soft_wrap=True)
 
@@ -99,7 +128,7 @@ def _find(store: ObjectStore, name: str, sweep: str) -> Record:
         try:
             return read_record(store, name)
         except NotFoundError:
-            message = f"store {store.uri} has no committed key '{name}'; for a job, name its sweep with --sweep"
+            message = f"store {store.uri} has no committed key '{name}'; for a job, put its sweep before it"
             raise NotFoundError(message) from None
     require_sweep(store, sweep)
     jobs = load_plan(store, sweep).by_name()

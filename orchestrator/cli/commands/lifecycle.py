@@ -243,6 +243,8 @@ def send_request(
     require_sweep(store, sweep)
     ledger = SweepLedger(store, sweep)
     snapshot = ledger.refresh()
+    if selection is not None and snapshot.plan is not None:
+        selection.select(snapshot)  # what is misspelt is refused whatever the sweep's state
     if not request.reopens and snapshot.state.is_final and not _will_reopen(store, snapshot):
         return _tell_ended(snapshot, request, options.form)
     jobs = None
@@ -277,7 +279,7 @@ def _will_reopen(store: ObjectStore, snapshot: Snapshot) -> bool:
 def _tell_ended(snapshot: Snapshot, request: ControlRequest, form: DocumentForm) -> ExitCode:
     """Say that an order means nothing any more; it is not sent, as it would wait for a controller to refuse it."""
     is_reached = snapshot.state is request.aim
-    told = f"sweep {snapshot.sweep} has ended ({snapshot.state.value}) already, so {request.verb} has no effect"
+    told = f"sweep {snapshot.sweep} has ended ({snapshot.outcome}) already, so {request.verb} has no effect"
     if form is not DocumentForm.TABLE:
         refusal = "" if is_reached else told
         document = {

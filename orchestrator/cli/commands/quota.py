@@ -32,7 +32,7 @@ quota = typer.Typer(
     rich_markup_mode=None,
 )
 
-_User = Annotated[str, typer.Argument(metavar="[USER]", help="Name of a user, as `status` shows owners of sweeps.")]
+_User = Annotated[str, typer.Argument(metavar="USER", help="Name of a user, as `status` shows owners of sweeps.")]
 _Others = Annotated[bool, typer.Option("--others", help="All users without limits of their own.")]
 _Cluster = Annotated[str, typer.Option(help="Name of the cluster; default: this project's.")]
 _ANY = "none"

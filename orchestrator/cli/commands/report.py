@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 import sys
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +17,7 @@ from orchestrator.cli.arguments import PricesOption, StoreOption, SweepName
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_document, stdout_console
 from orchestrator.cli.pages import compare_line, tracking_and_pages
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import OrchestratorError, UserError
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import build_report
@@ -25,9 +26,12 @@ from orchestrator.report.render.files import MARKDOWN, RESULTS, json_ready, rend
 from orchestrator.report.render.page import PAGE, render_page
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
-from orchestrator.services.costs import read_prices
+from orchestrator.services.costs import cost_lines, read_prices, sweep_bill
+from orchestrator.services.status import used_hours
 from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.storage.layout import provenance_name, spec_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.seals import parse_sealed
 from orchestrator.sweeps.client import load_plan, load_snapshot
 from orchestrator.tracking.links import find_run_links
 
@@ -85,12 +89,33 @@ def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> tuple[Pla
         files = render_files(report)
         if options.with_page:
             learning = read_learning(store, plan.jobs)
-            files[PAGE] = render_page(report, plan, learning, links=_run_links(store, plan))
+            files[PAGE] = render_page(
+                report, plan, learning, links=_run_links(store, plan), origin=_origin(store, plan)
+            )
     names = save_files(store, sweep, files)
     if options.directory:
         _write(Path(options.directory), files)
     _print(report, files, [f"{store.uri}/{name}" for name in names], options, compare=compare_line(store, plan))
     return plan, report
+
+
+def _origin(store: ObjectStore, plan: Plan) -> Iterator[tuple[str, str]]:
+    """What the plan does not say of its study, as far as the store knows."""
+    snapshot = load_snapshot(store, plan.sweep)
+    ended_at_s = snapshot.finished_at_s
+    if snapshot.accepted_at_s:
+        until = "not finished" if ended_at_s is None else time.strftime("%Y-%m-%d %H:%M", time.gmtime(ended_at_s))
+        yield "Dates", f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(snapshot.accepted_at_s))} to {until} (UTC)"
+    gpu_hours, core_hours = used_hours(snapshot, time.time())
+    used = [f"{hours:,.2f} {unit}" for hours, unit in ((gpu_hours, "GPU-hours"), (core_hours, "core-hours")) if hours]
+    prices = read_prices("")
+    yield "Cost", "; ".join([*used, *cost_lines(sweep_bill(snapshot, prices, time.time()), prices, None)]) or "nothing"
+    with suppress(OrchestratorError):
+        name = provenance_name(plan.sweep, snapshot.revision)
+        stated = parse_sealed(name, store.get(name)).get("submitted_from") or {}
+        if commit := str(stated.get("commit", "")):
+            yield "Commit", commit + (" with uncommitted changes" if stated.get("diff") else "")
+    yield "sweep.yaml", f"{store.uri.rstrip('/')}/{spec_name(plan.sweep, snapshot.revision)}"
 
 
 @contextmanager

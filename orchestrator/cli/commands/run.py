@@ -13,9 +13,7 @@ from typing import Annotated
 
 import typer
 
-from orchestrator.cli.arguments import (
-    StoreOption,
-)
+from orchestrator.cli.arguments import FormerSweep, StoreOption, complete_job, complete_sweep, refuse_former_order
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
@@ -50,18 +48,24 @@ class RunOptions:
 
 
 def run(
-    job: Annotated[str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).")],
-    *,
     sweep: Annotated[
-        str, typer.Option(help="The job's sweep: a sweep.yaml, a shipped or a submitted sweep.")
-    ] = "quickstart",
+        str, typer.Argument(help="A sweep.yaml, a shipped or a submitted sweep.", autocompletion=complete_sweep)
+    ],
+    job: Annotated[
+        str, typer.Argument(help="Name of a job (pretrain/levels/depth2/seed0).", autocompletion=complete_job)
+    ] = "",
+    *,
     inprocess: Annotated[bool, typer.Option("--inprocess", help="Run in this process, without Ray.")] = False,
     pdb: Annotated[bool, typer.Option("--pdb", help="Open the debugger at the error if the job fails.")] = False,
     commit: Annotated[bool, typer.Option("--commit", help="Keep the result in the store.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
+    former: FormerSweep = "",
 ) -> None:
     """Run one job in the foreground; by default the store keeps nothing of it."""
+    refuse_former_order("run", former, sweep)
+    if not job:
+        raise UsageError("run needs a sweep and one of its jobs: orchestrator run SWEEP JOB --inprocess")
     options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, form=output, store=store)
     raise typer.Exit(run_job(job, options))
 

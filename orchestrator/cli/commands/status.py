@@ -18,7 +18,7 @@ from orchestrator.cli.arguments import (
 )
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.cli.pages import compare_line, compare_link
+from orchestrator.cli.pages import address_lines, compare_line, compare_link
 from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, OrchestratorError, UserError
 from orchestrator.core.units import format_duration
 from orchestrator.services.costs import read_prices
@@ -80,6 +80,8 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
     if form is DocumentForm.TABLE:
         compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
         stdout_console().print(status_table(status))
+        for line in address_lines(snapshot.cluster):
+            stdout_console().print(line, soft_wrap=True, markup=False)
         stdout_console().print(compare, soft_wrap=True, markup=False, end="\n" if compare else "")
     else:
         compare = compare_link(store, snapshot.plan) if snapshot.plan is not None else ""
@@ -87,21 +89,21 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
     return exit_code_for(snapshot)
 
 
-def status_table(status: SweepStatus) -> Table:
+def status_table(status: SweepStatus, *, tells_failures: bool = True) -> Table:
     """One row per kind with counts by state and median seconds by phase, and what is running now."""
     snapshot = status.snapshot
     kinds: dict[str, list[JobView]] = {}
     for view in snapshot.jobs.values():
         kinds.setdefault(view.name.partition("/")[0], []).append(view)
     seen = [state for state in JobState if state in snapshot.counts]
-    table = Table(title=f"Sweep {snapshot.sweep}: {snapshot.state.value}", title_justify="left")
+    table = Table(title=f"Sweep {snapshot.sweep}: {snapshot.outcome}", title_justify="left")
     table.add_column("kind")
     for column in (*(state.value for state in seen), *_PHASES):
         table.add_column(column, justify="right")
     for kind, views in kinds.items():
         counts = Counter(view.state for view in views)
         table.add_row(kind, *(str(counts[state] or "-") for state in seen), *_median_phases(views))
-    notes = [*status_lines(status), *running_lines(status), *failure_lines(snapshot)]
+    notes = [*status_lines(status), *running_lines(status), *(failure_lines(snapshot) if tells_failures else ())]
     table.caption, table.caption_justify = escape("\n".join(notes)) or None, "left"
     return table
 
@@ -134,7 +136,7 @@ def _show_all(store: ObjectStore, form: DocumentForm) -> ExitCode:
             table.add_row(name, "unreadable", "", escape(str(found)))
             continue
         counts = ", ".join(f"{count} {state.value}" for state, count in found.counts.items())
-        table.add_row(name, found.state.value, escape(found.plan.owner) if found.plan else "", counts)
+        table.add_row(name, found.outcome, escape(found.plan.owner) if found.plan else "", counts)
     stdout_console().print(table)
     return ExitCode.OK
 

@@ -217,7 +217,6 @@ def _leave(submitter: Submitter, plan: Plan, message: str, form: DocumentForm) -
 def _follow_to_the_answer(  # noqa: PLR0917 - all of what is known at the end
     submitter: Submitter, store: ObjectStore, plan: Plan, message: str, again: str, form: DocumentForm
 ) -> ExitCode:
-    _show_addresses(submitter)
     try:
         snapshot = follow_sweep(submitter, store, plan.sweep, message)
     except KeyboardInterrupt:
@@ -244,7 +243,6 @@ def conclude(
     if not connection.wait_for_publisher(sweep):
         hint = f"MLflow does not have all results yet; they follow. To publish them now: orchestrator publish {sweep}"
         stderr_console().print(hint, soft_wrap=True)
-    _show_addresses(connection)
     return ended
 
 
@@ -254,8 +252,3 @@ def _judged(report: Report) -> ExitCode:
     for judged in failed:
         complain(f"{describe_claim(judged)}: {judged.judgement.value} (policy.expectations: fail)")
     return ExitCode.EXPECTATION if failed else ExitCode.OK
-
-
-def _show_addresses(connection: Submitter) -> None:
-    for name, address in connection.addresses.items():
-        stderr_console().print(f"{name}: {address}")

@@ -175,7 +175,7 @@ class Reader:
         gpu_hours, _ = used_hours(snapshot, status.now)
         return SweepRow(
             name=name,
-            state=snapshot.state.value + ("" if status.is_served or snapshot.state.is_final else " (no controller)"),
+            state=snapshot.outcome + ("" if status.is_served or snapshot.state.is_final else " (no controller)"),
             owner=plan.owner if plan else "",
             priority=str(priority),
             done=f"{num_done}/{len(snapshot.jobs)}",

@@ -110,7 +110,7 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
     if not snapshot.state.is_final:
         _say_detached(sweep, store_uri)
         return exit_code_for(snapshot)
-    for line in (f"Sweep {sweep}: {snapshot.state.value}", *failure_lines(snapshot)):
+    for line in (f"Sweep {sweep}: {snapshot.outcome}", *failure_lines(snapshot)):
         stderr_console().print(line, markup=False, soft_wrap=True)
     return exit_code_for(snapshot)
 
@@ -266,11 +266,14 @@ class _Table:
         self._live = live
 
     def show(self, status: SweepStatus) -> None:
-        self._live.update(status_table(status))
+        self._live.update(status_table(status, tells_failures=not status.snapshot.state.is_final))
 
 
 class Lines:
-    """For pipes and logs: says each job's end once, and sums up what had ended before."""
+    """For pipes and logs: says each job's end once, and sums up what had ended before.
+
+    Why jobs failed is told once, when the sweep ends, of all that failed for the same reason.
+    """
 
     def __init__(self) -> None:
         self._said: dict[str, str] | None = None
@@ -285,11 +288,13 @@ class Lines:
             return
         for view in snapshot.jobs.values():
             if self._said.get(view.name) != now[view.name] and (view.state.is_final or view.failures):
-                stderr_console().print(f"[{num_ended}/{len(now)}] {job_line(view)}", markup=False, soft_wrap=True)
+                stderr_console().print(
+                    f"[{num_ended}/{len(now)}] {job_line(view, tells_reason=False)}", markup=False, soft_wrap=True
+                )
         self._said = now
 
 
-def job_line(view: JobView) -> str:
+def job_line(view: JobView, *, tells_reason: bool = True) -> str:
     """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
     failure = view.last_failure
     if failure is not None and not view.state.is_final:
@@ -302,6 +307,6 @@ def job_line(view: JobView) -> str:
         parts.append(f"in {format_duration(view.timings.work_s)}")
     if _SHOWN_METRIC in view.metrics:
         parts.append(f"{_SHOWN_METRIC} {format_percent(view.metrics[_SHOWN_METRIC])} %")
-    if failure is not None and not view.state.is_done:
+    if failure is not None and tells_reason and not view.state.is_done:
         parts.append(f"({brief(failure)})")
     return " ".join(parts)

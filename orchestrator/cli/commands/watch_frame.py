@@ -74,7 +74,7 @@ def _header(snapshot: Snapshot, *, is_ascii: bool) -> RenderableType:
     line.add_column(no_wrap=True)
     line.add_column(ratio=1)
     line.add_column(no_wrap=True)
-    title = Text.assemble((f"Sweep {snapshot.sweep}", "bold"), f": {snapshot.state.value}")
+    title = Text.assemble((f"Sweep {snapshot.sweep}", "bold"), f": {snapshot.outcome}")
     percent = f"{num_done} of {total} done ({100 * num_done // max(1, total)} %)  "
     line.add_row(title, ProgressBar(total=max(1, total), completed=num_done), percent)
     return Group(line, _legend(counts, is_ascii=is_ascii))

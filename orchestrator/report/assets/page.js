@@ -8,7 +8,7 @@
   const PERCENT = DATA.isFraction ? " [%]" : UNIT;
   const POINTS = DATA.isFraction ? " [points]" : UNIT;
   const ANY = "all", SELECTED = "selected";
-  const MAX_RUNS = 500, MAX_PAIRS = 60, MAX_LEARNING = 300;
+  const MAX_RUNS = 500, MAX_PAIRS = 60, MAX_LEARNING = 300, MAX_TRANSFERS = 24;
   const PLOT = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
   const initial = () => ({ protocol: ANY, target: ANY, transfer: null, pretrain: null, checkpoint: null, fraction: null,
     cell: SELECTED, hidden: new Set(), hiddenValues: new Set(), sort: null, descending: false, learning: null, stage: "transfer", find: "",
@@ -168,6 +168,29 @@
   }
   function renderCurve(table, rows) {
     if (table.factors) return renderFactorCurve(table, rows);
+    const [traces, layout] = curveOf(table, rows, 440);
+    Plotly.react("curve", traces, layout, PLOT);
+  }
+  // Every transfer at once, small: whether they agree is seen before one of them is read.
+  function renderTransfers() {
+    const tables = DATA.tables.filter((table) => table.isHeadline && !table.factors);
+    const isShown = tables.length > 1 && tables.length <= MAX_TRANSFERS;
+    byId("transfers-section").hidden = !isShown;
+    if (!isShown) return;
+    const figures = tables.map((table, index) => {
+      const figure = element("figure"), caption = element("figcaption"), button = element("button", table.title, { type: "button" });
+      button.addEventListener("click", () => { Object.assign(state, { protocol: ANY, target: ANY }, Object.fromEntries(FACETS.map((facet) => [facet, table[facet]]))); render(); });
+      caption.append(button);
+      figure.append(caption, element("div", null, { id: `transfer-${index}`, class: "plot" }));
+      return figure;
+    });
+    byId("transfers").replaceChildren(...figures);
+    tables.forEach((table, index) => {
+      const [traces, layout] = curveOf(table, table.rows.filter((row) => !state.hidden.has(row.series)), 230);
+      Plotly.newPlot(`transfer-${index}`, traces, { ...layout, showlegend: false, margin: { l: 52, r: 8, t: 6, b: 48 }, font: { size: 10 } }, { ...PLOT, displayModeBar: false });
+    });
+  }
+  function curveOf(table, rows, height) {
     const traces = [];
     const drawn = rows.filter((row) => row.summary && isThere(row.granularity));
     seriesNames.forEach((name, index) => {
@@ -198,9 +221,9 @@
     const heights = drawn.flatMap((row) => [row.summary.mean - (row.summary.std || 0), row.summary.mean + (row.summary.std || 0)]);
     const rangemode = Math.min(...heights) < Math.max(...heights) / 2 ? "tozero" : "normal";
     const title = DATA.metric.replace("val_", "validation ").replaceAll("_", " ") + PERCENT;
-    Plotly.react("curve", traces, { height: 440, margin: { l: 60, r: 20, t: 10, b: 55 }, hovermode: "closest", legend: { orientation: "h", y: -0.2 },
+    return [traces, { height, margin: { l: 60, r: 20, t: 10, b: 55 }, hovermode: "closest", legend: { orientation: "h", y: -0.2 },
       xaxis: { type: "log", title: { text: "pretraining granularity G [classes]" }, tickvals: distinct(extent).sort((a, b) => a - b), tickformat: "d" },
-      yaxis: { title: { text: title }, zeroline: false, rangemode } }, PLOT);
+      yaxis: { title: { text: title }, zeroline: false, rangemode } }];
   }
 
   // --------------------------------------------------------------------------------------------------- results table
@@ -354,14 +377,16 @@
   const ofCell = (run, cells) => !run.cell || cells.get(run.label_space) === run.cell;
   function renderLearning(rows) {
     const spaces = new Set(rows.map((row) => row.labelSpace)), cells = new Map(rows.map((row) => [row.labelSpace, row.cell]));
-    const runs = runsOf(state.stage, spaces).filter((run) => DATA.learning[run.job] && ofCell(run, cells));
+    const curvesOf = (stage) => runsOf(stage, spaces).filter((run) => DATA.learning[run.job] && ofCell(run, cells));
+    const stages = ["transfer", "pretrain"].filter((stage) => curvesOf(stage).length); // probes have no curves
+    const stage = stages.includes(state.stage) ? state.stage : stages[0], runs = stage ? curvesOf(stage) : [];
     const metrics = distinct(runs.flatMap((run) => Object.keys(DATA.learning[run.job])));
     if (!metrics.includes(state.learning)) state.learning = metrics.includes(DATA.metric) ? DATA.metric : metrics[0] || null;
     const controls = byId("learning-filters");
     controls.replaceChildren(
-      chooser("stage", "Stage", ["transfer", "pretrain"], state.stage, (value) => { state.stage = value; render(); }),
+      chooser("stage", "Stage", stages, stage, (value) => { state.stage = value; render(); }),
       chooser("learning", "Metric", metrics, state.learning, (value) => { state.learning = value; render(); }));
-    byId("learning-section").hidden = Object.keys(DATA.learning).length === 0;
+    byId("learning-section").hidden = !stages.length;
     const names = [...spaces], isRate = state.learning && /error|accuracy/.test(state.learning), scale = isRate ? 100 : 1, named = new Set();
     const traces = runs.slice(0, MAX_LEARNING).filter((run) => DATA.learning[run.job][state.learning]).map((run) => {
       const [x, y] = DATA.learning[run.job][state.learning], isFirst = !named.has(run.label_space);
@@ -394,6 +419,13 @@
 
   // ------------------------------------------------------------------------------------------------------------ page
   function renderHeader() {
+    byId("verdict").textContent = DATA.verdict;
+    for (const [name, text] of DATA.study) {
+      const told = element("dd");
+      if (/^(https?|file):/.test(text)) told.append(element("a", text, { href: text }));
+      else told.textContent = text;
+      byId("study").append(element("dt", name), told);
+    }
     for (const answer of DATA.answers) {
       const list = element("ul");
       for (const sentence of answer.sentences) list.append(element("li", sentence));
@@ -417,6 +449,7 @@
     renderEffects();
     if (!table) return byId("ablations").replaceChildren();
     const rows = visibleRows(table);
+    renderTransfers();
     renderCurve(table, rows);
     renderResults(table, rows);
     renderPairs(table, rows);

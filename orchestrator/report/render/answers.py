@@ -53,6 +53,16 @@ def answers(report: Report) -> tuple[ReportAnswer, ...]:
     )
 
 
+def headline(report: Report) -> str:
+    """The one sentence of a report: what is established of its first transfer, then which mean is best."""
+    table = next((table for table in report.headlines if table.ranked), None)
+    if table is None:
+        return ""
+    sentences, claims = _sentences(table), verdict(table)[:1]
+    first = [f"{text[:1].upper()}{text[1:]}." for text in dict.fromkeys([*claims, sentences[0]])]
+    return f"{describe_transfer(table)}: {' '.join(first)}"
+
+
 def verdict(table: Table) -> tuple[str, ...]:
     """All that is claimed of the label spaces of a table, from its one corrected family and nothing else."""
     family = table.family

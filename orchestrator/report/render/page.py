@@ -14,13 +14,14 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.factors import FactorLayout
 from orchestrator.report.inputs import Curve, Learning
 from orchestrator.report.render.analyses import analyses_html
-from orchestrator.report.render.answers import answers
+from orchestrator.report.render.answers import answers, headline
 from orchestrator.report.render.columns import caveats, describe_place, effect_table, family_caption, is_tied
 from orchestrator.report.render.files import fields_of, json_text
 from orchestrator.report.render.label_efficiency import label_efficiency_html
 from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, on_these_images
 from orchestrator.report.render.other_tables import hours_unit, parameter_names, sentences
 from orchestrator.report.render.simulations import page_document
+from orchestrator.report.render.study import study_facts
 from orchestrator.report.results import (
     Ablation,
     AblationCell,
@@ -51,6 +52,7 @@ def render_page(
     learning: Learning,
     *,
     links: Mapping[str, str] | None = None,
+    origin: Sequence[tuple[str, str]] = (),
 ) -> bytes:
     """The whole page.
 
@@ -59,10 +61,13 @@ def render_page(
         plan: what the report was computed from.
         learning: learning curves by job.
         links: address of the tracked run by job name, as far as there is one.
+        origin: name and text of what the plan does not say: dates, cost, commit, where its sweep.yaml is.
     """
     from plotly.offline import get_plotlyjs  # type: ignore[import-untyped]  # 5 MB of JavaScript: only for this page
 
     document = _document(report, plan, learning, links or {})
+    document["verdict"] = headline(report)
+    document["study"] = [*study_facts(report, plan), *origin]
     # "<" never appears inside the script element, so no text in the report can end it.
     embedded = json_text(document, separators=(",", ":")).replace("<", "\\u003c")
     parts = {

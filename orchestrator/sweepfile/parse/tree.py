@@ -239,10 +239,19 @@ def _refuse_half_characters(text: str, place: SourceLocation) -> None:
         )
 
 
+_BARE_HOLE = re.compile(r"\$\{[^{}\n]*\}")
+"""A substitution without quotes, which YAML reads as a mapping where it stands in another one."""
+
+
 def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> str:
     mark = error.problem_mark
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
         place = f"{file}:{mark.line + 1}:{mark.column + 1}"
         return f"{place}: there is a tab here, and YAML allows only spaces for indentation; replace it with spaces"
     place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
+    if "another document" in str(error.problem):
+        return f"{place}: a second document begins here; a sweep.yaml is one: remove the line '---', or make two files"
+    hole = _BARE_HOLE.match(text, mark.index - 1) if mark is not None and mark.index else None
+    if hole:
+        return f'{place}: within {{...}} and [...], text with ${{...}} needs quotes; put it in quotes: "{hole.group()}"'
     return f"{place}: not valid YAML: {error.problem}; check indentation, quotes and brackets here"

@@ -1,0 +1,122 @@
+"""A report as notebooks show it: the verdict, the table of each transfer, and its curve, which is interactive."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from html import escape
+from importlib import resources
+from typing import TYPE_CHECKING, Any
+
+from orchestrator.report.render.answers import headline
+from orchestrator.report.render.columns import TextTable, describe_transfer, result_records, text_table
+from orchestrator.report.render.curves import CurvePoint, curve_points, draw_curve, encode_svg
+from orchestrator.report.results import Report, Table
+from orchestrator.report.statistics.intervals import is_fraction
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+    from plotly.graph_objects import Figure  # type: ignore[import-untyped]
+
+_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_PANEL_PX = 360
+
+
+def report_frame(report: Report) -> DataFrame:
+    """One row per table and label space, as ``results.csv``; rates are fractions in [0, 1]."""
+    from pandas import DataFrame
+
+    records = result_records(report)
+    return DataFrame([dict(zip(records.columns, row, strict=True)) for row in records.rows])
+
+
+def report_figure(report: Report) -> Figure:
+    """Error against granularity with a panel per transfer of final weights on all labels, as a plotly figure."""
+    from plotly.graph_objects import Figure, Scatter  # type: ignore[import-untyped]
+    from plotly.subplots import make_subplots  # type: ignore[import-untyped]
+
+    tables = [table for table in report.headlines if curve_points(table.rows, table.metric)]
+    if not tables:
+        return Figure()
+    figure = make_subplots(rows=1, cols=len(tables), subplot_titles=[describe_transfer(table) for table in tables])
+    colors: dict[str, str] = {}
+    for column, table in enumerate(tables, start=1):
+        for name, points in curve_points(table.rows, table.metric).items():
+            is_first = name not in colors
+            color = colors.setdefault(name, _COLORS[len(colors) % len(_COLORS)])
+            figure.add_trace(Scatter(**_line(name, points, color), showlegend=is_first), row=1, col=column)
+        unit = " [%]" if is_fraction(table.metric) else ""
+        ticks = sorted(
+            {point.granularity for points in curve_points(table.rows, table.metric).values() for point in points}
+        )
+        figure.update_xaxes(
+            type="log", title_text="granularity G [classes]", tickvals=ticks, tickformat="d", row=1, col=column
+        )
+        figure.update_yaxes(title_text=f"{table.metric}{unit}", row=1, col=column)
+    figure.update_layout(height=_PANEL_PX, margin={"l": 60, "r": 20, "t": 40, "b": 50}, template="plotly_white")
+    return figure
+
+
+def report_html(report: Report) -> str:
+    """A fragment of HTML: the verdict, a table per transfer, and the curve.
+
+    The curve is a picture that plotly.js replaces by one with values under the pointer. The script comes from plotly's
+    own server, and browsers check that it is the very file of the installed package.
+    """
+    parts = [
+        f"<h4>Report of sweep {escape(report.sweep)}</h4><p><b>{escape(headline(report) or 'no result yet')}</b></p>"
+    ]
+    parts += [_table_html(text_table(table), table) for table in report.headlines]
+    parts += [f"<p>{len(report.missing)} results are missing.</p>"] if report.missing else []
+    return "".join([*parts, *_curve_html(report)])
+
+
+def _line(name: str, points: list[CurvePoint], color: str) -> dict[str, Any]:
+    ordered = sorted(points, key=lambda point: point.granularity)
+    return {
+        "name": name,
+        "legendgroup": name,
+        "mode": "lines+markers",
+        "x": [point.granularity for point in ordered],
+        "y": [point.mean for point in ordered],
+        "error_y": {"type": "data", "array": [point.std for point in ordered], "thickness": 1.2},
+        "text": [point.label_space for point in ordered],
+        "hovertemplate": "%{text}<br>G = %{x}<br>%{y:.2f}<extra></extra>",
+        "line": {"color": color},
+    }
+
+
+def _table_html(text: TextTable, table: Table) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in text.header)
+    rows = []
+    for index, cells in enumerate(text.rows):
+        style = ' style="font-weight: bold; background: #e5f4ec"' if index == text.best else ""
+        rows.append(f"<tr{style}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+    title = escape(describe_transfer(table))
+    caption = f"<p style='color: #5a6675; font-size: 85%'>{escape(text.caption)}</p>" if text.caption else ""
+    return f"<h5>{title}</h5><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{caption}"
+
+
+def _curve_html(report: Report) -> Iterator[str]:
+    from plotly.offline import get_plotlyjs, get_plotlyjs_version  # type: ignore[import-untyped]
+
+    figure = report_figure(report)
+    if not figure.data:
+        return
+    picture = base64.b64encode(encode_svg(draw_curve(report))).decode()
+    drawn = json.dumps(json.loads(figure.to_json())).replace("<", "\\u003c")
+    name = f"curve-{hashlib.sha256(drawn.encode()).hexdigest()[:12]}"
+    digest = base64.b64encode(hashlib.sha256(get_plotlyjs().encode()).digest()).decode()
+    filled = {
+        "@@ID@@": name,
+        "@@FIGURE@@": drawn,
+        "@@SOURCE@@": f"https://cdn.plot.ly/plotly-{get_plotlyjs_version()}.min.js",
+        "@@DIGEST@@": f"sha256-{digest}",
+    }
+    script = resources.files("orchestrator.report").joinpath("assets", "notebook.js").read_text(encoding="utf-8")
+    for mark, text in filled.items():
+        script = script.replace(mark, text)
+    yield f'<div id="{name}"><img alt="error against granularity" src="data:image/svg+xml;base64,{picture}"></div>'
+    yield f"<script>{script}</script>"
