@@ -86,7 +86,7 @@ def _errors(plan: Plan, tables: Sequence[Table]) -> dict[str, dict[_Backbone, fl
     """By transfer: the error of each backbone, a mean over transfer seeds, with all of the labels."""
     lasts, jobs, found = _last_epochs(plan), plan.by_name(), dict[str, dict[_Backbone, list[float]]]()
     for table in tables:
-        if table.fraction:
+        if table.fraction and float(table.fraction) < 1:
             continue
         for result in (result for row in table.rows for result in row.results):
             # By the run and not by the names of table and row: with factors these are combinations of values.

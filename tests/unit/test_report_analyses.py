@@ -195,6 +195,8 @@ def test_files_of_a_report_hold_the_analyses() -> None:
     assert lines[0].startswith("analysis,pretrain,label_space,checkpoint,metric")
     assert len(lines) == 1 + 8 + 1
     assert "analysis structure" in files["report.md"].decode()
+    drawn = ET.fromstring(files["analyses.svg"])  # noqa: S314 - ours
+    assert len(drawn.findall("{*}svg")) == analyses_html(report()).count("<svg")
     assert len(json.loads(files["report.json"])["analyses"]) == 2
     assert len(report().to_json()["analyses"]) == 2
 

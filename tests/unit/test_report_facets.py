@@ -4,7 +4,9 @@ import csv
 import io
 import json
 import math
+import re
 from dataclasses import replace
+from xml.etree import ElementTree as ET
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
@@ -15,6 +17,7 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import caveats
 from orchestrator.report.render.files import render_files
+from orchestrator.report.render.label_efficiency import label_efficiency_figures, label_efficiency_html
 from orchestrator.report.render.numbers import fixed, number, p_text
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Criterion, Facet
@@ -164,6 +167,20 @@ def test_fractions_are_ordered_by_size_and_all_labels_are_the_answer():
     report = _report(StudyPlan(fractions=("0.1", "1", "0.05")))
     assert _ablation(report, Facet.FRACTION).values == ("0.05", "0.1", "1")
     assert [table.fraction for table in report.headlines] == ["1"]
+
+
+def test_fractions_are_drawn_as_curves_with_bands_on_a_log_axis_of_page_and_file():
+    fractions = ("0.01", "0.1", "1")
+    report = _report(StudyPlan(fractions=fractions))
+    (figure,) = label_efficiency_figures(report)
+    svg = figure.svg()
+    assert svg.count("<polyline") == svg.count("<polygon") == len(report.tables[0].rows)
+    at = [float(re.search(rf'x="([0-9.]+)"[^>]*>{100 * float(one):g} %', svg)[1]) for one in fractions]
+    assert at[1] - at[0] == pytest.approx(at[2] - at[1], abs=0.2)
+    ET.fromstring(render_files(report)["label-efficiency.svg"])  # noqa: S314 - ours
+    assert svg in label_efficiency_html(report)
+    assert "label-efficiency.svg" not in render_files(_report(StudyPlan()))
+    assert not label_efficiency_html(_report(StudyPlan()))
 
 
 def test_pretrain_blocks_have_tables_of_their_own():

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
-from orchestrator.report.render.analyses import analysis_records, analysis_tables
+from orchestrator.report.render.analyses import analysis_figures, analysis_records, analysis_tables
 from orchestrator.report.render.answers import ReportAnswer, answers
 from orchestrator.report.render.columns import (
     Records,
@@ -27,6 +27,8 @@ from orchestrator.report.render.columns import (
     text_table,
 )
 from orchestrator.report.render.curves import draw_curve, draw_effects, encode_png, encode_svg
+from orchestrator.report.render.figures import sheet
+from orchestrator.report.render.label_efficiency import label_efficiency_figures
 from orchestrator.report.render.other_tables import ablation_table, kinds_table, pairs_table, search_table
 from orchestrator.report.render.simulations import (
     SIMULATIONS_METHOD,
@@ -41,8 +43,10 @@ from orchestrator.storage.protocol import ObjectStore
 
 MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "report.json"
 COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
-ANALYSES = "analyses.csv"
+ANALYSES, ANALYSES_SVG = "analyses.csv", "analyses.svg"
 """Of sweeps that have analyses."""
+LABEL_EFFICIENCY_SVG = "label-efficiency.svg"
+"""Of sweeps whose transfers have several fractions of the labelled data."""
 RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
 SIMULATIONS, EXPECTATIONS = "simulations.csv", "expectations.csv"
@@ -211,7 +215,6 @@ def save_files(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> tu
 def render_files(report: Report) -> dict[str, bytes]:
     """Every file of a report by its name; equal reports give equal bytes."""
     figure, results, runs = draw_curve(report), result_records(report), run_records(report)
-    analyses = {ANALYSES: render_csv(analysis_records(report)).encode()} if report.analyses else {}
     return _of_factors(report) | {
         MARKDOWN: render_markdown(report).encode(),
         RESULTS: render_csv(results).encode(),
@@ -223,8 +226,19 @@ def render_files(report: Report) -> dict[str, bytes]:
         DOCUMENT: json_text(_document(report), sort_keys=True).encode(),
         PNG: encode_png(figure),
         SVG: encode_svg(figure),
-        **analyses,
+        **_figure_files(report),
         **(_simulation_files(report) if report.simulations else {}),
+    }
+
+
+def _figure_files(report: Report) -> dict[str, bytes]:
+    """Of sweeps with analyses or label fractions: their numbers and figures."""
+    analysed = [figure for analysis in report.analyses for figure in analysis_figures(analysis)]
+    labelled = list(label_efficiency_figures(report))
+    return {
+        **({ANALYSES: render_csv(analysis_records(report)).encode()} if report.analyses else {}),
+        **({ANALYSES_SVG: sheet(analysed)} if analysed else {}),
+        **({LABEL_EFFICIENCY_SVG: sheet(labelled)} if labelled else {}),
     }
 
 

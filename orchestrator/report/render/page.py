@@ -17,6 +17,7 @@ from orchestrator.report.render.analyses import analyses_html
 from orchestrator.report.render.answers import answers, headline
 from orchestrator.report.render.columns import caveats, describe_place, effect_table, family_caption, is_tied
 from orchestrator.report.render.files import fields_of, json_text
+from orchestrator.report.render.label_efficiency import label_efficiency_html
 from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, on_these_images
 from orchestrator.report.render.other_tables import hours_unit, parameter_names, sentences
 from orchestrator.report.render.simulations import page_document
@@ -74,7 +75,7 @@ def render_page(
         "@@STYLE@@": _asset("page.css"),
         "@@PLOTLY@@": get_plotlyjs(),
         "@@DATA@@": embedded,
-        "@@ANALYSES@@": analyses_html(report),
+        "@@ANALYSES@@": label_efficiency_html(report) + analyses_html(report),
         "@@SCRIPT@@": _script(report),
     }
     # Split once, before anything is filled in: a mark inside the filled-in text stays what it is.
