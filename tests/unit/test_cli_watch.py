@@ -97,7 +97,7 @@ def test_matrix_of_a_changed_plan_starts_anew() -> None:
 def render(standing: SweepStatus, matrix: Matrix, *, height: int, is_ascii: bool = False) -> str:
     console = Console(width=120, height=height, force_terminal=True, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(frame(standing, matrix, ["an event"], height=height, is_ascii=is_ascii))
+        console.print(frame(standing, matrix, ["an event"], height=height, width=console.width, is_ascii=is_ascii))
     return captured.get()
 
 
