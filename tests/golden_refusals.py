@@ -31,9 +31,11 @@ import yaml
 
 from orchestrator.core.plugins import LABEL_SPACES, OBJECTIVES
 from orchestrator.sweepfile.labels import Counted
+from orchestrator.sweepfile.survey import table_of
 from tests.commands import Ended, run_captured
 from tests.scripted_sweep import World, diamond
 from workloads.commands.labels import count
+from workloads.commands.models import check as check_models
 
 CHECKOUT = Path(__file__).parents[1]
 FOLDER = CHECKOUT / "tests" / "golden" / "refusals"
@@ -120,6 +122,7 @@ def as_anywhere(environment: Mapping[str, str]) -> Iterator[None]:
         patch("orchestrator.cli.exits.redacted", str),  # a message keeps its secrets to itself, unhidden
         patch("orchestrator.sweepfile.load.count_classes", count_here),
         patch("orchestrator.sweepfile.load.check_plugins", lambda _: []),
+        patch("orchestrator.sweepfile.load.check_models", models_here),
         patch("orchestrator.sweepfile.load.InstalledPlugins", lambda group: PLUGINS.get(group, {})),
     ):
         yield
@@ -127,9 +130,13 @@ def as_anywhere(environment: Mapping[str, str]) -> Iterator[None]:
 
 def count_here(dataset: Any, spaces: Any, files: Mapping[str, str]) -> list[Counted]:
     """The data plane's own answer, without a process."""
-    table = {"builtin": dataset.parameters}
-    request = {"dataset": table, "num_train": dataset.num_train, "spaces": spaces, "files": files}
+    request = {"dataset": table_of(dataset), "num_train": dataset.num_train, "spaces": spaces, "files": files}
     return [Counted(**counted) for counted in json.loads(json.dumps(count(request)))["counted"]]
+
+
+def models_here(models: Any) -> Any:
+    """The data plane's own answer, without a process."""
+    return check_models({"models": models})["problems"]
 
 
 def _running(world: World) -> None:

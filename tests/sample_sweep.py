@@ -89,6 +89,8 @@ def sample_metrics(job: Job) -> dict[str, float]:
     """The final metrics of a job of the sample."""
     if job.kind is JobKind.LABELS:
         return {"num_classes": float(GRANULARITY.get(job.name.removeprefix("labels/"), 5))}
+    if job.kind is JobKind.ANALYZE:
+        return {"nc1": 1 / int(str(job.facets.get("checkpoint", "epoch1")).removeprefix("epoch"))}
     if "label_space" not in job.facets:
         return {"num_samples": 4096.0}
     probe = 0.02 if job.kind is JobKind.PROBE else 0.0

@@ -34,7 +34,7 @@ TOP: Mapping[str, Change] = {
     ),
     "SweepSpec.transfer": _picks("transfer.near.name=nearest"),
     "SweepSpec.simulate": _picks("simulate.more={run: x, metric: m}"),
-    "SweepSpec.analyze": _picks("analyze.1.name=likeness"),
+    "SweepSpec.analyze": _picks("analyze.1.name=similarity"),
     "SweepSpec.report": _runs("report.baseline=levels/depth2"),
     "SweepSpec.resources": _runs("resources.data.cpus=2"),
     "SweepSpec.compute": _runs("compute.micro_batch=8"),

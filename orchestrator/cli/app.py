@@ -54,7 +54,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
             "forecast",
             "Simulate sweeps on a cluster with failures: how long they take, how busy the cluster is, what they cost.",
         ),
-        Command("labels", "Show label spaces."),
+        Command("labels", "Show label spaces; give classes a hierarchy."),
         Command("data", "Convert data sets to WebDataset shards; index, verify and show shards."),
     ),
     "Run it": (
@@ -237,7 +237,7 @@ def options(
         str, typer.Option("--context", metavar="NAME", help="Context to use; see: orchestrator config contexts.")
     ] = "",
     store: Annotated[  # noqa: ARG001 - see HANDED_ON
-        str, typer.Option("--store", metavar="URI", help="Object store URI; may also follow the command.")
+        str, typer.Option("--store", metavar="URI", help="Object store: path or URI; may also follow the command.")
     ] = "",
     output: Annotated[  # noqa: ARG001 - see HANDED_ON
         str,

@@ -16,10 +16,6 @@ COMPLETED_LINE = "_TYPER_COMPLETE_ARGS"
 """Variable in which typer's scripts for shells pass on the command line."""
 DEADLINE_S = 1.5
 """A shell that hangs after Tab is worse than one that offers nothing."""
-ExaminedStore = Annotated[
-    str, typer.Option("--store", help="URI of the object store to check; default: the project's own.")
-]
-"""As it stands: what is wrong with it is a finding."""
 PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 SweepFile = Annotated[
@@ -87,8 +83,18 @@ def _in_time(ask: Callable[[], list[str]]) -> list[str]:
     return list(found)
 
 
-def _checked_store(uri: str) -> str:
-    """The same. Raises ``UsageError`` for what no store can be at, whatever lies there."""
+def _store_uri(place: str) -> str:
+    """A path, which starts from the working directory, as a URI; a URI as it is."""
+    if not place:
+        return place
+    from orchestrator.storage.open import as_uri
+
+    return as_uri(place)
+
+
+def _checked_store(place: str) -> str:
+    """Its URI. Raises ``UsageError`` for what no store can be at, whatever lies there."""
+    uri = _store_uri(place)
     if uri:
         from orchestrator.storage.open import check_store_uri
 
@@ -121,8 +127,13 @@ JobPatterns = Annotated[
     ),
 ]
 StoreOption = Annotated[
-    str, typer.Option("--store", help="Object store URI; default: the project's own.", callback=_checked_store)
+    str, typer.Option("--store", help="Object store: path or URI; default: the project's own.", callback=_checked_store)
 ]
+ExaminedStore = Annotated[
+    str,
+    typer.Option("--store", help="Object store to check: path or URI; default: this project's.", callback=_store_uri),
+]
+"""Not looked at here: what is wrong with it is a finding."""
 
 
 class ScaleName(StrEnum):

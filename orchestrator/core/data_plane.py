@@ -93,6 +93,25 @@ class SampleRequest(TypedDict):
     out: str
 
 
+class LookRequest(TypedDict):
+    """A folder, file or URI of which nobody says what it is; see ``workloads.commands.look.look``."""
+
+    place: str
+
+
+class LookAnswer(TypedDict):
+    """What is there; ``entry`` is what ``datasets`` of a sweep says of it."""
+
+    form: str
+    entry: dict[str, Any]
+    num_samples: dict[str, int]
+    num_classes: int
+    levels: dict[str, int]
+    multi_label: bool
+    pixels: int
+    gpus: int
+
+
 class CountRequest(TypedDict):
     """Label spaces of a data set; ``files`` says where the files of their definitions lie."""
 
@@ -122,6 +141,22 @@ class TableAnswer(TypedDict):
     """Its rows."""
 
     rows: list[dict[str, Any]]
+
+
+class HierarchyRequest(TypedDict):
+    """A data set whose classes get levels, from what; see ``workloads.labels.hierarchy``."""
+
+    dataset: Json
+    source: str
+    wordnet: str
+
+
+class HierarchyAnswer(TypedDict):
+    """A table with a row per class, its levels from coarse to fine, and what people should know."""
+
+    rows: list[dict[str, str]]
+    levels: list[str]
+    notes: list[str]
 
 
 class CountAnswer(TypedDict):
@@ -156,6 +191,26 @@ class PluginAnswer(TypedDict):
     """All that is wrong."""
 
     problems: list[PluginProblem]
+
+
+class ModelsRequest(TypedDict):
+    """Models of timm: ``name``, ``image_size`` and ``kwargs`` of each."""
+
+    models: Sequence[Json]
+
+
+class ModelProblem(TypedDict):
+    """What is wrong with one of them: its number, the path below it, and why."""
+
+    model: int
+    path: list[str]
+    message: str
+
+
+class ModelsAnswer(TypedDict):
+    """All that is wrong."""
+
+    problems: list[ModelProblem]
 
 
 class SimulationsRequest(TypedDict):
@@ -214,23 +269,28 @@ INDEX: Final = Question("data.index", "workloads.commands.data:index", IndexRequ
 VERIFY: Final = Question("data.verify", "workloads.commands.data:verify", VerifyRequest, _Document)
 STATS: Final = Question("data.stats", "workloads.commands.data:stats", StatsRequest, _Document)
 SAMPLE: Final = Question("data.sample", "workloads.commands.data:sample", SampleRequest, _Document)
+LOOK: Final = Question("data.look", "workloads.commands.look:look", LookRequest, LookAnswer)
 COUNT: Final = Question("labels.count", "workloads.commands.labels:count", CountRequest, CountAnswer)
 SHOW: Final = Question("labels.show", "workloads.commands.labels:show", ShowRequest, _Document)
 TABLE: Final = Question("labels.table", "workloads.commands.labels:table", TableRequest, TableAnswer)
+HIERARCHY: Final = Question(
+    "labels.hierarchy", "workloads.commands.labels:hierarchy", HierarchyRequest, HierarchyAnswer
+)
 CHANGES: Final = Question("labels.changes", "workloads.commands.labels:changes", _Document, _Document)
 SIMULATIONS: Final = Question(
     "simulations.check", "workloads.commands.simulations:check", SimulationsRequest, SimulationsAnswer
 )
 PLUGINS: Final = Question("plugins.check", "workloads.commands.plugins:check", PluginRequest, PluginAnswer)
+MODELS: Final = Question("models.check", "workloads.commands.models:check", ModelsRequest, ModelsAnswer)
 NODE: Final = Question("node.check", "workloads.node_check:main", NodeRequest, _Document)
 RANK: Final = Question("node.all_reduce", "workloads.all_reduce:join", RankRequest, _Document)
 
 QUESTIONS: Final[Mapping[str, Question[Any, Any]]] = {
     one.name: one
     for one in (
-        *(SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE),
-        *(COUNT, SHOW, TABLE, CHANGES),
-        *(SIMULATIONS, PLUGINS, NODE, RANK),
+        *(SHARD, LISTING, INDEX, VERIFY, STATS, SAMPLE, LOOK),
+        *(COUNT, SHOW, TABLE, HIERARCHY, CHANGES),
+        *(SIMULATIONS, PLUGINS, MODELS, NODE, RANK),
     )
 }
 """All of them by name."""

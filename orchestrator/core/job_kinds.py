@@ -144,7 +144,7 @@ KINDS: Final[Mapping[JobKind, KindRow]] = {
     ),
     JobKind.SEARCH: KindRow(code_version=1, resources="transfer", default_s=3600.0, saves=True, in_report="time"),
     JobKind.ANALYZE: KindRow(
-        code_version=1,
+        code_version=2,
         resources="analyze",
         default_s=60.0,
         handler="workloads.jobs.analyze:run_analyze",

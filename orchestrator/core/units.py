@@ -7,8 +7,10 @@ MIB = 1024**2
 KIB = 1024
 
 _CENT = 0.01
+_LEAST_DAYS = 4
+_YEAR_DAYS = 365
 _LEAST_MONEY = 1e-6
-_BYTE_STEPS = ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
+_BYTE_STEPS = ((1024**6, "EiB"), (1024**5, "PiB"), (1024**4, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
 def format_bytes(num_bytes: int) -> str:
@@ -20,13 +22,18 @@ def format_bytes(num_bytes: int) -> str:
 
 
 def format_duration(duration_s: float) -> str:
-    """Render a duration: ``0.31`` -> ``0.3s``, ``75`` -> ``1m15s``, ``7300`` -> ``2h01m``."""
+    """Render a duration: ``0.31`` -> ``0.3s``, ``75`` -> ``1m15s``, ``7300`` -> ``2h01m``, 100 h -> ``4d04h``."""
     if duration_s < 60:
         return f"{duration_s:.1f}s"
     minutes, seconds = divmod(round(duration_s), 60)
     if minutes < 60:
         return f"{minutes}m{seconds:02d}s"
     hours, minutes = divmod(minutes, 60)
+    days, rest = divmod(hours, 24)
+    if days >= 2 * _YEAR_DAYS:
+        return f"{duration_s / (_YEAR_DAYS * 86_400):,.1f} years"
+    if days >= _LEAST_DAYS:
+        return f"{days}d{rest:02d}h"
     return f"{hours}h{minutes:02d}m"
 
 

@@ -15,7 +15,7 @@ from orchestrator.report.statistics.summaries import SeedPair, spearman, summari
 
 _MIN_BACKBONES = 4
 """Of a rank correlation: fewer have hardly any orders."""
-_LIKENESS = "cka"
+_SIMILARITY = "cka"
 
 _Backbone = tuple[str, str, int, int | None]
 """Block, label space, pretraining seed, and epoch; None for the last one."""
@@ -38,7 +38,7 @@ def build_analyses(
             correlations=tuple(_correlations(plan, jobs, committed, errors)),
             pictures=(
                 *_matrices(jobs, committed),
-                *_likeness(plan, jobs, committed),
+                *_similarity(plan, jobs, committed),
                 *_layers(jobs, committed),
                 *_embeddings(jobs, committed),
             ),
@@ -84,15 +84,14 @@ def _place(job: Job) -> tuple[str, str, str]:
 
 def _errors(plan: Plan, tables: Sequence[Table]) -> dict[str, dict[_Backbone, float]]:
     """By transfer: the error of each backbone, a mean over transfer seeds, with all of the labels."""
-    lasts, found = _last_epochs(plan), dict[str, dict[_Backbone, list[float]]]()
+    lasts, jobs, found = _last_epochs(plan), plan.by_name(), dict[str, dict[_Backbone, list[float]]]()
     for table in tables:
         if table.fraction:
             continue
-        for row in table.rows:
-            for result in row.results:
-                block = (table.pretrain, row.label_space)
-                epoch = _epoch(table.checkpoint, lasts.get(block))
-                backbone = (*block, result.seeds.pretrain, epoch)
+        for result in (result for row in table.rows for result in row.results):
+            # By the run and not by the names of table and row: with factors these are combinations of values.
+            backbone = _backbone(jobs[result.job], lasts)
+            if backbone is not None:
                 of_transfer = found.setdefault(table.transfer, {})
                 of_transfer.setdefault(backbone, []).append(result.metrics[table.metric])
     return {
@@ -118,27 +117,41 @@ def _epoch(checkpoint: str, last: float | None) -> int | None:
     return int(checkpoint.removeprefix("epoch"))
 
 
+def _backbone(job: Job, lasts: Mapping[tuple[str, str], float]) -> _Backbone | None:
+    """The one that a transfer or an analysis is about; None for one that is about several."""
+    if not {"label_space", "pretrain_seed"} <= job.facets.keys():
+        return None
+    pretrain, space, checkpoint = _place(job)
+    return pretrain, space, int(job.facets["pretrain_seed"]), _epoch(checkpoint, lasts.get((pretrain, space)))
+
+
 def _correlations(
     plan: Plan, jobs: Sequence[Job], committed: Mapping[str, Committed], errors: Mapping[str, Mapping[_Backbone, float]]
 ) -> Iterator[RankCorrelation]:
+    """Over all backbones, then over those of each block where there are several."""
     lasts = _last_epochs(plan)
     metrics: dict[str, dict[_Backbone, float]] = {}
     for job in jobs:
-        if "label_space" not in job.facets:
+        backbone = _backbone(job, lasts) if _SIMILARITY not in committed[job.name].pictures else None
+        if backbone is None:
             continue
-        pretrain, space, checkpoint = _place(job)
-        backbone = (pretrain, space, int(job.facets["pretrain_seed"]), _epoch(checkpoint, lasts.get((pretrain, space))))
         for metric, value in committed[job.name].metrics.items():
             if math.isfinite(value):
                 metrics.setdefault(metric, {})[backbone] = value
+    blocks = dict.fromkeys(backbone[0] for values in metrics.values() for backbone in values)
     for transfer, of_transfer in errors.items():
         for metric, values in metrics.items():
-            common = [backbone for backbone in values if backbone in of_transfer]
-            coefficient = spearman([values[one] for one in common], [of_transfer[one] for one in common])
-            if len(common) >= _MIN_BACKBONES and coefficient is not None:
-                yield RankCorrelation(
-                    metric=metric, transfer=transfer, coefficient=coefficient, num_backbones=len(common)
-                )
+            for block in (None, *blocks) if len(blocks) > 1 else (None,):
+                common = [one for one in values if one in of_transfer and block in {None, one[0]}]
+                coefficient = spearman([values[one] for one in common], [of_transfer[one] for one in common])
+                if len(common) >= _MIN_BACKBONES and coefficient is not None:
+                    yield RankCorrelation(
+                        metric=metric,
+                        transfer=transfer,
+                        coefficient=coefficient,
+                        num_backbones=len(common),
+                        pretrain=block or "",
+                    )
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
@@ -163,18 +176,18 @@ def _matrices(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterat
         )
 
 
-def _likeness(plan: Plan, jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:
-    """Likeness matrices; means over the jobs of one place that compare backbones of the same names."""
+def _similarity(plan: Plan, jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:
+    """Similarity matrices; means over the jobs of one place that compare backbones of the same names."""
     by_key = {job.key: job for job in plan.jobs}
     found: dict[tuple[tuple[str, str, str], tuple[str, ...]], list[_Matrix]] = {}
     for job in jobs:
-        picture = committed[job.name].pictures.get(_LIKENESS)
+        picture = committed[job.name].pictures.get(_SIMILARITY)
         if picture is not None:
             names = tuple(_compared(job, by_key))
             found.setdefault((_place(job), names), []).append(_numbers(picture["values"]))
     for ((pretrain, space, checkpoint), names), matrices in found.items():
         yield AnalysisPicture(
-            kind=_LIKENESS,
+            kind=_SIMILARITY,
             title=_title(pretrain, space, checkpoint or "final weights"),
             names=names,
             values=_mean(matrices),

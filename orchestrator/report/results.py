@@ -416,6 +416,8 @@ class RankCorrelation:
     transfer: str
     coefficient: float
     num_backbones: int
+    pretrain: str = ""
+    """Of several blocks the one that all backbones are of; empty where it is over all blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

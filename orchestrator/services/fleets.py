@@ -61,7 +61,7 @@ def this_machine() -> Fleet:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = len(list(_NVIDIA.iterdir())) if _NVIDIA.is_dir() else 0
     name = f"this machine: {cpus} CPUs" + (f", {gpus} GPUs" if gpus else "")
-    return Fleet(nodes=(Resources(cpus=float(cpus), gpus=float(gpus)),), name=name)
+    return Fleet(nodes=(Resources(cpus=float(cpus), gpus=float(gpus)),), name=name, is_fixed=True)
 
 
 def ray_fleet(address: str, namespace: str) -> Fleet | None:

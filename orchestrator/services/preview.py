@@ -12,10 +12,10 @@ from rich.table import Table
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UsageError
-from orchestrator.core.job_kinds import RESULT_KINDS
+from orchestrator.core.job_kinds import KINDS, RESULT_KINDS
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.estimate.estimates import Estimates, estimate, known_accelerator, refusals
-from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule
+from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule, shortages
 from orchestrator.planning.estimate.flops import PEAKS
 from orchestrator.planning.estimate.history import EstimateSource, ModelError
 from orchestrator.planning.estimate.power import weak_designs
@@ -278,7 +278,10 @@ def _wall_clock(preview: Preview) -> Iterator[str]:
     if makespan.never:
         named = _named(makespan.never, lists_jobs=False)
         yield _labelled("wall clock", f"{len(makespan.never)} jobs can never run on {fleet.name}: {named}")
-        yield _labelled("", "state a cluster with --gpus N, or lower resources")
+        option = " and ".join(
+            f"--{lack} N" for lack in shortages(preview.plan, makespan.never, fleet) if lack != "room"
+        )
+        yield _labelled("", f"state a cluster with {option or '--gpus N'}, or lower resources")
         return
     bound = "critical path" if makespan.critical_s >= makespan.busy_s else "all work spread evenly"
     yield _labelled(
@@ -287,6 +290,27 @@ def _wall_clock(preview: Preview) -> Iterator[str]:
     yield _labelled(
         "", f"(list schedule, longest chains first; not below {format_duration(makespan.bound_s)}: {bound})"
     )
+
+
+def never_runs(preview: Preview) -> Iterator[str]:
+    """Why jobs can never run on a cluster that is known to stay as it is; nothing for others, which may grow."""
+    makespan, fleet, jobs = preview.makespan, preview.fleet, preview.plan.by_name()
+    if makespan is None or fleet is None or not makespan.never or not fleet.is_fixed:
+        return
+    for resource, names in shortages(preview.plan, makespan.never, fleet).items():
+        first = jobs[names[0]]
+        others = f" and {len(names) - 1} more jobs ask" if len(names) > 1 else " asks"
+        row = KINDS[first.kind].resources
+        if resource == "room":
+            asked = f"for {first.execution.num_workers} workers at once"
+            remedy = f"lower resources.{row}.workers"
+        else:
+            asked = f"for {getattr(first.resources, resource):g} {resource.upper().replace('S', 's')}"
+            remedy = f"lower resources.{row}.{resource}"
+        yield (
+            f"{names[0]}{others} {asked}, which {fleet.name} does not have, and nothing adds nodes; {remedy}, or "
+            "submit to a cluster (RAY_ADDRESS)"
+        )
 
 
 def _chain(jobs: Sequence[str]) -> str:

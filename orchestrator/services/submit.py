@@ -31,7 +31,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.artifact_lookup import ArtifactStatus
 from orchestrator.services.costs import read_prices
 from orchestrator.services.fleets import StatedCluster, choose_fleet
-from orchestrator.services.preview import Preview, diff_lines, diff_table, make_preview
+from orchestrator.services.preview import Preview, diff_lines, diff_table, make_preview, never_runs
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.terminal import say, show
 from orchestrator.state.snapshot import Snapshot
@@ -392,7 +392,8 @@ def prepare_submit(
         settings.known_store_uri(plan.store_uri)
     else:
         settings.require_meeting_place(plan.store_uri)
-    check = check_submit(plan, found, sender=current_user(), consent=consent, refusals=preview.refusals)
+    refusals = preview.refusals if runs_here else (*preview.refusals, *never_runs(preview))
+    check = check_submit(plan, found, sender=current_user(), consent=consent, refusals=refusals)
     return PreparedSubmit(preview=preview, check=check, text=text, is_elsewhere=is_elsewhere)
 
 

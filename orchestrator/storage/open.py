@@ -17,7 +17,7 @@ from itertools import islice
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Final
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from braceexpand import braceexpand
 
@@ -34,6 +34,7 @@ _LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKI
 _SCHEMES = {scheme.name: scheme for scheme in (FILE, S3)}
 _SUPPORTED = ", ".join(scheme.example for scheme in _SCHEMES.values())
 _EXAMPLES = " or ".join(scheme.example for scheme in _SCHEMES.values())
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MAX_EXPANDED: Final = 1_000_000
 """Names that one pattern may stand for: a typing error must not fill the memory."""
@@ -107,6 +108,24 @@ def check_store_uri(uri: str) -> None:
     """
     parts = _split(uri)
     _SCHEMES[parts.scheme].check(parts, uri)
+
+
+def has_scheme(place: str) -> bool:
+    """Whether a place is no path: ``s3://bucket``, but also ``pipe:...``, which no store has."""
+    return _SCHEME.match(place) is not None
+
+
+def as_uri(place: str, folder: str = "") -> str:
+    """A path as a ``file://`` URI with its braces and its final slash; a place with a scheme as it is.
+
+    Args:
+        place: what somebody wrote.
+        folder: absolute path from which a relative path starts; default: the working directory.
+    """
+    if has_scheme(place):
+        return place
+    path = os.path.normpath(os.path.join(folder or Path.cwd(), place))  # noqa: PTH118 - of texts, links unfollowed
+    return "file://" + quote(path, safe="/{},.+=@~") + ("/" if place.endswith("/") and path != "/" else "")
 
 
 def is_s3(uri: str) -> bool:

@@ -17,7 +17,7 @@ from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.transfer import check_epochs, chosen_labels, measured_blocks
 from orchestrator.sweepfile.values import AnalysisPlan, Dataset, LabelSpace, Pretrain
 
-LIKENESS = "cka"
+SIMILARITY = "cka"
 
 
 class DistancesSpec(Strict):
@@ -34,7 +34,9 @@ class ClpSpec(Strict):
     reduce: Literal["none", "pca", "tsne"] = Field(
         "tsne", description="What features become, within each trained class, before they are clustered."
     )
-    seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Of the reduction and of k-means.")
+    seeds: Annotated[list[Seed], Field(min_length=1)] = Field(
+        [0], description="Of where t-SNE and k-means start; clp_std is the spread over them."
+    )
     samples: Count = Field(10_000, description="Most samples of each split.")
     raw_pixels: bool = Field(default=True, description="The same on pixels, as a control.")
 
@@ -56,7 +58,7 @@ class EmbeddingSpec(Strict):
 
     method: Literal["pca", "tsne"] = Field("tsne", description="How features become two numbers.")
     samples: Annotated[int, Field(ge=10, le=5000)] = Field(1000, description="Samples that are drawn, at most.")
-    seed: Seed = Field(0, description="Of t-SNE.")
+    seed: Seed = Field(0, description="Of where t-SNE starts.")
 
 
 class PluginMeasure(Strict):
@@ -130,12 +132,12 @@ class AnalysisSpec(Strict):
     @model_validator(mode="after")
     def _compares_or_measures(self) -> AnalysisSpec:
         names = [name for name, _ in named_measures(self)]
-        if self.between is not None and names != [LIKENESS]:
+        if self.between is not None and names != [SIMILARITY]:
             message = "with between, backbones are compared: write measures: [cka], and other measures in another entry"
             raise PydanticCustomError("refused", message, {"at": ("measures",)})
-        if self.between is None and LIKENESS in names:
+        if self.between is None and SIMILARITY in names:
             message = "cka compares backbones; say which: between: [labels]"
-            raise PydanticCustomError("refused", message, {"at": ("measures", names.index(LIKENESS))})
+            raise PydanticCustomError("refused", message, {"at": ("measures", names.index(SIMILARITY))})
         return self
 
 

@@ -18,16 +18,14 @@ from pydantic_core import PydanticCustomError
 from orchestrator.core.contract import MISSING_DATA
 from orchestrator.core.errors import BadDataError
 from orchestrator.core.units import MIB
-from orchestrator.storage.dataset_files import (
-    DatasetFile,
-    join_class_tables,
-    level_counts,
-)
+from orchestrator.storage.dataset_files import DatasetFile, join_class_tables, level_counts
 from orchestrator.sweepfile.fields import (
     MAX_INTEGER,
     Count,
     Fraction,
     Name,
+    Pixels,
+    Samples,
     Seed,
     Strict,
     refuse_unread,
@@ -59,9 +57,9 @@ class SyntheticHierarchy(Strict):
     branching: Annotated[list[Count], Field(min_length=2, max_length=8)] = Field(
         [2, 4, 4, 4], description="Children per node, from the root down; the product is the number of leaf classes."
     )
-    num_train: Count = Field(4096, description="Training samples.")
-    num_val: Count = Field(2048, description="Validation samples.")
-    image_size: Count = Field(32, description="Side of the square images, pixels; a multiple of patch_size.")
+    num_train: Samples = Field(4096, description="Training samples.")
+    num_val: Samples = Field(2048, description="Validation samples.")
+    image_size: Pixels = Field(32, description="Side of the square images, pixels; a multiple of patch_size.")
     patch_size: Count = Field(8, description="Side of a patch, pixels.")
     hard_fraction: Fraction = Field(0.5, description="Share of validation samples without common-feature patches.")
     noise: float = Field(1.0, ge=0, description="Standard deviation of the pixel noise.")
@@ -104,16 +102,18 @@ class BadSamplesSpec(Strict):
 class ExternalShards(Strict):
     """WebDataset shards that exist: beside a dataset.json (``from``), or found by URIs (``shards``)."""
 
-    from_: str = Field("", alias="from", description="URI of a folder with dataset.json: `orchestrator data shard`.")
+    from_: str = Field(
+        "", alias="from", description="Path or URI of a folder with dataset.json: `orchestrator data shard`."
+    )
     shards: dict[Name, str | Annotated[list[str], Field(min_length=1)]] = Field(
         default_factory=dict,
-        description="URIs by split: with braces (train-{000000..001023}.tar), or a folder, which ends in '/'.",
+        description="Paths or URIs by split: with braces (train-{000000..001023}.tar), or a folder, which ends in '/'.",
     )
     classes: str = Field(
-        "", description="URI of the class table, classes.json; default with from: the one in the same folder."
+        "", description="Path or URI of the class table, classes.json; default with from: the one in the same folder."
     )
-    num_train: Count | None = Field(None, description="Training samples; needed with shards.")
-    num_val: Count | None = Field(None, description="Validation samples.")
+    num_train: Samples | None = Field(None, description="Training samples; needed with shards.")
+    num_val: Samples | None = Field(None, description="Validation samples.")
     num_classes: Count | None = Field(None, description="Leaf classes; needed where there is no class table.")
     levels: dict[str, Count] | None = Field(
         None,
@@ -147,15 +147,17 @@ class ExternalShards(Strict):
         return None not in (self.levels, self.num_train, self.num_val, self.num_classes)
 
 
+_Published = Literal["imagefolder", "imagenet21k", "imagenet1k", "inat2021", "cifar10", "cifar100", "mnist", "svhn"]
+_Described = Literal["huggingface", "csv", "parquet"]
+
+
 class ConversionSpec(Strict):
     """A source as it is published, and how shards are made of it."""
 
-    format: Literal[
-        "imagefolder", "imagenet21k", "imagenet1k", "inat2021", "cifar10", "cifar100", "mnist", "svhn", "csv", "parquet"
-    ] = Field(description="What the source is; see `orchestrator data shard`.")
+    format: Literal[_Published, _Described] = Field(description="What the source is; see `orchestrator data shard`.")
     source: Annotated[str, Field(min_length=1)] = Field(
         description="Folder or file: a path that this machine and all nodes see. A relative one starts from the "
-        "directory in which the sweep is planned, and goes to the nodes as an absolute one."
+        "folder of the file that names it, and goes to the nodes as an absolute one."
     )
     listing: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = Field(
         None, description="Digest of its listing: then the source is not listed when the sweep is loaded."
@@ -167,9 +169,9 @@ class ConversionSpec(Strict):
     seed: Seed = Field(0, description="Of the order of the samples and of what is held out.")
     labels: str = Field("", description="imagenet1k: file with the classes of the validation images.")
     path_column: str = Field("path", description="csv, parquet: column of the images' paths.")
-    label_column: str = Field("label", description="csv, parquet: column of the labels.")
+    label_column: str = Field("label", description="csv, parquet, huggingface: column of the labels.")
     separator: str = Field("", description="csv, parquet: between several labels of a sample.")
-    level_columns: list[str] = Field(default_factory=list, description="csv, parquet: coarser levels.")
+    level_columns: list[str] = Field(default_factory=list, description="csv, parquet, huggingface: coarser levels.")
     root: str = Field("", description="csv, parquet: what relative paths start from; default: the table's folder.")
     shard_mib: Annotated[int, Field(ge=1, le=100_000)] = Field(256, description="Size of a shard, MiB.")
     shuffle: bool = Field(default=True, description="Samples in random order; else class after class.")
@@ -178,8 +180,15 @@ class ConversionSpec(Strict):
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
         if self.format not in {"csv", "parquet"}:
-            columns = ("path_column", "label_column", "separator", "level_columns", "root")
-            refuse_unread(self, columns, "to this format: only tables, csv and parquet, have columns")
+            refuse_unread(
+                self, ("path_column", "separator", "root"), "to this format: only tables, csv and parquet, name paths"
+            )
+        if self.format not in {"csv", "parquet", "huggingface"}:
+            refuse_unread(
+                self,
+                ("label_column", "level_columns"),
+                "to this format: only csv, parquet and huggingface have columns",
+            )
         if self.format != "imagenet1k":
             refuse_unread(self, ("labels",), "to this format: only imagenet1k keeps labels apart from images")
         if not self.source.startswith("file://") and "://" in self.source:
@@ -193,8 +202,8 @@ class ConvertedShards(Strict):
 
     convert: ConversionSpec = Field(description="The source and how shards are made of it.")
     jobs: Jobs = Field(1, description=_JOBS)
-    num_train: Count | None = Field(None, description="Training samples; default: those of the source.")
-    num_val: Count | None = Field(None, description="Validation samples.")
+    num_train: Samples | None = Field(None, description="Training samples; default: those of the source.")
+    num_val: Samples | None = Field(None, description="Validation samples.")
     num_classes: Count | None = Field(None, description="Leaf classes.")
     levels: dict[str, Count] | None = Field(None, description="Classes of each level of the class table.")
     multi_label: bool | None = Field(None, description="Whether samples have any number of classes.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.ids import canonical_json
@@ -14,9 +14,39 @@ from orchestrator.sweepfile.suggest import did_you_mean
 
 MAX_INTEGER = 2**53 - 1  # the largest that canonical JSON encodes
 
+MAX_SEEDS = 10_000
+_BOUND = "{value} is refused: at most {limit}, because {reason}"
+
+
+def at_most(limit: int, reason: str) -> AfterValidator:
+    """Refuses larger numbers, and says why there is a bound at all."""
+
+    def check(value: float) -> float:
+        if value > limit:
+            shown = f"{value:,}" if isinstance(value, int) else f"{value:g}"
+            context = {"value": shown, "limit": f"{limit:,}", "reason": reason}
+            raise PydanticCustomError("refused", _BOUND, context)
+        return value
+
+    return AfterValidator(check)
+
+
+def _few(seeds: list[int]) -> list[int]:
+    if len(seeds) > MAX_SEEDS:
+        context = {"number": f"{len(seeds):,}", "limit": f"{MAX_SEEDS:,}"}
+        message = (
+            "{number} seeds are refused: at most {limit}, because each is a training for every label space or backbone"
+        )
+        raise PydanticCustomError("refused", message, context)
+    return seeds
+
+
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Seed = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
+Samples = Annotated[Count, at_most(100_000_000_000, "the index of a data set has a row for each sample")]
+Pixels = Annotated[Count, at_most(16_384, "a single image of that side has 3 GB as the network sees it")]
+Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_few)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 

@@ -17,12 +17,19 @@ from orchestrator.core.plugins import GROUPS, SIMULATIONS, InstalledPlugins
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.document import Changes, read_document
-from orchestrator.sweepfile.parse.tree import MAX_BYTES, implicit_scalars, parse_tree, too_large
+from orchestrator.sweepfile.parse.tree import MAX_BYTES, Tree, implicit_scalars, parse_tree, too_large
 from orchestrator.sweepfile.plugins import PluginSources
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.simulate import SimulationSources
 from orchestrator.sweepfile.suggest import did_you_mean
-from orchestrator.sweepfile.survey import check_plugins, check_simulations, count_classes, read_table, survey_datasets
+from orchestrator.sweepfile.survey import (
+    check_models,
+    check_plugins,
+    check_simulations,
+    count_classes,
+    read_table,
+    survey_datasets,
+)
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep, validate_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
 
@@ -38,6 +45,8 @@ class Loaded:
     """What is kept with the sweep: its file where that says all of it, else the canonical form."""
     scales: tuple[str, ...]
     """Which scales the file has itself; what it includes is not looked at."""
+    tree: Tree
+    """Where its values stand."""
 
 
 class _Dumper(yaml.SafeDumper):
@@ -72,7 +81,12 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     shown = _shown_path(path)
     text = read_text(str(path), shown)
     document = read_document(
-        text, shown, changes=changes, environment=os.environ, read_text=lambda name: read_text(name, name)
+        text,
+        shown,
+        changes=changes,
+        environment=os.environ,
+        read_text=lambda name: read_text(name, name),
+        folder=str(Path.cwd()),
     )
     tree = document.tree
     spec = validate_sweep(tree)
@@ -86,13 +100,14 @@ def load_all(reference: str, changes: Changes) -> Loaded:
         surveys,
         plugins=PluginSources(installed=installed, check=check_plugins),
         labels=labels,
+        check_models=check_models,
         simulations=SimulationSources(
             check=check_simulations, plugins=installed[SIMULATIONS], folder=str(path.resolve().parent)
         ),
     )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
-    return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales)
+    return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales, tree=tree)
 
 
 def canonical_text(document: Mapping[str, Any], recipes: Mapping[str, Mapping[str, Any]]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.data_plane import ModelProblem
 from orchestrator.core.errors import StorageError
 from orchestrator.core.plugins import MODELS, is_reference, short_name
 from orchestrator.storage.open import check_store_uri, split_object_uri
-from orchestrator.sweepfile.fields import Count, Strict, canonical
+from orchestrator.sweepfile.fields import Pixels, Strict, canonical
 from orchestrator.sweepfile.known_models import ModelTable, TimmModel
 from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.plugins import PluginUses
@@ -53,7 +54,7 @@ class ModelSpec(Strict):
     """A network by its timm name, or of an installed package."""
 
     name: Annotated[str, Field(min_length=1)] = Field(description="Any timm model name, or that of an installed model.")
-    image_size: Count = Field(description="Side of the square input, pixels.")
+    image_size: Pixels = Field(description="Side of the square input, pixels.")
     kwargs: dict[Annotated[str, AfterValidator(_not_reserved)], Annotated[Any, AfterValidator(canonical)]] = Field(
         default_factory=dict,
         description="Arguments for timm.create_model, or of the installed model: plain JSON, none that is reserved.",
@@ -82,7 +83,7 @@ class InitialSpec(Strict):
         None, description="Key of a finished pretrain or finetune job in the sweep's store."
     )
     uri: Annotated[str, AfterValidator(_readable_uri)] | None = Field(
-        None, description="file:// or s3:// URI of a weights file (safetensors, or a .pth of tensors); needs sha256."
+        None, description="Path or URI of a weights file (safetensors, or a .pth of tensors); needs sha256."
     )
     sha256: Annotated[str, Field(pattern=r"[0-9a-f]{64}")] | None = Field(
         None, description="Sha256 of the file at uri: results must not depend on who changes it (sha256sum FILE)."
@@ -128,6 +129,28 @@ def check_model(path: Path, model: Model, table: ModelTable, complaints: Complai
         if problem:
             complaints.add((*path, "image_size"), f"image_size {model.image_size} is refused: {problem}")
     _check_patches(path, model, complaints)
+
+
+CheckModels = Callable[[Sequence[Mapping[str, Any]]], Sequence[ModelProblem]]
+"""Asks the data plane which of some models of timm do not take their arguments."""
+
+
+def check_arguments(
+    models: Mapping[Path, Model], table: ModelTable, check: CheckModels, complaints: Complaints
+) -> None:
+    """Complain about the ``kwargs`` of models, by where the models stand; those without are known from the table."""
+    asked = [
+        (path, model)
+        for path, model in models.items()
+        if model.kwargs and not is_reference(model.name) and table.find(model.name) is not None
+    ]
+    if not asked:
+        return
+    described = [
+        {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)} for _, model in asked
+    ]
+    for problem in check(described):
+        complaints.add((*asked[problem["model"]][0], *problem["path"]), problem["message"])
 
 
 def check_recipe_of_model(

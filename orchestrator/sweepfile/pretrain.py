@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.core.plugins import is_reference
 from orchestrator.sweepfile.checkpoints import CheckpointsSpec, resolve_checkpoints, resolve_keep
 from orchestrator.sweepfile.datasets import SubsetSpec
-from orchestrator.sweepfile.fields import Name, Seed, Strict, refuse_unread
+from orchestrator.sweepfile.fields import Name, Seed, Seeds, Strict, refuse_unread
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec, resolve_model
 from orchestrator.sweepfile.parse.tree import Path
@@ -79,7 +79,7 @@ class PretrainSpec(Strict):
     recipe: str | dict[str, Any] = Field(
         description="Name of a recipe, or its fields; base: NAME takes those of another recipe first."
     )
-    seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Pretraining seeds.")
+    seeds: Seeds = Field([0], description="Pretraining seeds.")
     subset: SubsetSpec | None = Field(None, description="Part of the training split to train on; default: all.")
     checkpoints: CheckpointsSpec = Field(CheckpointsSpec(), description="How often it is saved, and what of it stays.")
     factors: dict[str, FactorValues] = Field(

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.core.errors import SpecError
+from orchestrator.sweepfile.fields import MAX_INTEGER
 from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.suggest import did_you_mean
 
@@ -76,7 +77,9 @@ def _message(detail: ErrorDetails, types: Sequence[str]) -> str:
         return detail["msg"]
     if kind in {"too_short", "too_long"}:
         return _size_message(kind, context)
-    if kind == "string_pattern_mismatch":
+    if kind == "less_than_equal" and context["le"] == MAX_INTEGER:
+        why = "is refused: whole numbers above 2^53 - 1 are not exact everywhere; use a smaller one"
+    elif kind == "string_pattern_mismatch":
         why = "is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
     else:
         why = f"is refused: {detail['msg'].removeprefix('Input ').removeprefix('Value error, ')}"

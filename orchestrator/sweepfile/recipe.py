@@ -30,7 +30,7 @@ from orchestrator.core.recipe import (
     Parameter,
     PartialReader,
 )
-from orchestrator.sweepfile.fields import Count, Strict, canonical
+from orchestrator.sweepfile.fields import Count, Strict, at_most, canonical
 from orchestrator.sweepfile.parse.tree import MovedTree, Path, Tree
 from orchestrator.sweepfile.plugins import PluginUses
 from orchestrator.sweepfile.problems import Complaints, validate
@@ -94,6 +94,9 @@ def _annotation(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
     return kind | None if parameter.null else kind
 
 
+_FINITE: Final = at_most(1_000_000_000, "networks compute in single precision, where larger numbers mean nothing")
+
+
 def _type_of(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
     if parameter.form in _PLAIN:
         return _PLAIN[parameter.form]
@@ -106,6 +109,8 @@ def _type_of(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
     given: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
     number: Any = int if parameter.form is Form.WHOLE else float
     number = Annotated[number, Field(**given)] if given else number
+    if bounds.at_most is None and bounds.below is None:
+        number = Annotated[number, _FINITE]
     if parameter.form is not Form.NUMBERS:
         return number
     values: Any = list[number]

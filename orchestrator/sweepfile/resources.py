@@ -9,14 +9,20 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.contract import Resources
-from orchestrator.sweepfile.fields import Count, Strict
+from orchestrator.sweepfile.fields import Count, Strict, at_most
+
+_AVAILABLE = at_most(1_000_000, "no cluster has more for one job")
 
 
 class ResourcesSpec(Strict):
     """What one attempt occupies, and on which nodes it may."""
 
-    cpus: float = Field(1, ge=0, description="CPU cores; the attempt computes with as many threads.")
-    gpus: float = Field(0, ge=0, description="GPUs; below 1 = a part of one, which other jobs share.")
+    cpus: Annotated[float, _AVAILABLE] = Field(
+        1, ge=0, description="CPU cores; the attempt computes with as many threads."
+    )
+    gpus: Annotated[float, _AVAILABLE] = Field(
+        0, ge=0, description="GPUs; below 1 = a part of one, which other jobs share."
+    )
     min_gpus: float = Field(
         0,
         ge=0,
@@ -25,7 +31,7 @@ class ResourcesSpec(Strict):
             "smaller when the cluster is full and grows later, each time from a checkpoint. 0 = always on all of gpus."
         ),
     )
-    memory_gib: float = Field(0, ge=0, description="Memory to reserve, GiB; 0 = not reserved.")
+    memory_gib: Annotated[float, _AVAILABLE] = Field(0, ge=0, description="Memory to reserve, GiB; 0 = not reserved.")
     workers: Count | None = Field(
         None, description="Processes that train one job together and share all of the above; default: one per GPU."
     )

@@ -8,20 +8,25 @@ become identity.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from orchestrator.core.data_plane import (
     COUNT,
     LISTING,
+    MODELS,
     PLUGINS,
     SIMULATIONS,
     TABLE,
     Asked,
     CountRequest,
     LateAnswerError,
+    ModelProblem,
+    ModelsRequest,
     NoAnswerError,
     PluginProblem,
     PluginRequest,
@@ -211,6 +216,19 @@ def table_of(dataset: Dataset) -> dict[str, Any]:
 def check_plugins(uses: Sequence[PluginUse]) -> Sequence[PluginProblem]:
     """See ``CheckPlugins``. Raises ``UserError``: the data plane does not answer."""
     return _ask(PLUGINS, PluginRequest(uses=list(uses)), "plug-ins could not be checked", _LOOK_AT_CODE)["problems"]
+
+
+def check_models(models: Sequence[Mapping[str, Any]]) -> Sequence[ModelProblem]:
+    """See ``CheckModels``; asked once for the same models. Raises ``UserError``: the data plane does not answer."""
+    return _checked_models(json.dumps(list(models), sort_keys=True))
+
+
+@lru_cache(maxsize=64)
+def _checked_models(models: str) -> Sequence[ModelProblem]:
+    request = ModelsRequest(models=json.loads(models))
+    return _ask(MODELS, request, "arguments of models could not be checked", "remove model.kwargs, or try again")[
+        "problems"
+    ]
 
 
 def check_simulations(asked: Sequence[Mapping[str, Any]]) -> SimulationsAnswer:

@@ -24,7 +24,13 @@ from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, r
 from orchestrator.sweepfile.fields import Name, Strict
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_label_spaces
-from orchestrator.sweepfile.model import check_model, check_recipe_of_model, check_resize
+from orchestrator.sweepfile.model import (
+    CheckModels,
+    check_arguments,
+    check_model,
+    check_recipe_of_model,
+    check_resize,
+)
 from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
 from orchestrator.sweepfile.parse.tree import Tree
 from orchestrator.sweepfile.plugins import PluginSources, PluginUses
@@ -95,7 +101,7 @@ class SweepSpec(Strict):
     report: ReportSpec = Field(ReportSpec(), description="What is compared, and with what.")
     resources: ResourceGroups = Field(ResourceGroups(), description="What attempts occupy. Changes no key.")
     compute: ComputeSpec = Field(ComputeSpec(), description="How training computes. Changes no key.")
-    store: str = Field("", description="URI of the object store; default: the project's own directory.")
+    store: str = Field("", description="Path or URI of the object store; default: the project's own directory.")
     tracking: TrackingSpec = Field(TrackingSpec(), description="Where MLflow is. Changes no key.")
     policy: PolicySpec = Field(PolicySpec(), description="Budgets, ranks and failures. Changes no key.")
     notify: list[NotifySpec] = Field(
@@ -131,6 +137,7 @@ def resolve_sweep(
     plugins: PluginSources | None = None,
     labels: LabelSources | None = None,
     simulations: SimulationSources | None = None,
+    check_models: CheckModels | None = None,
 ) -> ResolvedSweep:
     """Resolve a schema-valid sweep.
 
@@ -142,6 +149,7 @@ def resolve_sweep(
         plugins: what other packages offer.
         labels: what counts classes.
         simulations: what checks parameters, and installed simulations of other packages.
+        check_models: builds models without computing; None: what the table of models does not tell is left to jobs.
 
     Raises:
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
@@ -151,7 +159,7 @@ def resolve_sweep(
     uses = PluginUses(plugins or PluginSources(), complaints)
     recipe_resolver = RecipeResolver(book, uses, tree, complaints)
     simulated = resolve_simulations(spec.simulate, simulations or SimulationSources(), complaints)
-    sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints).resolve()
+    sweep = _Resolver(spec, recipe_resolver, surveys or {}, labels, complaints, check_models=check_models).resolve()
     return replace(sweep, recipes=book.used, simulations=simulated)
 
 
@@ -165,8 +173,10 @@ class _Resolver:
         surveys: Surveys,
         labels: LabelSources | None,
         complaints: Complaints,
+        *,
+        check_models: CheckModels | None,
     ) -> None:
-        self._spec, self._labels = spec, labels
+        self._spec, self._labels, self._check_arguments = spec, labels, check_models
         self._recipes = recipes
         self._surveys = surveys
         self._complaints = complaints
@@ -208,6 +218,7 @@ class _Resolver:
         check_channels(notify, self._complaints)
         self._recipes.plugins.check()
         self._complaints.raise_any()
+        self._check_arguments_of_models(pretrains)
         resources = {kind: getattr(spec.resources, row.resources) for kind, row in KINDS.items() if row.resources}
         return ResolvedSweep(
             name=spec.name,
@@ -231,6 +242,12 @@ class _Resolver:
             notify=notify,
             analyses=analyses,
         )
+
+    def _check_arguments_of_models(self, pretrains: Sequence[Pretrain]) -> None:
+        if self._check_arguments is not None:  # which takes seconds: not before all else is right
+            models = {(*path_of(pretrain), "model"): pretrain.model for pretrain in pretrains}
+            check_arguments(models, shipped_models(), self._check_arguments, self._complaints)
+            self._complaints.raise_any()
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
         read_table = self._labels.read_table if self._labels else None

@@ -16,7 +16,7 @@ from pydantic import Field
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError
 from orchestrator.sweepfile.datasets import SubsetSpec
-from orchestrator.sweepfile.fields import Count, Name, Seed, Strict
+from orchestrator.sweepfile.fields import Count, Name, Seeds, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import GivenRecipe, ProtocolRecipes, RecipeResolver, given_fields
@@ -59,7 +59,7 @@ class TransferSpec(Strict):
     recipe: str | dict[str, Any] | None = Field(
         None, description="As in pretrain; default: the protocol's shipped one. probe: features: cached reads features."
     )
-    seeds: Annotated[list[Seed], Field(min_length=1)] = Field([0], description="Transfer seeds.")
+    seeds: Seeds = Field([0], description="Transfer seeds.")
     subset: SubsetSpec | None = Field(None, description="Part of the training split to train on; default: all.")
     fractions: Annotated[list[Annotated[float, Field(gt=0, le=1)]], Field(min_length=1)] | None = Field(
         None,

@@ -185,12 +185,28 @@ def read_all(read: Callable[[Given], Found], things: Sequence[Given]) -> list[Fo
         return list(threads.map(read, things))
 
 
-class ContentReader:
-    """Reads what there is to say about the jobs of one plan."""
+def analysed_backbone(job: Job, jobs: Mapping[str, Job]) -> Job | None:
+    """The backbone whose features an analysis measures; None for other jobs, and for comparisons of backbones."""
+    if job.kind is not JobKind.ANALYZE or any(role.startswith("features") for role in job.identity["inputs"]):
+        return None
+    embeds = (jobs[need] for need in job.needs if jobs[need].kind is JobKind.EMBED)
+    backbones = (jobs[need] for embed in embeds for need in embed.needs)
+    return next((backbone for backbone in backbones if backbone.kind is JobKind.PRETRAIN), None)
 
-    def __init__(self, store: ObjectStore, plan: Plan, records: RecordCache) -> None:
-        self._store, self._plan, self._records = store, plan, records
+
+class ContentReader:
+    """Reads what there is to say about the jobs of one plan.
+
+    ``views`` are the states of its jobs: the run of a backbone shows the analyses of it that have ended.
+    """
+
+    def __init__(self, store: ObjectStore, plan: Plan, records: RecordCache, views: Mapping[str, JobView]) -> None:
+        self._store, self._plan, self._records, self._views = store, plan, records, views
         self._jobs = plan.by_name()
+        self._analyses: dict[str, list[Job]] = {}
+        for job in plan.jobs:
+            if (backbone := analysed_backbone(job, self._jobs)) is not None:
+                self._analyses.setdefault(backbone.name, []).append(job)
 
     def segments(self, job: Job) -> list[MetricSegment]:
         """The job's metric segments of which anything counts."""
@@ -215,6 +231,7 @@ class ContentReader:
         if view.state.is_done:
             points += self._final_points(job, view, record, segments)
             tags |= self._record_tags(job, record)
+            points += self._analysis_points(job)
         granularity, datasets = self._granularity(job), self._datasets(job)
         digest = datasets[0].digest if datasets else dataset_digest(record) if record else ""
         return JobContent(
@@ -230,13 +247,29 @@ class ContentReader:
     ) -> Iterator[MetricPoint]:
         """The committed metrics at the last step, without those that the last line said already."""
         last = read_segment(self._store, segments[-1])[-1:] if segments else []
-        step = last[0].step if last else 0
+        step = last[0].step if last else self._epoch(job)
         said = dict(last[0].metrics) if last else {}
-        # The journal tells the metrics of an artifact that is no longer there.
-        metrics, at_s = (view.metrics, view.ended_at_s or 0.0) if record is None else _of_record(record)
+        metrics, at_s = _final_metrics(view, record)
         for name, value in metrics.items():
             if math.isfinite(value) and said.get(name) != value:
                 yield MetricPoint(name=name, value=value, step=step, at_s=at_s)
+
+    def _analysis_points(self, backbone: Job) -> Iterator[MetricPoint]:
+        """Metrics of the analyses of a backbone that have ended: curves over epochs, as ``structure/nc1``."""
+        ended = [job for job in self._analyses.get(backbone.name, ()) if self._views[job.name].state.is_done]
+        for job, record in zip(ended, read_all(self._records.read, [job.key for job in ended]), strict=True):
+            metrics, at_s = _final_metrics(self._views[job.name], record)
+            for name, value in metrics.items():
+                if math.isfinite(value):
+                    shown = f"{job.facets['analysis']}/{name}"
+                    yield MetricPoint(name=shown, value=value, step=self._epoch(job), at_s=at_s)
+
+    def _epoch(self, job: Job) -> int:
+        """Of the checkpoint that an analysis is about; 0 for other jobs."""
+        if checkpoint := str(job.facets.get("checkpoint", "")) if job.kind is JobKind.ANALYZE else "":
+            return int(checkpoint.removeprefix("epoch"))
+        backbone = analysed_backbone(job, self._jobs)
+        return 0 if backbone is None else round(backbone.identity["parameters"]["recipe"]["epochs"])
 
     def _record_tags(self, job: Job, record: Record | None) -> dict[str, str]:
         if record is None:
@@ -280,6 +313,11 @@ def _points(line: MetricLine) -> Iterator[MetricPoint]:
         if math.isfinite(value):
             shown = f"system/{name}" if name in _SYSTEM_METRICS else name
             yield MetricPoint(name=shown, value=value, step=line.step, at_s=line.at_s)
+
+
+def _final_metrics(view: JobView, record: Record | None) -> tuple[Mapping[str, float], float]:
+    """With the time; those of the journal where the artifact is no longer there."""
+    return (view.metrics, view.ended_at_s or 0.0) if record is None else _of_record(record)
 
 
 def _of_record(record: Record) -> tuple[dict[str, float], float]:

@@ -27,7 +27,15 @@ from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.trials import Trial, TrialState, read_trials
 from orchestrator.tracking.attachments import Attachments
-from orchestrator.tracking.content import ContentReader, JobContent, RecordCache, last_steps, read_all, sweep_params
+from orchestrator.tracking.content import (
+    ContentReader,
+    JobContent,
+    RecordCache,
+    analysed_backbone,
+    last_steps,
+    read_all,
+    sweep_params,
+)
 from orchestrator.tracking.draft import Experiment, MetricPoint, RunDraft
 from orchestrator.tracking.facts import (
     SWEEP_RUN,
@@ -179,7 +187,7 @@ class Publication:
     def __init__(self, source: SweepSource, server: TrackingServer, timeline: Timeline, plan: Plan) -> None:
         self._source, self._server, self._timeline, self._plan = source, server, timeline, plan
         self._jobs = plan.by_name()
-        self._reader = ContentReader(source.store, plan, source.records)
+        self._reader = ContentReader(source.store, plan, source.records, timeline.snapshot.jobs)
         self._attachments = Attachments(source.store, server, timeline, plan)
         self._memory = Memory()
         self._runs: dict[RunIdentity, RunMemory] = {}
@@ -221,7 +229,14 @@ class Publication:
     def _changed(self) -> list[RunFacts]:
         """What is to be told anew; the sweep's own run first."""
         facts = self._source.facts.all(self._timeline, self._plan, self._runs)
-        return [run for run in facts if self._has_news(run)]
+        has_news = {run.identity for run in facts if self._has_news(run)}
+        # The run of a backbone shows its analyses too, which end long after it.
+        for name, key in tuple(has_news):
+            job = self._jobs.get(name)
+            backbone = None if job is None or job.key != key else analysed_backbone(job, self._jobs)
+            if backbone is not None:
+                has_news.add((backbone.name, backbone.key))
+        return [run for run in facts if run.identity in has_news]
 
     def _has_news(self, facts: RunFacts) -> bool:
         run = self._runs.get(facts.identity)

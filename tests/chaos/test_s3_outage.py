@@ -101,5 +101,5 @@ def test_sweep_on_s3_survives_the_server_being_away_bit_for_bit(project, monkeyp
     # The keys are the same on any store, so the same numbers must come out under them.
     assert {view.key for view in snapshot.jobs.values()} == {view.key for view in undisturbed.jobs.values()}
     found = weights(store, snapshot)
-    assert len(found) == 30, "15 backbones and as many fine-tunes"
+    assert len(found) == 50, "25 backbones and as many fine-tunes"
     assert found == weights(open_store(local.store_uri), undisturbed)

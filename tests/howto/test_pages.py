@@ -16,7 +16,7 @@ LONG = (
     "export",
     "first-sweep",
     "label-spaces",
-    "likeness",
+    "similarity",
     "mlflow",
     "own-data",
     "power",

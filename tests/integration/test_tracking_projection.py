@@ -11,10 +11,12 @@ import pytest
 
 from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.trials import Trial, TrialPoint, TrialState, write_trial
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.tracking.links import compare_url, find_compare_link, find_run_links, run_url, share_key
 from orchestrator.tracking.provenance import Provenance, capture, save
 from orchestrator.tracking.publication import Publisher
@@ -239,6 +241,52 @@ def test_registry_sweep_that_does_not_ask_registers_nothing(client, store, plan,
     SampleJournal(store, plan).run_all()
     assert Publisher(store, uri).publish_once(plan.sweep)
     assert client.search_model_versions(f"name = '{plan.sweep}'") == []
+
+
+# ------------------------------------------------------------------------------------------------------------- analyses
+ANALYSED = """\
+version: 1
+name: curves-of-analyses
+datasets: {tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}
+labels: {levels: {dataset: tree, hierarchy: [depth1]}}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: ["levels/*"]
+  recipe: {epochs: 10, batch_size: 64, lr: 1e-3}
+  seeds: [0, 1]
+  checkpoints: {keep: {epochs: [2, 5]}}
+analyze:
+  - {name: structure, from_checkpoints: [2, 5, 10], measures: [collapse]}
+  - {name: last, measures: [rank]}
+  - {name: alike, between: [seeds], measures: [cka]}
+"""
+
+
+def test_publisher_analyses_are_curves_by_epoch_on_the_run_of_their_backbone(client, store, uri):
+    plan = build_plan(parse_sweep(ANALYSED, "s.yaml", shipped_recipes()), store_uri=store.uri)
+    journal = SampleJournal(store, plan)
+    analyses = [job for job in plan.jobs if job.kind is JobKind.ANALYZE]
+    early = [job for job in analyses if job.facets.get("checkpoint") == "epoch2"]
+    for job in (*(job for job in plan.jobs if job.kind is not JobKind.ANALYZE), *early):
+        journal.run(job)
+    publisher = Publisher(store, uri)
+    assert publisher.publish_once(plan.sweep)
+    for job in analyses:
+        if job not in early:
+            journal.run(job)
+    journal.finish()
+    assert publisher.publish_once(plan.sweep)
+
+    def history(job: str, metric: str) -> list[tuple[int, float]]:
+        found = client.get_metric_history(_runs(client, plan)[job].info.run_id, metric)
+        return [(point.step, point.value) for point in found]
+
+    for seed in (0, 1):
+        backbone = f"pretrain/levels/depth1/seed{seed}"
+        assert history(backbone, "structure/nc1") == [(2, 0.5), (5, 0.2), (10, 0.1)]
+        assert history(backbone, "last/nc1") == [(10, 1.0)]
+        assert history(f"analyze/structure/levels/depth1/seed{seed}/epoch5", "nc1") == [(5, 0.2)]
+    assert not any("alike" in name for run in _runs(client, plan).values() for name in run.data.metrics)
 
 
 # --------------------------------------------------------------------------------------------------------------- trials

@@ -17,8 +17,8 @@ from workloads.analysis import geometry
 from workloads.analysis.features import ArrayStream, SampleClasses, class_moments
 from workloads.analysis.fine_structure import ProbedSamples, best_mapping, cluster_and_probe, linear_probe
 from workloads.analysis.layers import ActivityCounter
-from workloads.analysis.likeness import linear_cka
 from workloads.analysis.measures import AnalyzedFeatures, measure
+from workloads.analysis.similarity import linear_cka
 from workloads.analysis.units import feature_ranks, purities, sparsity, top_samples
 
 C, PER_CLASS = 5, 200
@@ -152,6 +152,18 @@ def test_cka_is_the_estimate_over_all_pairs_of_samples() -> None:
     np.testing.assert_allclose(np.diag(found), 1)
 
 
+def test_cka_is_what_another_implementation_gives() -> None:
+    """Values of ``cka_from_features`` of pytorch-cka 1.1.3 in float64, whose matplotlib no test needs."""
+    rows, columns = np.indices((20, 6))
+    x = (3 * rows**2 + 5 * columns + rows * columns) % 11 - 2
+    y = np.concatenate([x[:, :3] ** 2, ((rows + 2 * columns * rows) % 7)[:, :2]], axis=1)
+    z = np.concatenate([y[:, :3], 3 * ((rows**3 + columns) % 13)[:, :3] - x[:, 1:4]], axis=1)
+    found = linear_cka([ArrayStream(features_ND=matrix.astype(float), rows_at_once=7) for matrix in (x, y, z)])
+    expected = [(0, 1, 0.5309055898499517), (0, 2, 0.5299521162990919), (1, 2, 0.9266948327816799)]
+    for first, second, value in expected:
+        assert found[first, second] == pytest.approx(value, rel=1e-12)
+
+
 def test_cka_refuses_streams_of_different_samples() -> None:
     with pytest.raises(ValueError, match="the same samples"):
         linear_cka([ArrayStream(features_ND=np.ones((5, 2))), ArrayStream(features_ND=np.ones((6, 2)))])
@@ -206,6 +218,25 @@ def test_purity_finds_the_units_of_a_level_and_leaves_out_silent_ones() -> None:
     assert found["class"].above_chance == pytest.approx(1 - found["class"].chance)
     assert 0.3 < found["class"].chance < 0.45  # of 20 random samples the commonest of 4 classes
     assert abs(found["noise"].above_chance) < 0.1
+
+
+def test_purity_of_all_samples_is_no_more_than_chance() -> None:
+    ids = np.repeat(np.arange(4), [1, 2, 3, 14])
+    assert purities(np.arange(20)[:, None], {"class": ids})["class"].above_chance == 0
+
+
+def test_fine_structure_of_noise_depends_on_the_seed_of_tsne() -> None:
+    noise = [
+        ProbedSamples(
+            features_ND=rng(part).normal(size=(120, 6)).astype(np.float32),
+            classes_N=np.arange(120) % 4,
+            trained_N=np.arange(120) % 2,
+        )
+        for part in (1, 2)
+    ]
+    found = [cluster_and_probe(noise[0], noise[1], reduce="tsne", seed=seed) for seed in (0, 0, 1, 2)]
+    assert found[0] == found[1]
+    assert len(set(found)) > 1
 
 
 def test_sparsity_counts_activations_above_zero() -> None:

@@ -80,7 +80,7 @@ def test_sparsity_of_layers_reads_the_backbone_and_embeds_nothing_more() -> None
     assert kept == 1
 
 
-def test_likeness_compares_what_differs_in_the_named_factors_alone() -> None:
+def test_similarity_compares_what_differs_in_the_named_factors_alone() -> None:
     narrow = analyses("analyze.1.pretrain=[first]", "analyze.1.between=[labels]", "analyze.1.labels=[levels/*]")
     by_seed = {name: len(job.identity["inputs"]) - 1 for name, job in narrow.items() if "alike" in name}
     assert by_seed == {"analyze/alike/first/seed0": 2, "analyze/alike/first/seed1": 2}
@@ -212,7 +212,7 @@ def test_analysis_of_given_classes_without_trained_ones_leaves_out_what_needs_th
     assert {"nc1", "msdr", "distance_depth1"}.isdisjoint(result.metrics)
 
 
-def test_likeness_of_a_backbone_and_itself_is_one(backbones: Backbones) -> None:
+def test_similarity_of_a_backbone_and_itself_is_one(backbones: Backbones) -> None:
     first, second = (features["val"] for features in backbones.features)
     result = backbones.analyze({"cka": {}}, {"features0": first, "features1": second, "features2": first})
     values = np.array(backbones.document(result.key)["pictures"]["cka"]["values"])

@@ -16,6 +16,7 @@ from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import FakeClock, ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
+from tests.builders import make_job
 from tests.commands import Ended, run_command
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 

@@ -19,6 +19,7 @@ from orchestrator.state.snapshot import JobView
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.content import ContentReader, RecordCache
 from orchestrator.tracking.links import shared_view
+from tests.builders import make_job
 from tests.sweep_fields import plan_of, portable_of
 
 TEXT = """\
@@ -182,7 +183,7 @@ def _view(plan: Plan) -> tuple[list[str], str]:
 
 def test_mlflow_has_factors_as_parameters_tags_and_axes_of_the_view_that_compares(tmp_path: Path) -> None:
     plan = _plan()
-    reader = ContentReader(LocalStore(tmp_path), plan, RecordCache(LocalStore(tmp_path)))
+    reader = ContentReader(LocalStore(tmp_path), plan, RecordCache(LocalStore(tmp_path)), {})
     job = plan.by_name()["probe/top/optimizer-lamb_mix-none/levels/depth2/seed1/seed0"]
     said = reader.read(job, JobView(name=job.name, key=job.key), segments=(), said={}, is_described=False)
     for found in (said.params, said.tags):
@@ -202,6 +203,14 @@ def test_blocks_are_an_axis_of_the_view_by_the_parameter_that_names_them() -> No
     )
     plan = _plan("pretrain=null", f"pretrain={{low: {block % '1e-3'}, high: {block % '1e-2'}}}")
     assert _view(plan)[0] == ["pretrain", "label_space", "granularity"]
+
+
+def test_plan_whose_backbones_have_no_facets_has_a_view_too() -> None:
+    jobs = (make_job("pretrain/one"), make_job("pretrain/two"))
+    assert _view(Plan(sweep="study", revision=0, store_uri="", jobs=jobs, baseline=""))[0] == [
+        "label_space",
+        "granularity",
+    ]
 
 
 @pytest.mark.parametrize(

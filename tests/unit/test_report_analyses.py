@@ -37,7 +37,7 @@ pretrain:
 transfer: [{name: top, target: levels/depth1, protocol: probe, recipe: cached-probe}]
 analyze:
   - {name: structure, from_checkpoints: [1, 2], measures: [collapse, distances, {embedding: {}}]}
-  - {name: likeness, between: [labels], measures: [cka]}
+  - {name: similarity, between: [labels], measures: [cka]}
 """
 
 
@@ -65,7 +65,7 @@ def committed(*, lacking: str = "-") -> dict[str, Committed]:
             pictures["embedding"] = {**points, "trained_names": [], "method": "pca"}
             pictures["layers"] = {"names": ["act1", "<act2>"], "values": [0.5, 0.1 * seed + 0.2 * fine]}
             found[job.name] = Committed(metrics=metrics, pictures=pictures)
-        elif job.facets.get("analysis") == "likeness":
+        elif job.facets.get("analysis") == "similarity":
             values = [[1.0, 0.4 + 0.1 * seed], [0.4 + 0.1 * seed, 1.0]]
             found[job.name] = Committed(metrics={"cka_mean": values[0][1]}, pictures={"cka": {"values": values}})
         elif job.kind in {JobKind.PRETRAIN, JobKind.LABELS}:
@@ -108,6 +108,42 @@ def test_correlation_is_over_backbones_at_the_checkpoint_that_the_transfer_measu
     assert any("exploratory" in table.caption for table in analysis_tables(report().analyses[0]))
 
 
+FACTORS = """\
+version: 1
+name: factors
+datasets: {tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}
+labels: {levels: {dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: ["levels/*"]
+  factors: {speed: {slow: {recipe: {lr: 1e-4}}, fast: {recipe: {lr: 1e-3}}}}
+  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}
+  seeds: [0, 1]
+transfer: [{name: top, target: levels/depth1, protocol: probe, recipe: cached-probe}]
+analyze:
+  - {name: structure, measures: [collapse]}
+  - {name: seeds, between: [seeds], measures: [cka]}
+"""
+
+
+def test_correlations_of_a_sweep_with_factors_are_over_all_cells_and_within_each() -> None:
+    factors = build_plan(parse_sweep(FACTORS, "s.yaml", shipped_recipes()), store_uri="file:///store")
+    found = {}
+    for number, job in enumerate(sorted(factors.jobs, key=lambda job: (str(job.facets.get("pretrain")), job.name))):
+        if job.kind is JobKind.PROBE:
+            found[job.name] = Committed(metrics={"val_error": 0.01 * number})
+        elif job.facets.get("analysis") == "structure":
+            found[job.name] = Committed(metrics={"nc1": float(number)})
+        elif job.facets.get("analysis") == "seeds":
+            found[job.name] = Committed(metrics={"cka_mean": 0.5}, pictures={"cka": {"values": [[1, 0.5], [0.5, 1]]}})
+    analyses = compute_report(factors, found).analyses
+    by_block = {one.pretrain: one for one in analyses[0].correlations}
+    assert {block: one.num_backbones for block, one in by_block.items()} == {"": 8, "speed-slow": 4, "speed-fast": 4}
+    assert by_block["speed-slow"].coefficient == pytest.approx(1)
+    assert any("all" in line for table in analysis_tables(analyses[0]) for line in table.rows)
+    assert not analyses[1].correlations  # of backbones compared with each other, none has an error of its own
+
+
 def test_spearman_takes_ties_at_their_mean_rank() -> None:
     first, second = [1.0, 2.0, 2.0, 5.0, 0.0], [3.0, 1.0, 4.0, 4.0, 4.0]
     assert spearman(first, second) == pytest.approx(spearmanr(first, second).statistic)
@@ -115,12 +151,12 @@ def test_spearman_takes_ties_at_their_mean_rank() -> None:
 
 
 def test_matrices_are_means_over_seeds_and_named_by_what_differs() -> None:
-    structure, likeness = report().analyses
+    structure, similarity = report().analyses
     distances = [picture for picture in structure.pictures if picture.kind == "distances"]
     assert len(distances) == 4
     assert distances[0].values[0][0] == pytest.approx(2.0)
     assert distances[0].num_seeds == 3
-    (matrix,) = likeness.pictures
+    (matrix,) = similarity.pictures
     assert matrix.names == ("levels/depth1", "levels/depth2")
     assert list(matrix.values[0]) == pytest.approx([1.0, 0.5])
 

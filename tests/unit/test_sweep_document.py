@@ -217,3 +217,34 @@ def test_ordinary_words_are_no_secrets() -> None:
     text = "resources: {pretrain: {cpus: 1}}\nstore: s3://bucket/task-force/secret-sauce\n" + TEXT
     document = read(text.replace("image_size: 32", "image_size: 32, kwargs: {class_token: true, global_pool: token}"))
     assert document.tree.value["pretrain"]["model"]["kwargs"]["global_pool"] == "token"
+
+
+def test_places_without_a_scheme_start_from_the_file_that_names_them() -> None:
+    text = """version: 1
+name: places
+store: results
+datasets:
+  a: {from: shards}
+  b: {shards: {train: "b/train-{000..003}.tar", val: [/abs/, ../val/]}, classes: "${env:WHERE}/classes.json"}
+  c: {convert: {format: csv, source: photos}}
+  d: {from: "s3://bucket/d"}
+"""
+    changes = Changes(overrides=["datasets.a.classes=table.json"])
+    found = read_document(
+        text, "studies/sweep.yaml", changes=changes, environment={"WHERE": "here"}, folder="/home/ada"
+    )
+    assert found.tree.value["store"] == "file:///home/ada/studies/results"
+    assert found.tree.value["datasets"] == {
+        "a": {"from": "file:///home/ada/studies/shards", "classes": "file:///home/ada/table.json"},
+        "b": {
+            "shards": {
+                "train": "file:///home/ada/studies/b/train-{000..003}.tar",
+                "val": ["file:///abs/", "file:///home/ada/val/"],
+            },
+            "classes": "file:///home/ada/here/classes.json",
+        },
+        "c": {"convert": {"format": "csv", "source": "/home/ada/studies/photos"}},
+        "d": {"from": "s3://bucket/d"},
+    }
+    assert found.portable["datasets"]["b"]["classes"] == "${env:WHERE}/classes.json"
+    assert not found.is_own_text  # or the file that is kept would name other places elsewhere

@@ -44,7 +44,7 @@ def cluster_and_probe(train: ProbedSamples, test: ProbedSamples, *, reduce: Redu
         train: what is clustered and learnt from.
         test: what is judged.
         reduce: what features become before they are clustered; ``tsne`` as in the source, 2 dimensions.
-        seed: of the reduction and of k-means.
+        seed: of where t-SNE and k-means start; means nothing to ``pca``.
     """
     clusters_N, offset = np.empty_like(train.classes_N), 0
     for trained in np.unique(train.trained_N).tolist():
@@ -80,13 +80,14 @@ def best_mapping(counts_KC: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 def reduced(features_ND: NDArray[np.float32], reduce: Reduction, seed: int) -> NDArray[np.float32]:
-    """Features in two dimensions, or as they are."""
+    """Features in two dimensions, or as they are; ``seed`` is of the places that t-SNE starts from."""
     if reduce == "none" or len(features_ND) < 4:
         return features_ND
     if reduce == "pca":
         return np.asarray(PCA(n_components=2, svd_solver="full").fit_transform(features_ND), np.float32)
     perplexity = min(_PERPLEXITY, (len(features_ND) - 1) / 3)
-    picture = TSNE(n_components=2, init="pca", perplexity=perplexity, random_state=seed)
+    # From the principal components, as by default, every seed would end at the same picture.
+    picture = TSNE(n_components=2, init="random", perplexity=perplexity, random_state=seed)
     return np.asarray(picture.fit_transform(features_ND), np.float32)
 
 

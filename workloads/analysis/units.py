@@ -74,7 +74,7 @@ class Purity:
     mean: float
     """Over the units that tell their top samples from others."""
     chance: float
-    """Mean of the same share over random sets of as many samples."""
+    """Mean of the same share over random sets of as many samples, drawn without replacement as top samples are."""
 
     @property
     def above_chance(self) -> float:
@@ -119,9 +119,16 @@ def purities(
     found = {}
     for number, (level, ids_N) in enumerate(ids_of_levels.items()):
         random = np.random.Generator(np.random.PCG64(seed_sequence(seed, Stage.ANALYZE, Purpose.CHANCE, number)))
-        sets_TR = random.integers(0, len(ids_N), size=(len(top_TU), _RANDOM_SETS))
-        found[level] = Purity(mean=_commonest(ids_N[top_TU]), chance=_commonest(ids_N[sets_TR]))
+        counts_C = np.unique(ids_N, return_counts=True)[1]
+        found[level] = Purity(mean=_commonest(ids_N[top_TU]), chance=_chance(counts_C, len(top_TU), random))
     return found
+
+
+def _chance(counts_C: NDArray[np.int64], top: int, random: np.random.Generator) -> float:
+    """Mean share of the commonest group in random sets of ``top`` samples, of groups with so many samples each."""
+    # With replacement it would be too large wherever the sets are no small part of all samples.
+    sets_RC = random.multivariate_hypergeometric(counts_C, top, size=_RANDOM_SETS, method="marginals")
+    return float(sets_RC.max(axis=1).mean() / top)
 
 
 def _commonest(ids_TU: NDArray[np.int64]) -> float:

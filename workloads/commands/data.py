@@ -14,7 +14,6 @@ from io import BytesIO
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from urllib.parse import quote
 
 import numpy as np
 from PIL import Image
@@ -36,7 +35,7 @@ from orchestrator.storage.dataset_files import (
 )
 from orchestrator.storage.files import scratch_folder
 from orchestrator.storage.listing import list_shards
-from orchestrator.storage.open import expand_braces
+from orchestrator.storage.open import as_uri, expand_braces
 from workloads.convert.items import WriteRequest
 from workloads.convert.listing import CONVERTERS, describe_conversion, list_source
 from workloads.convert.write import tidy_folder, write_dataset
@@ -284,11 +283,9 @@ def open_shard_input(request: ShardInputRequest) -> ShardInput:
 
 def to_uri(place: str) -> str:
     """A path as a ``file://`` URI with its braces; a URI as it is, and a folder without its final slash."""
-    if "://" in place:
-        return place
     if place.startswith("pipe:"):
         raise UserError(f"{place!r} would run a program; name a path, file:// or s3:// URI of shards")
-    return "file://" + quote(str(Path(place).absolute()), safe="/{},.+=@~")
+    return place if "://" in place else as_uri(place.rstrip("/") or place)
 
 
 def _described(uri: str) -> DatasetFile | None:

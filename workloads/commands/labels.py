@@ -19,6 +19,7 @@ from workloads.data.builtin import open_builtin
 from workloads.data.index import SampleIndex, SplitIndex
 from workloads.data.split_targets import NO_LABEL, SplitTargets
 from workloads.labels.definition import ClassTable, LabelInputs
+from workloads.labels.hierarchy import make_hierarchy
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.spaces import make_label_map
 from workloads.labels.taxonomy import check_chains, find_parents, table_digest
@@ -44,6 +45,11 @@ def show(request: Mapping[str, Any]) -> dict[str, Any]:
 def table(request: Mapping[str, Any]) -> dict[str, Any]:
     """The class table of ``dataset`` (see `class_table`)."""
     return {"rows": class_table(request["dataset"])}
+
+
+def hierarchy(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Levels for the classes of ``dataset`` (see `class_table`); see `make_hierarchy`."""
+    return make_hierarchy(request, class_table(request["dataset"]))
 
 
 def changes(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, hold_out
 
-_SPLIT_FOLDERS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
+SPLIT_FOLDERS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 
 
 def convert(request: ConvertRequest) -> Conversion:
@@ -46,7 +46,7 @@ def split_folders(request: ConvertRequest) -> dict[str, Path]:
         if missing := [str(folder) for folder in chosen.values() if not folder.is_dir()]:
             raise UserError(f"{', '.join(missing)}: no such folder; --split names folders in {request.source}")
         return chosen
-    usual = {split: request.source / name for name, split in _SPLIT_FOLDERS.items() if (request.source / name).is_dir()}
+    usual = {split: request.source / name for name, split in SPLIT_FOLDERS.items() if (request.source / name).is_dir()}
     return usual if "train" in usual else {"train": request.source}
 
 

@@ -83,6 +83,11 @@ def _convert_folders(request: ConvertRequest) -> Conversion:
     return Conversion(converter="inat2021", classes=classes, splits=with_val(splits, request))
 
 
+def is_rank_folder(name: str) -> bool:
+    """Whether the name of a folder holds a number and all ranks."""
+    return _FOLDER.fullmatch(name) is not None
+
+
 def _folder_class(leaf: int, folder: str, source: Path) -> dict[str, Any]:
     match = _FOLDER.fullmatch(folder)
     if match is None:

@@ -22,7 +22,7 @@ from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
 from orchestrator.storage.dataset_files import ClassRows, level_counts, parse_class_table
-from workloads.convert import arrays, imagefolder, imagenet, inat, tabular
+from workloads.convert import arrays, huggingface, imagefolder, imagenet, inat, tabular
 from workloads.convert.items import Conversion, ConvertRequest, ShardingOptions, ShardLayout, StoredItems
 from workloads.convert.write import VERSION, classes_bytes, shard_rows, source_samples
 from workloads.data.cache import ObjectCache
@@ -43,6 +43,7 @@ CONVERTERS: Final[Mapping[str, Callable[[ConvertRequest], Conversion]]] = {
     "cifar100": arrays.convert_cifar100,
     "mnist": arrays.convert_mnist,
     "svhn": arrays.convert_svhn,
+    "huggingface": huggingface.convert,
     "csv": tabular.convert_csv,
     "parquet": tabular.convert_parquet,
 }
@@ -235,7 +236,8 @@ def list_source(arguments: Mapping[str, Any]) -> Conversion:
     if name not in CONVERTERS:
         raise UserError(f"there is no converter {name!r}; there are {', '.join(CONVERTERS)}")
     request = convert_request(arguments)
-    if not request.source.exists():
+    is_of_hub = name == "huggingface" and not request.source.is_absolute()
+    if not request.source.exists() and not is_of_hub:
         raise UserError(f"{request.source} does not exist; name the folder or file to convert")
     return CONVERTERS[name](request)
 

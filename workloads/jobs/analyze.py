@@ -21,8 +21,8 @@ from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_recor
 from workloads.analysis.features import ROWS_AT_ONCE, SampleClasses
 from workloads.analysis.fine_structure import ProbedSamples
 from workloads.analysis.layers import ActivityCounter
-from workloads.analysis.likeness import linear_cka
 from workloads.analysis.measures import AnalyzedFeatures, Findings, ProbeInputs, group_of_classes, measure
+from workloads.analysis.similarity import linear_cka
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.index import SampleIndex, SplitIndex
 from workloads.data.loader import EvalLoader
@@ -34,7 +34,7 @@ from workloads.features.backbone import open_backbone
 from workloads.jobs.embed import BATCH_SIZE
 from workloads.labels.label_map import LabelMap
 from workloads.labels.spaces import leaf_labels
-from workloads.labels.taxonomy import level_labels, level_names
+from workloads.labels.taxonomy import level_labels, level_names, node_of
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
 from workloads.runtime.precision import Arithmetic
@@ -69,7 +69,7 @@ def run_analyze(request: JobRequest, context: ExecutionContext) -> JobResult:
     with deterministic_numerics(request.execution.num_threads):
         index = SampleIndex.open(context.store, request.inputs["index"], context.cache, request.execution.data_location)
         if any(role.startswith("features") for role in request.inputs):
-            found = {CKA: _likeness(request, context, index, ticker)}
+            found = {CKA: _similarity(request, context, index, ticker)}
         else:
             analysis = Analysis(request, context, index, ticker)
             measures: Mapping[str, Mapping[str, Any]] = request.parameters["measures"]
@@ -207,7 +207,9 @@ class Analysis:
         rows, leaves_N = self._index.classes, found.split.leaves[found.ordinals_N].astype(np.int64)
         levels: dict[str, NDArray[np.int64]] = {}
         for name in level_names(rows) if found.split.leaf_sets is None else ():
-            if any(row[name] is None for row in rows) or len({row[name] for row in rows}) < 2:
+            # As `level_labels` names them: in numbers, 1, 1.0 and true would be one node.
+            nodes = {node_of(row, name) for row in rows}
+            if None in nodes or len(nodes) < 2:
                 continue
             groups_C = group_of_classes(classes, level_labels(name, rows).targets[leaves_N])
             if groups_C is not None:
@@ -284,7 +286,7 @@ def _probed(found: AnalyzedSplit, features_ND: NDArray[np.float32]) -> ProbedSam
     return ProbedSamples(features_ND=features_ND, classes_N=found.classes_N, trained_N=trained_N)
 
 
-def _likeness(request: JobRequest, context: ExecutionContext, index: SampleIndex, tick: Tick) -> Findings:
+def _similarity(request: JobRequest, context: ExecutionContext, index: SampleIndex, tick: Tick) -> Findings:
     """CKA of every pair of backbones, in the order of their roles."""
     roles = sorted(
         (role for role in request.inputs if role.startswith("features")),
@@ -295,7 +297,7 @@ def _likeness(request: JobRequest, context: ExecutionContext, index: SampleIndex
     missing = np.unique(np.concatenate([table.missing for table in tables]))
     ordinals_N = np.setdiff1d(np.arange(index.split(split).num_samples), missing)
     if len(ordinals_N) < 4:
-        raise UserError(f"{len(ordinals_N)} {split} samples of {index.key} have features; likeness needs 4 at least")
+        raise UserError(f"{len(ordinals_N)} {split} samples of {index.key} have features; similarity needs 4 at least")
     matrix_SS = linear_cka([TableStream(table=table, ordinals_N=ordinals_N, tick=tick) for table in tables])
     notes = _constant(matrix_SS, roles)
     values = [[float(value) if np.isfinite(value) else None for value in row] for row in matrix_SS]

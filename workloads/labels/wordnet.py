@@ -24,6 +24,7 @@ from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
 PLACES: Final = (Path("/usr/share/wordnet"), Path("/usr/local/share/wordnet"), Path("/usr/local/WordNet-3.0/dict"))
 _FILE: Final = "data.noun"
+_SENSES: Final = "index.noun"
 _SYNSET: Final = re.compile(r"n\d{8}")
 _ADVICE: Final = "install Debian's package wordnet-base (WordNet 3.0), or name the place of a data.noun: file: <path>"
 
@@ -173,6 +174,23 @@ def open_wordnet(uri: str = "") -> WordNet:
 _parsed: dict[str, WordNet] = {}
 
 
+def read_senses(uri: str = "") -> dict[str, tuple[Synset, ...]]:
+    """Synsets of each noun, its most frequent sense first, from the ``index.noun`` beside a ``data.noun``.
+
+    Raises:
+        UserError: there is none.
+    """
+    place = uri or _found()
+    folder = place.removesuffix(_FILE).rstrip("/")
+    senses: dict[str, tuple[Synset, ...]] = {}
+    for line in _read(f"{folder}/{_SENSES}", _SENSES).splitlines():
+        fields = line.split()
+        if line.startswith("  ") or len(fields) < 3 or not fields[2].isdigit():  # the licence
+            continue
+        senses[fields[0]] = tuple(f"n{offset}" for offset in fields[-int(fields[2]) :])
+    return senses
+
+
 def _found() -> str:
     for folder in PLACES:
         if (folder / _FILE).is_file():
@@ -180,17 +198,17 @@ def _found() -> str:
     raise UserError(f"WordNet is not installed: {_FILE} is in none of {', '.join(map(str, PLACES))}; {_ADVICE}")
 
 
-def _read(uri: str) -> str:
+def _read(uri: str, file: str = _FILE) -> str:
     if "://" not in uri:
         path = Path(uri)
-        path = path / _FILE if path.is_dir() else path
+        path = path / file if path.is_dir() else path
         try:
             if path.parent not in PLACES:  # packages put it there, not whoever wrote the sweep
                 check_allowed(path.absolute().as_uri())
             return path.read_text(encoding="latin-1")
         except OSError as error:
             raise UserError(f"WordNet cannot be read: {path}: {error.strerror}; {_ADVICE}") from error
-    folder, name = split_object_uri(uri if uri.endswith(_FILE) else f"{uri.rstrip('/')}/{_FILE}")
+    folder, name = split_object_uri(uri if uri.endswith(file) else f"{uri.rstrip('/')}/{file}")
     try:
         return open_store(folder).get(name).decode("latin-1")
     except NotFoundError as error:

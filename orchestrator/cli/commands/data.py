@@ -68,6 +68,7 @@ class Converter(StrEnum):
     CIFAR100 = "cifar100"
     MNIST = "mnist"
     SVHN = "svhn"
+    HUGGINGFACE = "huggingface"
     CSV = "csv"
     PARQUET = "parquet"
 
@@ -82,7 +83,10 @@ class BadSamplePolicy(StrEnum):
 @data.command()
 def shard(  # noqa: PLR0913 - one argument per option
     converter: Annotated[Converter, typer.Argument(help="Format of the source.")],
-    source: Annotated[str, typer.Argument(help="Folder or file of the data set as it was published.")],
+    source: Annotated[
+        str,
+        typer.Argument(help="Folder or file of the data set as it was published; huggingface: also a name on the hub."),
+    ],
     destination: Annotated[str, typer.Argument(help="Folder for shards, class table and dataset.json; path or URI.")],
     *,
     split: Splits = None,
@@ -95,10 +99,10 @@ def shard(  # noqa: PLR0913 - one argument per option
     workers: Workers = 0,
     labels: Annotated[str, typer.Option(help="imagenet1k: file with the classes of the validation images.")] = "",
     path_column: Annotated[str, typer.Option(help="csv, parquet: column with the paths of the images.")] = "path",
-    label_column: Annotated[str, typer.Option(help="csv, parquet: column with the labels.")] = "label",
+    label_column: Annotated[str, typer.Option(help="csv, parquet, huggingface: column with the labels.")] = "label",
     separator: Annotated[str, typer.Option(help="csv, parquet: separator between several labels of a sample.")] = "",
     level_column: Annotated[
-        list[str] | None, typer.Option(help="csv, parquet: column with a coarser level; may be repeated.")
+        list[str] | None, typer.Option(help="csv, parquet, huggingface: column with a coarser level; may be repeated.")
     ] = None,
     root: Annotated[str, typer.Option(help="csv, parquet: folder to which relative paths are relative.")] = "",
     follow_links: Annotated[

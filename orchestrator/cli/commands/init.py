@@ -33,6 +33,10 @@ class Template(StrEnum):
 def init(
     file: Annotated[Path, typer.Argument(help="File to write.")] = Path("sweep.yaml"),
     *,
+    source: Annotated[
+        str,
+        typer.Option("--from", metavar="PLACE", help="Your images, or shards: look at them and write a sweep of them."),
+    ] = "",
     template: Annotated[Template, typer.Option(help="Template to start from.")] = Template.SYNTHETIC,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
@@ -40,19 +44,29 @@ def init(
     """Write a commented sweep.yaml to start from, and the JSON Schema with which editors check it."""
     if file.exists() and not force:
         raise UserError(f"{file} is there already and would be lost; name another file, or pass --force")
+    text = _of_images(source, file) if source else template_text(template.value)
     schema = Settings().home / _SCHEMA
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         schema.parent.mkdir(parents=True, exist_ok=True)
         schema.write_text(shipped_schema(), encoding="utf-8")
         relative = os.path.relpath(schema, file.absolute().parent)
-        file.write_text(
-            f"# yaml-language-server: $schema={relative}\n{template_text(template.value)}", encoding="utf-8"
-        )
+        file.write_text(f"# yaml-language-server: $schema={relative}\n{text}", encoding="utf-8")
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}; choose another place") from error
-    stderr_console().print(
-        f"Wrote {file}. Next: orchestrator validate {file}; orchestrator plan {file}", soft_wrap=True
-    )
+    after = f"orchestrator submit {file}" if source else f"orchestrator validate {file}; orchestrator plan {file}"
+    stderr_console().print(f"Wrote {file}. Next: {after}", soft_wrap=True)
     if output is not DocumentForm.TABLE:
-        print_document({"file": str(file), "schema": str(schema), "template": template.value}, output)
+        print_document({"file": str(file), "schema": str(schema), "template": "" if source else template.value}, output)
+
+
+def _of_images(source: str, file: Path) -> str:
+    """The text of a sweep of what lies at a place. Raises ``UserError``: nothing is there that can be read."""
+    from orchestrator.core.data_plane import LOOK, LookRequest, NoAnswerError, Terminal, ask
+    from orchestrator.services.first_sweep import first_sweep
+
+    try:
+        found = ask(LOOK, LookRequest(place=source), terminal=Terminal.SHARED)
+    except NoAnswerError as error:
+        raise UserError(str(error)) from error
+    return first_sweep(found, source, str(file.absolute().parent), str(file), len(os.sched_getaffinity(0)))

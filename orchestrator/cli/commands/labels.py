@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import fnmatch
+import io
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -14,8 +17,10 @@ from rich.tree import Tree
 
 from orchestrator.cli.arguments import ScaleOption, scale_name
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.core.data_plane import SHOW, ShowRequest
+from orchestrator.core.data_plane import HIERARCHY, SHOW, HierarchyRequest, ShowRequest
+from orchestrator.core.errors import UserError
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.first_sweep import with_label_entry
 from orchestrator.services.settings import Settings
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.dataset_files import (
@@ -31,15 +36,13 @@ from orchestrator.sweepfile.survey import ask_labels, table_of
 from orchestrator.sweepfile.values import ResolvedSweep
 
 labels = typer.Typer(
-    help="Show label spaces.", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
+    help="Show label spaces; give classes a hierarchy.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
 )
 
 _MAX_CHILDREN = 12  # of a node of the tree; the rest is a number
-
-
-@labels.callback()
-def group() -> None:
-    """Keeps the group a group while it has one command."""
 
 
 @labels.command()
@@ -75,6 +78,76 @@ def show(
         stdout_console().print(_table(looked))
         if tree and looked["tree"]:
             stdout_console().print(_drawn(tree, looked["tree"], looked["lemmas"]))
+
+
+@labels.command()
+def hierarchy(
+    reference: Annotated[str, typer.Argument(metavar="SWEEP|DATASET", help="Sweep file, or folder of shards.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A table of the classes and their parents (csv, json, parquet), a folder with the classes in nested "
+            "folders, or `wordnet`: by the classes' synsets or names."
+        ),
+    ],
+    *,
+    dataset: Annotated[str, typer.Option(help="Data set of the sweep; default: its only one.")] = "",
+    out: Annotated[Path, typer.Option(help="Table to write.")] = Path("hierarchy.csv"),
+    add: Annotated[bool, typer.Option("--add", help="Add the levels to the sweep file, too.")] = False,
+    wordnet: Annotated[str, typer.Option(help="Folder of WordNet's data.noun; default: where packages put it.")] = "",
+    output: DocumentOption = DocumentForm.TABLE,
+) -> None:
+    """Give the classes of a data set levels: write a table of them, show their tree, and print what the sweep says."""
+    folder = _folder_uri(reference)
+    if add and folder:
+        raise typer.BadParameter("levels are added to a sweep file, and this is a folder of shards; name the sweep")
+    name, table = _dataset_of(reference, folder, dataset)
+    request = HierarchyRequest(dataset=table, source=source, wordnet=wordnet)
+    found = ask_labels(HIERARCHY, request, "the hierarchy could not be made")
+    start = Path(reference).absolute().parent if Path(reference).is_file() else Path.cwd()
+    place = os.path.relpath(out.absolute(), start)
+    entry = f"hierarchy: {{dataset: {name}, taxonomy: {{table: {place}, levels: [{', '.join(found['levels'])}]}}}}"
+    added = with_label_entry(Path(reference).read_text(encoding="utf-8"), reference, entry) if add else ""
+    _write_rows(out, found["rows"])
+    if add:
+        Path(reference).write_text(added, encoding="utf-8")
+    if output is not DocumentForm.TABLE:
+        print_document({**found, "table": str(out), "entry": entry}, output)
+        return
+    paths = [{"path": [row[level] for level in found["levels"]] + [row["name"]], "num": 1} for row in found["rows"]]
+    stdout_console().print(_drawn(f"{name}: classes", paths, {}))
+    for note in found["notes"]:
+        typer.echo(f"note: {note}", err=True)
+    typer.echo(f"Wrote {out}.", err=True)
+    if add:
+        typer.echo(f"Added to {reference}: {entry}", err=True)
+    else:
+        typer.echo(f'labels:\n  {entry}\npretrain:\n  labels: ["hierarchy/*", ...]')
+
+
+def _dataset_of(reference: str, folder: str, dataset: str) -> tuple[str, dict[str, Any]]:
+    """Name of a data set, and how the data plane gets its class table."""
+    if folder:
+        rows, _ = read_class_table(f"{folder}/{CLASSES_FILE}")
+        return dataset or "my-data", {"rows": rows, "num_classes": len(rows)}
+    sweep = load_sweep(reference)[0]
+    if dataset and dataset not in sweep.datasets:
+        raise typer.BadParameter(f"the sweep has no data set {dataset!r}; it has {', '.join(sweep.datasets)}")
+    if not dataset and len(sweep.datasets) > 1:
+        raise typer.BadParameter(f"name one of the sweep's data sets: --dataset {' or '.join(sweep.datasets)}")
+    name = dataset or next(iter(sweep.datasets))
+    return name, table_of(sweep.datasets[name])
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    try:
+        path.write_text(text.getvalue(), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path} cannot be written: {error.strerror}; choose another place with --out") from error
 
 
 def _described(name: str, request: ShowRequest) -> dict[str, Any]:

@@ -119,7 +119,9 @@ def summary_line(plan: Plan, found: dict[str, Disposition]) -> str:
     """``52 jobs: 52 new, 0 resume, 0 reuse, 0 stale``."""
     counts = {disposition: list(found.values()).count(disposition) for disposition in Disposition}
     parts = ", ".join(f"{number} {disposition.value}" for disposition, number in counts.items())
-    return f"{len(plan.jobs)} jobs: {parts} (store {shown_store(plan.store_uri)})"
+    num_keys = len({job.key for job in plan.jobs})
+    shared = f" with {num_keys} keys (jobs of one key run once)" if num_keys < len(plan.jobs) else ""
+    return f"{len(plan.jobs)} jobs{shared}: {parts} (store {shown_store(plan.store_uri)})"
 
 
 def _print_outlook(outlook: Preview, options: PlanOptions) -> None:

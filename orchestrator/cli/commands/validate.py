@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections import Counter
 
 from orchestrator.cli.arguments import ScaleOption, SetOption, SweepFile, scale_name
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
+from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.sweepfile.load import Loaded, load_all
 from orchestrator.sweepfile.parse.document import Changes
@@ -24,6 +26,10 @@ def validate(
 ) -> None:
     """Check a sweep.yaml; for each error print where it is, why, and how to fix it. Changes nothing."""
     loaded = load_all(sweep, Changes(overrides=overrides or (), scale=scale_name(scale)))
+    deadline_s = loaded.sweep.policy.deadline_s
+    if deadline_s is not None and deadline_s <= time.time():
+        # Here alone: a sweep that runs is still followed and reported by its file after that moment.
+        raise SpecError((loaded.tree.problem(("policy", "deadline"), "this moment has passed; name one to come"),))
     counts = _counts(loaded)
     # Who rehearses should not find the typos of the other scales.
     others = () if scale else loaded.scales

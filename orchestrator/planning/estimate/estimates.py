@@ -269,9 +269,14 @@ def _too_late(plan: Plan, makespan: Makespan | None, now: float) -> Iterator[str
     policy = plan.policy
     ends_s = [policy.deadline_s] if policy.deadline_s is not None else []
     ends_s += [now + policy.time_limit_s] if policy.time_limit_s is not None else []
-    if not ends_s or makespan is None:
+    if not ends_s:
         return
     deadline_s = min(ends_s)
+    if deadline_s <= now:
+        yield f"policy's deadline, {_moment(deadline_s)}, has passed; move it"
+        return
+    if makespan is None:
+        return
     end_s = now + makespan.seconds
     if end_s > deadline_s:
         left, takes = format_duration(max(0.0, deadline_s - now)), format_duration(makespan.seconds)

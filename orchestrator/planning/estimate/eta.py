@@ -78,6 +78,8 @@ class Fleet:
 
     nodes: tuple[Resources, ...]
     name: str = ""
+    is_fixed: bool = False
+    """Whether it is known that no node is ever added."""
 
     @property
     def gpus(self) -> float:
@@ -108,6 +110,31 @@ class Makespan:
     def bound_s(self) -> float:
         """No schedule is shorter."""
         return max(self.critical_s, self.busy_s)
+
+
+def shortages(plan: Plan, never: Collection[str], fleet: Fleet) -> dict[str, tuple[str, ...]]:
+    """Jobs that ask for more than a cluster has, by what is short: ``gpus``, ``cpus``, else ``room`` for all workers.
+
+    Jobs that only need such jobs are left out.
+    """
+    found: dict[str, list[str]] = {}
+    empty = _Room(fleet)
+    for job in plan.jobs:
+        if job.name not in never:
+            continue
+        taken = empty.take(job)
+        if taken is not None:
+            empty.give(taken)
+            continue
+        workers = job.execution.num_workers
+        lacks = [
+            resource
+            for resource in ("gpus", "cpus")
+            if getattr(job.resources, resource) / workers
+            > max(getattr(node, resource) for node in fleet.nodes) + _TOLERANCE
+        ]
+        found.setdefault(lacks[0] if lacks else "room", []).append(job.name)
+    return {resource: tuple(names) for resource, names in found.items()}
 
 
 def list_schedule(

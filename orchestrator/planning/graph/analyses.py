@@ -27,7 +27,7 @@ def analysis_jobs(sweep: ResolvedSweep, analysis: AnalysisPlan) -> Iterator[Draf
     backbones = tuple(_backbones(sweep, analysis))
     if analysis.between:
         for group in _groups(analysis, backbones):
-            yield from _likeness(analysis, group)
+            yield from _similarity(analysis, group)
         return
     for backbone in backbones:
         features = _features(analysis, backbone)
@@ -78,7 +78,7 @@ _FACETS_OF_FACTORS: Final = {"pretrain": "pretrain", "label_space": "labels", "p
 """What all backbones of a comparison have in common is a facet of it, unless they are compared by it."""
 
 
-def _likeness(analysis: AnalysisPlan, backbones: Sequence[Backbone]) -> Iterator[Draft]:
+def _similarity(analysis: AnalysisPlan, backbones: Sequence[Backbone]) -> Iterator[Draft]:
     found = [_features(analysis, backbone) for backbone in backbones]
     for features in found:
         yield from features.jobs()

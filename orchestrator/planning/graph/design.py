@@ -43,7 +43,8 @@ class PlanDesign:
             if len(blocks) < 2:
                 blocks, names = {block: {} for block in blocks}, ()
         found = {name: _unique(values[name] for values in blocks.values()) for name in names}
-        spaces = _unique(str(job.facets["label_space"]) for job in backbones if _block(job) in blocks)
+        compared = (job for job in backbones if _block(job) in blocks)
+        spaces = _unique(str(job.facets["label_space"]) for job in compared if "label_space" in job.facets)
         return cls(factors={**found, LABELS_FACTOR: spaces}, blocks=blocks)
 
     @cached_property

@@ -23,7 +23,7 @@ EXPLORATORY = "exploratory: no test, and no correction for their number"
 
 
 def analysis_tables(analysis: AnalysisReport) -> Iterator[TextTable]:
-    """The numbers, the likeness of backbones, activity by layer, and the correlations with transfers."""
+    """The numbers, the similarity of backbones, activity by layer, and the correlations with transfers."""
     if analysis.rows:
         yield _rows_table(analysis)
     for picture in analysis.pictures:
@@ -108,15 +108,19 @@ def _layers_table(analysis: AnalysisReport, picture: AnalysisPicture) -> TextTab
 
 
 def _correlations_table(analysis: AnalysisReport) -> TextTable:
+    has_blocks = any(found.pretrain for found in analysis.correlations)
     rows = tuple(
-        (found.metric, found.transfer, fixed(found.coefficient, 2, sign="+"), str(found.num_backbones))
+        (
+            *(found.metric, found.transfer, *([found.pretrain or "all"] if has_blocks else [])),
+            *(fixed(found.coefficient, 2, sign="+"), str(found.num_backbones)),
+        )
         for found in analysis.correlations
     )
     return TextTable(
         title=f"analysis {analysis.name}: rank correlation with the error of transfers",
-        header=("metric", "transfer", "Spearman", "backbones"),
+        header=("metric", "transfer", *(["pretrain"] if has_blocks else []), "Spearman", "backbones"),
         rows=rows,
-        caption=EXPLORATORY,
+        caption=f"{EXPLORATORY}; over all blocks, what they differ in is a part of it" if has_blocks else EXPLORATORY,
     )
 
 
@@ -247,7 +251,7 @@ _CELLS = 300
 
 
 def _heatmap(picture: AnalysisPicture) -> str:
-    """Darker = larger; likeness from 0 to 1, distances from 0 to the largest one."""
+    """Darker = larger; similarity from 0 to 1, distances from 0 to the largest one."""
     there = [value for row in picture.values for value in row if value is not None]
     top = 1.0 if picture.kind == "cka" else max(there, default=1.0) or 1.0
     num, margin = max(1, len(picture.names)), 110

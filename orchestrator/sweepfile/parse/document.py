@@ -1,28 +1,42 @@
 """From the text of a sweep.yaml to the document that the schema sees: includes, scale, overrides, substitution.
 
 The order: included files, the file over them, its ``tiny:`` block if asked for, ``--set``, then ``${vars.NAME}``,
-``${env:NAME}``, and at last the cells of ``factors:``. Pure, but for the function that reads included files.
+``${env:NAME}``, places without a scheme, and at last the cells of ``factors:``. Pure, but for the function that
+reads included files.
 """
 
 from __future__ import annotations
 
 import json
+import os.path
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.security.references import is_reference
+from orchestrator.storage.open import as_uri, has_scheme
 from orchestrator.sweepfile.parse.factors import with_factors
 from orchestrator.sweepfile.parse.include import Includer, ReadText
 from orchestrator.sweepfile.parse.merge import Located, merged
-from orchestrator.sweepfile.parse.overrides import with_overrides
+from orchestrator.sweepfile.parse.overrides import is_argument, with_overrides
 from orchestrator.sweepfile.parse.secrets import refuse_secrets
 from orchestrator.sweepfile.parse.substitute import Substitution, variables_in
-from orchestrator.sweepfile.parse.tree import Tree, parse_tree
+from orchestrator.sweepfile.parse.tree import Path, Tree, parse_tree
 from orchestrator.sweepfile.suggest import did_you_mean
 
 SCALES = ("tiny",)
+_URIS = re.compile(
+    r"store|datasets\.[^.]+\.(?:from|classes|shards(?:\..+)?)"
+    r"|labels\.[^.]+\.clusters\.embed\.init\.uri|pretrain\.(?:[^.]+\.)?init\.uri"
+)
+"""Fields that hold URIs: a path there becomes one."""
+_PATHS = re.compile(
+    r"datasets\.[^.]+\.convert\.(?:source|labels|root)|labels\.[^.]+\.(?:wordnet\.file|classes\.file|taxonomy\.table)"
+)
+"""Fields that hold paths."""
+_OUTSIDE = "${env:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +71,7 @@ def read_document(
     changes: Changes | None = None,
     environment: Mapping[str, str] | None = None,
     read_text: ReadText | None = None,
+    folder: str = "",
 ) -> Document:
     """Expand a sweep.yaml.
 
@@ -67,6 +82,7 @@ def read_document(
         changes: overrides and scale.
         environment: for ``${env:NAME}``.
         read_text: reads included files; None: there can be none.
+        folder: absolute path from which names of files start; empty: relative places stay as they are.
 
     Raises:
         SpecError: everything that is wrong up to the schema.
@@ -83,8 +99,23 @@ def read_document(
     tree = _with_variables(tree, asked_for)
     portable = tree.value
     tree = Substitution({}, environment=environment or {}).fill(tree)
+    if folder:
+        resolved = _with_places(tree, portable, folder)
+        portable = _kept(portable, tree.value, resolved.value)
+        # The file alone would name other places once it is stored elsewhere.
+        is_own_text = is_own_text and resolved.value == tree.value
+        tree = resolved
     tree = with_factors(tree)
     return Document(tree=tree, portable=portable, is_own_text=is_own_text, scales=scales)
+
+
+def _kept(written: Any, filled: Any, resolved: Any) -> Any:  # noqa: ANN401 - a document
+    """What was written, with the places that became absolute; those that ask the environment stay as they are."""
+    if isinstance(written, dict):
+        return {name: _kept(item, filled[name], resolved[name]) for name, item in written.items()}
+    if isinstance(written, list):
+        return [_kept(*items) for items in zip(written, filled, resolved, strict=True)]
+    return resolved if written == filled else written
 
 
 def _included(tree: Tree, path: str, read_text: ReadText | None) -> Tree:
@@ -138,3 +169,41 @@ def _with_variables(tree: Tree, asked_for: frozenset[str]) -> Tree:
         problem = "this variable is not used (${{vars.{0}}}); use it or remove it"
         raise SpecError(tuple(tree.problem(("vars", name), problem.format(name)) for name in unused))
     return filled
+
+
+def _with_places(tree: Tree, written: Any, folder: str) -> Tree:  # noqa: ANN401 - a document
+    """The document with every relative place made absolute.
+
+    Args:
+        tree: the document, whose places are as they are read.
+        written: the same before variables of the environment were filled in. What they begin is no path that the file
+            names: it starts from ``folder``, as what stands on the command line does.
+        folder: absolute path of the working directory, from which names of files start.
+    """
+
+    def resolved(at: Located, text: Any, path: Path) -> Any:  # noqa: ANN401
+        if isinstance(at.value, dict | list):
+            steps = list(at.value) if isinstance(at.value, dict) else range(len(at.value))
+            parts = [resolved(at.child(step), _below(text, step), (*path, step)) for step in steps]
+            return dict(zip(steps, parts, strict=True)) if isinstance(at.value, dict) else parts
+        if not isinstance(at.value, str) or not at.value or has_scheme(at.value):
+            return at.value
+        name = ".".join(map(str, path))
+        here = at.places.here
+        outside = is_argument(here) or (isinstance(text, str) and text.startswith(_OUTSIDE))
+        start = folder if outside else os.path.join(folder, os.path.dirname(here.file))  # noqa: PTH118, PTH120
+        if _URIS.fullmatch(name):
+            return as_uri(at.value, start)
+        # Messages show what was written where the file lies in the working directory.
+        is_elsewhere = _PATHS.fullmatch(name) is not None and os.path.normpath(start) != folder
+        return os.path.normpath(os.path.join(start, at.value)) if is_elsewhere else at.value  # noqa: PTH118
+
+    value = resolved(Located(tree.value, tree.places), written, ())
+    return Tree(file=tree.file, value=value, places=tree.places)
+
+
+def _below(value: Any, step: str | int) -> Any:  # noqa: ANN401
+    try:
+        return value[step]
+    except (KeyError, IndexError, TypeError):
+        return None

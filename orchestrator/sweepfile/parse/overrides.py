@@ -30,6 +30,11 @@ class _Argument(SourceLocation):
         return self.file
 
 
+def is_argument(here: SourceLocation) -> bool:
+    """Whether a value stands on the command line, in no file."""
+    return isinstance(here, _Argument)
+
+
 @dataclass(frozen=True, slots=True)
 class _Override:
     path: tuple[str, ...]

@@ -1,0 +1,120 @@
+"""``init --from``: what is found in a folder, and that the sweep made of it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import chdir
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import yaml
+
+from orchestrator.core.data_plane import LookAnswer
+from orchestrator.core.errors import UserError
+from orchestrator.services.first_sweep import first_sweep
+from orchestrator.sweepfile import load_sweep
+from tests.conversions import convert, fill, photo
+from tests.golden_refusals import count_here
+from tests.unit.test_convert_huggingface import save
+from workloads.commands.look import look
+from workloads.convert.listing import describe_conversion, list_source
+
+RANKS = (
+    "00000_Animalia_Chordata_Mammalia_Carnivora_Felidae_Felis_catus",
+    "00001_Animalia_Chordata_Mammalia_Carnivora_Canidae_Canis_lupus",
+    "00002_Plantae_Tracheophyta_Magnoliopsida_Fagales_Fagaceae_Quercus_robur",
+)
+
+
+def folders(root: Path, *names: str, num: int = 10) -> Path:
+    return fill(root, {f"{name}/{n}.jpg": photo(n + 100 * k) for k, name in enumerate(names) for n in range(num)})
+
+
+def cifar(root: Path) -> None:
+    source = root / "cifar-100-binary"
+    source.mkdir(parents=True)
+    for split, num in (("train", 40), ("test", 8)):
+        rows = [bytes([(n % 4) // 2, n % 4]) + np.full(3072, n, np.uint8).tobytes() for n in range(num)]
+        (source / f"{split}.bin").write_bytes(b"".join(rows))
+    (source / "fine_label_names.txt").write_text("a\nb\nc\nd\n")
+    (source / "coarse_label_names.txt").write_text("x\ny\n")
+
+
+def shards(root: Path) -> None:
+    folders(root / "images", "a/b", "a/c", "d/e")
+    convert("imagefolder", root / "images", root / "shards", val_fraction=0.2)
+
+
+def bare_shards(root: Path) -> None:
+    shards(root)
+    (root / "shards" / "dataset.json").unlink()
+
+
+CASES: dict[str, tuple[Callable[[Path], Any], str, str, list[str]]] = {
+    "flat": (lambda root: folders(root, "cat", "dog", "elm", "oak"), "", "imagefolder", ["leaf"]),
+    "nested": (lambda root: folders(root, "a/cat", "a/dog", "p/oak"), "", "imagefolder", ["depth1", "leaf"]),
+    "splits": (
+        lambda root: folders(root, "train/cat", "train/dog", "val/cat", "val/dog"),
+        "",
+        "imagefolder",
+        ["leaf"],
+    ),
+    "inat": (
+        lambda root: folders(root, *(f"{split}/{name}" for split in ("train_mini", "val") for name in RANKS)),
+        "",
+        "inat2021",
+        ["kingdom", "phylum", "taxonomic_class", "order", "leaf"],
+    ),
+    "species": (
+        lambda root: folders(root, *RANKS),
+        "",
+        "inat2021",
+        ["kingdom", "phylum", "taxonomic_class", "order", "leaf"],
+    ),
+    "cifar": (cifar, "", "cifar100", ["superclass", "leaf"]),
+    "saved": (lambda root: save(root, range(12)), "", "huggingface", ["kind", "leaf"]),
+    "shards": (shards, "shards", "WebDataset shards", ["depth1", "leaf"]),
+    "bare-shards": (bare_shards, "shards", "WebDataset shards", ["depth1", "leaf"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("gpus", [0, 2])
+def test_images_in_any_form_become_a_sweep_that_is_right(case: str, gpus: int, tmp_path: Path) -> None:
+    make, below, form, levels = CASES[case]
+    make(tmp_path / "data")
+    (tmp_path / "studies").mkdir()
+    with (
+        chdir(tmp_path),
+        patch("workloads.commands.look._num_gpus", lambda: gpus),
+        patch("orchestrator.sweepfile.load.count_classes", count_here),
+        patch("orchestrator.sweepfile.survey.ask_listing", lambda asked: describe_conversion(list_source(asked))),
+    ):
+        found: LookAnswer = look({"place": f"data/{below}".rstrip("/")})  # type: ignore[assignment]
+        assert found["form"] == form
+        text = first_sweep(found, f"data/{below}", str(tmp_path / "studies"), "studies/sweep.yaml", 8)
+        assert "# Next:             orchestrator submit studies/sweep.yaml" in text
+        Path("studies/sweep.yaml").write_text(text)
+        sweep, _ = load_sweep("studies/sweep.yaml")
+    assert [name for name in sweep.labels if name.startswith("levels/")] == [f"levels/{level}" for level in levels]
+    assert len(sweep.labels) > 1  # something to compare
+    (dataset,) = sweep.datasets.values()
+    assert dataset.has_val
+    assert dataset.num_train >= yaml.safe_load(text)["pretrain"]["recipe"]["batch_size"] >= 2
+
+
+def test_what_has_no_images_or_no_validation_images_is_said(tmp_path: Path) -> None:
+    fill(tmp_path, {"empty/readme.txt": b"", "list.txt": b""})
+    with pytest.raises(UserError, match="has no images in class folders, and no data set in a form that is known"):
+        look({"place": str(tmp_path / "empty")})
+    with pytest.raises(UserError, match="is a file that is no table"):
+        look({"place": str(tmp_path / "list.txt")})
+    with pytest.raises(UserError, match="does not exist"):
+        look({"place": str(tmp_path / "phtos")})
+    folders(tmp_path / "images", "a", "b")
+    convert("imagefolder", tmp_path / "images", tmp_path / "shards")
+    with pytest.raises(UserError, match="no shards of a split 'val'"):
+        look({"place": str(tmp_path / "shards")})

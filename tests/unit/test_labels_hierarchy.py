@@ -1,0 +1,115 @@
+"""Hierarchies for classes that have none: from tables, folders and WordNet; and how a sweep gets them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from orchestrator.core.errors import SpecError, UserError
+from orchestrator.services.first_sweep import with_label_entry
+from tests.unit.test_wordnet import NET
+from workloads.labels.hierarchy import make_hierarchy
+
+CLASSES = [{"class": leaf, "name": name} for leaf, name in enumerate(("cat", "dog", "elm"))]
+KINDS = ["animal", "animal", "plant"]
+
+
+def made(source: object, classes: list[dict[str, Any]] = CLASSES, wordnet: object = "") -> dict[str, Any]:
+    return make_hierarchy({"source": str(source), "wordnet": str(wordnet)}, classes)
+
+
+def csv(folder: Path, text: str) -> Path:
+    (folder / "parents.csv").write_text(text)
+    return folder / "parents.csv"
+
+
+def test_columns_of_a_table_are_levels_from_coarse_to_fine(tmp_path: Path) -> None:
+    text = "class,family,kind,same,own\nelm,ulmaceae,plant,x,1\ncat,felidae,animal,x,2\ndog,canidae,animal,x,3\n"
+    found = made(csv(tmp_path, text))
+    assert found["levels"] == ["kind"]  # the others join nothing, or everything
+    assert [row["kind"] for row in found["rows"]] == KINDS
+    assert [row["name"] for row in found["rows"]] == ["cat", "dog", "elm"]
+
+
+def test_pairs_of_a_class_and_its_parent_are_walked_to_the_root(tmp_path: Path) -> None:
+    classes = [*CLASSES, {"class": 3, "name": "oak"}]
+    text = "class,parent\ncat,pet\ndog,pet\npet,animal\nelm,plant\noak,tree\ntree,plant\n"
+    found = made(csv(tmp_path, text), classes)
+    assert found["levels"] == ["level1", "level2"]
+    assert [row["level2"] for row in found["rows"]] == ["pet", "pet", "plant", "tree"]
+    with pytest.raises(UserError, match="'pet' is above itself"):
+        made(csv(tmp_path, "class,parent\ncat,pet\ndog,pet\npet,pet\nelm,plant\n"))
+
+
+def test_nested_folder_gives_the_levels_of_its_classes(tmp_path: Path) -> None:
+    for path in ("animal/pet/cat", "animal/pet/dog", "plant/elm"):
+        (tmp_path / "nested" / path).mkdir(parents=True)
+    found = made(tmp_path / "nested")
+    assert [row["level1"] for row in found["rows"]] == KINDS
+    (tmp_path / "nested" / "plant" / "cat").mkdir()
+    with pytest.raises(UserError, match="has two folders 'cat'"):
+        made(tmp_path / "nested")
+
+
+def test_wordnet_takes_the_senses_that_are_nearest_to_each_other(tmp_path: Path) -> None:
+    (tmp_path / "data.noun").write_text(NET)
+    # the first sense of "bush" is an entity, the second lies beside the oak, below the plant
+    (tmp_path / "index.noun").write_text("oak n 1 1 @ 1 0 00000006  \nbush n 2 1 @ 2 0 00000001 00000005  \n")
+    classes = [{"class": leaf, "name": name} for leaf, name in enumerate(("oak", "Bushes", "n00000004"))]
+    (tmp_path / "index.noun").open("a").write("n00000004 n 1 1 @ 1 0 00000004  \n")
+    found = made("wordnet", classes, tmp_path)
+    assert [row["synset"] for row in found["rows"]] == ["n00000006", "n00000005", "n00000004"]
+    assert found["notes"] == ["'Bushes' has 2 senses in WordNet; taken: n00000005, a kind of plant"]
+    assert found["levels"] == ["level3"]  # entity, thing, and what they do not share
+    assert [row["level3"] for row in found["rows"]] == ["n00000003 plant", "n00000003 plant", "n00000002 thing"]
+    with pytest.raises(UserError, match=r"WordNet lacks 1 classes of the data set: 'gnu'"):
+        made("wordnet", [*classes, {"class": 3, "name": "gnu"}], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("class,kind\ncat,animal\n", "lacks 2 classes of the data set: 'dog', 'elm'"),
+        ("class,kind\ncat,animal\ndog,\nelm,plant\n", "has no value for 1 classes"),
+        ("class\ncat\ndog\nelm\n", "has one column"),
+        ("class,kind\ncat,a\ndog,b\nelm,c\n", "gives the classes no level"),
+        ("class,a,b\ncat,x,p\ndog,y,p\nelm,x,q\n", "is not a function of"),
+    ],
+)
+def test_what_gives_no_hierarchy_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        made(csv(tmp_path, text))
+
+
+SWEEP = """version: 1 # a study
+labels:
+  # the classes
+  levels: {dataset: photos, hierarchy: [leaf]}
+pretrain:
+  labels: ["levels/*"] # all
+"""
+ENTRY = "hierarchy: {dataset: photos, taxonomy: {table: h.csv, levels: [kind]}}"
+
+
+def test_entry_is_added_to_a_sweep_whose_comments_stay() -> None:
+    text = with_label_entry(SWEEP, "sweep.yaml", ENTRY)
+    assert yaml.safe_load(text)["pretrain"]["labels"] == ["hierarchy/*", "levels/*"]
+    assert list(yaml.safe_load(text)["labels"]) == ["hierarchy", "levels"]
+    assert text.replace(f"  {ENTRY}\n", "").replace('"hierarchy/*", ', "") == SWEEP
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ('["levels/*"]', '\n    - "levels/*"'),
+        ("levels: {", "hierarchy: {"),
+        ("pretrain:", "train:"),
+        (" [leaf]}", " [leaf"),
+    ],
+)
+def test_sweep_of_another_layout_is_left_alone(old: str, new: str) -> None:
+    with pytest.raises((UserError, SpecError), match=r"by hand|not valid YAML"):
+        with_label_entry(SWEEP.replace(old, new, 1), "sweep.yaml", ENTRY)

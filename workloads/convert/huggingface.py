@@ -1,0 +1,274 @@
+"""``huggingface``: data sets of the library ``datasets``, as ``save_to_disk`` and ``load_dataset`` leave them.
+
+Images lie encoded in Arrow files, uncompressed, so that each is a run of bytes of such a file, as those of a tar are:
+they are packed as they are. What ``save_to_disk`` wrote is read with pyarrow alone. Names on the hub and folders in
+other forms (Parquet, ImageFolder) are loaded by the library first, into its cache; it runs no code of theirs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orchestrator.core.errors import UserError
+from orchestrator.storage.dataset_files import ClassRows
+from workloads.convert.imagefolder import SPLIT_FOLDERS, with_val
+from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes
+
+_LABELS: Final = ("label", "labels", "fine_label", "class", "target")
+"""Columns of leaf classes, in this order, where none is named."""
+_FORMS: Final = ((b"\x89PNG", "png"), (b"\xff\xd8", "jpg"), (b"RIFF", "webp"), (b"BM", "bmp"))
+_DICT_FILE: Final = "dataset_dict.json"
+_STATE_FILE: Final = "state.json"
+_INFO_FILE: Final = "dataset_info.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stored:
+    """A split."""
+
+    files: Sequence[Path]
+    features: Mapping[str, Any]
+    """As ``dataset_info.json`` has them: ``_type`` and, of a ``ClassLabel``, ``names``."""
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether ``save_to_disk`` wrote a folder."""
+    return (folder / _DICT_FILE).is_file() or (folder / _STATE_FILE).is_file()
+
+
+def convert(request: ConvertRequest) -> Conversion:
+    """List the images of a data set.
+
+    Raises:
+        UserError: it is not there, has no column of images or labels, or cannot be loaded.
+    """
+    stored = _read_saved(request.source) if is_saved(request.source) else _load(request.source)
+    stored = _chosen(stored, request)
+    features = next(iter(stored.values())).features
+    image = _image_column(features, request.source)
+    label = _label_column(features, request)
+    others = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel" and name != label]
+    levels = [*request.level_columns] or others
+    listed = {split: list(_rows(found, image, (label, *levels))) for split, found in stored.items()}
+    every = [values for rows in listed.values() for *_, values in rows]
+    if not every:
+        raise UserError(f"{request.source} has no images; name another data set")
+    names = _names(features[label], [values[0] for values in every])
+    leaf_of = {value: leaf for leaf, value in enumerate(names)}
+    splits: dict[str, ItemTable] = {}
+    for split, rows in listed.items():
+        splits[split] = _table(rows, leaf_of, request)
+    classes = _classes(features, label, levels, names, every, is_asked=bool(request.level_columns))
+    return Conversion(converter="huggingface", classes=classes, splits=with_val(splits, request))
+
+
+def _chosen(stored: Mapping[str, _Stored], request: ConvertRequest) -> dict[str, _Stored]:
+    if not request.splits:
+        found = {SPLIT_FOLDERS.get(name, name): of_split for name, of_split in stored.items()}
+        if "val" not in found and "test" in found and not request.val_fraction:
+            found["val"] = found.pop("test")  # as of other data sets that are published with these two
+        return found if "train" in found or len(found) > 1 else {"train": next(iter(found.values()))}
+    missing = [name for name in request.splits.values() if name not in stored]
+    if missing:
+        raise UserError(f"{request.source} has no split {missing[0]!r}; it has {', '.join(stored)}")
+    return {split: stored[name] for split, name in request.splits.items()}
+
+
+# ------------------------------------------------------------------------------------------------------ finding files
+
+
+def _read_saved(folder: Path) -> dict[str, _Stored]:
+    if not (folder / _DICT_FILE).is_file():
+        return {"train": _read_split(folder)}
+    names = _json(folder / _DICT_FILE).get("splits")
+    if not isinstance(names, list) or not all(isinstance(name, str) and Path(name).name == name for name in names):
+        raise UserError(f"{folder / _DICT_FILE} names no splits; save the data set again")
+    return {name: _read_split(folder / name) for name in names}
+
+
+def _read_split(folder: Path) -> _Stored:
+    state, info = _json(folder / _STATE_FILE), _json(folder / _INFO_FILE)
+    files = [Path(str(file.get("filename", ""))) for file in state.get("_data_files") or () if isinstance(file, dict)]
+    if not files or any(file.name != str(file) for file in files) or not isinstance(info.get("features"), dict):
+        raise UserError(f"{folder} is no data set that save_to_disk has written; save it again")
+    return _Stored(files=[folder / file for file in files], features=info["features"])
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read ({error}); save the data set again") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is no mapping; save the data set again")
+    return found
+
+
+def _load(source: Path) -> dict[str, _Stored]:
+    """By the library: a name on the hub, or a folder in one of its forms."""
+    try:
+        from datasets import load_dataset  # type: ignore[import-not-found,unused-ignore]
+    except ImportError as error:
+        message = f"{source} was not written by save_to_disk, so the library 'datasets' has to load it; install it: "
+        raise UserError(message + "pip install 'pretraining-orchestrator[huggingface]'") from error
+    try:
+        loaded = load_dataset(str(source))
+    except Exception as error:
+        what = "the folder" if source.exists() else "the data set of the hub"
+        raise UserError(f"{what} {source} cannot be loaded by the library 'datasets': {error}") from error
+    found = {}
+    for name, split in loaded.items():
+        files = [Path(file["filename"]) for file in split.cache_files]
+        found[str(name)] = _Stored(files=files, features=split.features.to_dict())
+    return found
+
+
+# ----------------------------------------------------------------------------------------------------- columns and rows
+
+
+def _image_column(features: Mapping[str, Any], source: Path) -> str:
+    for name, feature in features.items():
+        if isinstance(feature, dict) and feature.get("_type") == "Image":
+            return str(name)
+    raise UserError(f"{source} has no column of images; its columns are {', '.join(features)}")
+
+
+def _label_column(features: Mapping[str, Any], request: ConvertRequest) -> str:
+    given = () if request.label_column == _LABELS[0] else (request.label_column,)
+    named = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel"]
+    for name in given or (*_LABELS, *(named if len(named) == 1 else ())):
+        if name in features:
+            return str(name)
+    message = f"{request.source} has no column {given[0]!r}" if given else f"{request.source} has no column of labels"
+    raise UserError(f"{message}; its columns are {', '.join(features)}: name one with --label-column")
+
+
+def _rows(stored: _Stored, image: str, columns: Sequence[str]) -> Iterator[tuple[Path, int, int, str, tuple[Any, ...]]]:
+    """File, offset, size, path and the values of the columns of each image; without a file its path is the image."""
+    from pyarrow import ArrowException, BufferReader, ipc, memory_map  # type: ignore[import-untyped]
+
+    for file in stored.files:
+        image_bytes(file, LinkRule.within(file.parent, follow_links=False))
+        try:
+            whole = memory_map(str(file)).read_buffer()
+            for batch in ipc.open_stream(BufferReader(whole)):
+                batch.validate(full=True)
+                missing = [name for name in (image, *columns) if name not in batch.schema.names]
+                if missing:
+                    raise UserError(f"{file} has no column {missing[0]!r}; it has {', '.join(batch.schema.names)}")
+                values = list(zip(*(batch.column(name).to_pylist() for name in columns), strict=True))
+                pixels = batch.column(image)
+                offsets, base = _places(pixels, whole, file)
+                paths = pixels.field("path").to_pylist()
+                has_bytes = pixels.field("bytes").is_valid().to_pylist()
+                for row, found in enumerate(values):
+                    start, size = int(offsets[row]), int(offsets[row + 1] - offsets[row])
+                    path = str(paths[row] or "")
+                    yield (file, base + start, size, path, found) if has_bytes[row] else (Path(), 0, 0, path, found)
+        except (ArrowException, OSError, KeyError) as error:
+            raise UserError(f"{file} cannot be read as Arrow ({error}); save the data set again") from error
+
+
+def _places(pixels: Any, whole: Any, file: Path) -> tuple[NDArray[np.int64], int]:  # noqa: ANN401 - pyarrow is untyped
+    """Offsets [N + 1] of images within a buffer of the file, and where that begins."""
+    column = pixels.field("bytes")
+    _, ends, data = column.buffers()
+    width = np.dtype(np.int64 if str(column.type) == "large_binary" else np.int32)
+    offsets = np.frombuffer(ends, dtype=width)[column.offset : column.offset + len(column) + 1] if ends else None
+    if data is None or not data.size or offsets is None:
+        return np.zeros(len(column) + 1, dtype=np.int64), 0
+    base = data.address - whole.address
+    if not 0 <= base <= whole.size - data.size:
+        raise UserError(f"{file} is compressed, and images are read in place; save the data set again without")
+    return offsets.astype(np.int64), base
+
+
+def _names(feature: Mapping[str, Any], values: Sequence[Any]) -> list[Any]:
+    """Values of the leaf classes, in the order of their numbers."""
+    if feature.get("_type") == "ClassLabel":
+        return list(range(len(feature.get("names") or ()))) or sorted(set(values))
+    if any(isinstance(value, list) for value in values):
+        raise UserError(
+            "an image has a list of labels; convert a data set with several labels by a table: csv, parquet"
+        )
+    return sorted(set(values), key=lambda value: (isinstance(value, str), value))
+
+
+def _shown(feature: Mapping[str, Any], value: Any) -> str:  # noqa: ANN401 - of any column
+    names = feature.get("names") or ()
+    return str(names[value]) if isinstance(value, int) and 0 <= value < len(names) else str(value)
+
+
+def _classes(
+    features: Mapping[str, Any],
+    label: str,
+    levels: Sequence[str],
+    names: Sequence[Any],
+    every: Sequence[tuple[Any, ...]],
+    *,
+    is_asked: bool,
+) -> ClassRows:
+    """Columns of which a class has several values are no levels."""
+    rows: ClassRows = [{"class": leaf, "name": _shown(features[label], value)} for leaf, value in enumerate(names)]
+    leaf_of = {value: leaf for leaf, value in enumerate(names)}
+    for position, level in enumerate(levels, start=1):
+        found: dict[int, set[str]] = {}
+        for values in every:
+            found.setdefault(leaf_of.get(values[0], -1), set()).add(_shown(features[level], values[position]))
+        if all(len(found.get(leaf, ())) == 1 for leaf in range(len(names))):
+            for row in rows:
+                row[level] = next(iter(found[row["class"]]))
+        elif is_asked:
+            raise UserError(
+                f"classes have several values, or none, in column {level!r}; a level follows from the class"
+            )
+    return rows
+
+
+def _table(
+    rows: Sequence[tuple[Path, int, int, str, tuple[Any, ...]]], leaf_of: Mapping[Any, int], request: ConvertRequest
+) -> ItemTable:
+    table, containers = ItemTable(), dict[Path, int]()
+    rule = LinkRule.within(request.source, follow_links=request.follow_links)
+    for number, (file, offset, size, path, values) in enumerate(rows):
+        if values[0] not in leaf_of:
+            message = f"image {number} has the label {values[0]!r}, which is none of the {len(leaf_of)} classes"
+            raise UserError(f"{message}; leave images without a label out before they are saved")
+        is_whole = file == Path()
+        container = request.source if is_whole else file
+        if container not in containers:
+            containers[container] = table.container(container)
+        table.add(
+            _inside(path, request) if is_whole else f"{number:09d}.{_extension(file, offset)}",
+            container=containers[container],
+            leaves=(leaf_of[values[0]],),
+            length_bytes=image_bytes(Path(path), rule) if is_whole else size,
+            offset_bytes=WHOLE_FILE if is_whole else offset,
+        )
+    return table
+
+
+def _inside(path: str, request: ConvertRequest) -> str:
+    root = request.source.resolve()
+    real = Path(path).resolve()
+    if not real.is_relative_to(root):
+        raise UserError(f"the image {path!r} lies outside of {request.source}; save the data set with its images")
+    return str(real.relative_to(root))
+
+
+_heads: dict[Path, Any] = {}
+
+
+def _extension(file: Path, offset: int) -> str:
+    if file not in _heads:
+        _heads.clear()
+        _heads[file] = np.memmap(file, dtype=np.uint8, mode="r")
+    head = _heads[file][offset : offset + 4].tobytes()
+    return next((extension for sign, extension in _FORMS if head.startswith(sign)), "jpg")
