@@ -75,7 +75,7 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         Command("status", "Show the state of a sweep's jobs; reads only the store."),
         Command(
             "watch",
-            "Show a sweep live, or all sweeps; keys pause and cancel. On a pipe, print one line per ended job.",
+            "Show a sweep live, or all sweeps; keys pause and cancel; on a pipe, print one line per ended job.",
         ),
         Command("top", "Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel."),
         Command("logs", "Print the log of a job; without a job, the logs of all selected jobs in order of time."),

@@ -54,7 +54,7 @@ def watch(
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 0.5,
     store: StoreOption = "",
 ) -> None:
-    """Show a sweep live, or all sweeps; keys pause and cancel. On a pipe, print one line per ended job.
+    """Show a sweep live, or all sweeps; keys pause and cancel; on a pipe, print one line per ended job.
 
     Leaving does not stop it.
     """

@@ -34,7 +34,7 @@ _MAX_STATUS_LINES = 6
 _MIN_ROWS = 3
 _OVERHEAD = 12
 """Lines of titles, rules and the footer."""
-_KEYS = "q leave (it continues)   p pause   r resume   c cancel"
+_KEYS = "q leave; the sweep continues  p pause  r resume  c cancel"
 _MIN_NAME = 14
 _NARROW = 90
 """Columns of the terminal below which a running job's attempt and rate are left out."""
