@@ -126,7 +126,8 @@ def _matrix_table(matrix: Matrix, num_rows: int, width: int, *, is_ascii: bool) 
     if len(rows) < len(matrix.rows):
         table.add_row(Text(f"and {len(matrix.rows) - len(rows)} more", style="dim"))
     if len(columns) < len(matrix.columns):
-        table.caption, table.caption_justify = f"and {len(matrix.columns) - len(columns)} more columns", "left"
+        num_more = len(matrix.columns) - len(columns)
+        table.caption, table.caption_justify = f"and {num_more} more column{'s' * (num_more > 1)}", "left"
     return table
 
 
