@@ -46,7 +46,7 @@ FOLDER = ROOT / "docs" / "captures"
 README, CURVE, RESULTS = ROOT / "README.md", ROOT / "docs" / "quickstart.svg", FOLDER / "quickstart.json"
 _DEMO = re.compile(r"(?<=ends like this:\n\n```\n).*?(?=\n```\n)", re.DOTALL)
 """What README.md shows of the quickstart's report."""
-_WIDTH, _README_WIDTH = 118, 150
+_WIDTH, _README_WIDTH = 118, 100
 _HEIGHT = 40
 
 

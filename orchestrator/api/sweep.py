@@ -11,8 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from orchestrator.api.progress import ProgressDisplay
-from orchestrator.api.views import PlanView, StatusView, committed_results
+from orchestrator.api.views import PlanView, ProgressDisplay, StatusView, committed_results
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.errors import ControllerError, InfeasibleError, NotFoundError
 from orchestrator.planning.graph.build import build_plan

@@ -73,7 +73,10 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
     ),
     "See the state": (
         Command("status", "Show the state of a sweep's jobs; reads only the store."),
-        Command("watch", "Show a running sweep full-screen; on a pipe, print one line for each job that ends."),
+        Command(
+            "watch",
+            "Show a sweep live, or all sweeps; keys pause and cancel; on a pipe, print one line per ended job.",
+        ),
         Command("top", "Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel."),
         Command("logs", "Print the log of a job; without a job, the logs of all selected jobs in order of time."),
         Command(

@@ -18,7 +18,7 @@ from orchestrator.testing import FakeClock, ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
 from tests.builders import make_job
 from tests.commands import Ended, run_command
-from tests.scripted_sweep import CLUSTER, World, diamond, make_job
+from tests.scripted_sweep import CLUSTER, World, diamond
 
 Command = Callable[..., Ended]
 

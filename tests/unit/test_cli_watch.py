@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.cli.commands.watch import Watching, view
+from orchestrator.cli.commands.watch import Steering, Watching, view
 from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
@@ -27,6 +27,7 @@ from orchestrator.stack.ports import check_answers
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps import client
 from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep
 from tests.report_sweeps import StudyPlan
@@ -97,7 +98,7 @@ def test_matrix_of_a_changed_plan_starts_anew() -> None:
 def render(standing: SweepStatus, matrix: Matrix, *, height: int, is_ascii: bool = False) -> str:
     console = Console(width=120, height=height, force_terminal=True, color_system=None, highlight=False)
     with console.capture() as captured:
-        console.print(frame(standing, matrix, ["an event"], height=height, is_ascii=is_ascii))
+        console.print(frame(standing, matrix, ["an event"], height=height, width=console.width, is_ascii=is_ascii))
     return captured.get()
 
 
@@ -111,6 +112,32 @@ def test_frame_of_a_large_sweep_fits_the_terminal(tmp_path: Path, height: int) -
     assert len(text.splitlines()) <= height + 2
     assert "last seen running (100)" in text
     assert "more" in text
+
+
+def test_frame_of_60_columns_shows_state_first_and_both_ends_of_names(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    write_live_sweep(store, num_transfers=60, now=time.time(), is_served=True)
+    watching = Watching(store, SWEEP)
+    console = Console(width=60, height=40, force_terminal=True, color_system=None, highlight=False)
+    with console.capture() as captured:
+        standing = watching.look()
+        console.print(frame(standing, watching.matrix, watching.events, height=40, width=60))
+    lines = captured.get().splitlines()
+    running = [line for line in lines if line.startswith(" train")]
+    assert running
+    assert all("..." in line and "seed" in line.rpartition("...")[2] and "…" not in line for line in running)
+    assert any("more columns" in line for line in lines)
+
+
+def test_keys_ask_before_they_send_and_anything_but_y_takes_back() -> None:
+    sent: list[object] = []
+    steering = Steering(sent.append)
+    for keys, number in (("pn", 0), ("c", 0), ("q", 0), ("py", 1), ("cY", 2)):
+        for key in keys:
+            steering.press(key)
+        assert len(sent) == number
+    assert sent[0] is client.pause
+    assert sent[1] is client.cancel
 
 
 def test_frame_in_ascii_has_nothing_else(tmp_path: Path) -> None:

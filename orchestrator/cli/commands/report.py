@@ -90,7 +90,7 @@ def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> tuple[Pla
         if options.with_page:
             learning = read_learning(store, plan.jobs)
             files[PAGE] = render_page(
-                report, plan, learning, links=_run_links(store, plan), origin=_origin(store, plan)
+                report, plan, learning, links=_run_links(store, plan), origin=tuple(_origin(store, plan))
             )
     names = save_files(store, sweep, files)
     if options.directory:

@@ -13,6 +13,7 @@ from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import BindingType
 from textual.containers import Horizontal, Vertical
+from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Log, Static
 
@@ -46,6 +47,8 @@ _SWEEP_COLUMNS = ("sweep", "state", "owner", "prio", "done", "running", "failed"
 _JOB_COLUMNS = ("job", "state", "try", "node", "step", "images/s", "")
 _NODE_COLUMNS = ("node", "jobs", "GPUs", "idle", "images/s", "")
 _MAX_RECORDS = 500
+_WIDE = 100
+"""Columns of a terminal that shows nodes beside jobs."""
 
 
 def top(
@@ -55,12 +58,17 @@ def top(
     store: StoreOption = "",
 ) -> None:
     """Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel."""
+    show_all(sweep, store, every_s=every)
+
+
+def show_all(sweep: str, store: str, *, every_s: float) -> None:
+    """The live view of all sweeps, until the user leaves it. Raises ``UserError`` where there is no terminal."""
     objects = open_existing_store(store)
     if sweep:
         require_sweep(objects, sweep)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UserError("top needs a terminal; use: orchestrator status -o json")
-    TopApp(objects, sweep, every_s=every).run()
+        raise UserError("the view of all sweeps needs a terminal; use: orchestrator status -o json")
+    TopApp(objects, sweep, every_s=every_s).run()
 
 
 class TopApp(App[None]):
@@ -125,6 +133,10 @@ class TopApp(App[None]):
         self._tables["sweeps"].focus()
         self.look_again()
         self.set_interval(self._every_s, self.look_again)
+
+    def on_resize(self, event: Resize) -> None:
+        """Nodes and notes make room for jobs on a narrow terminal."""
+        self.query_one("#side").display = event.size.width >= _WIDE
 
     # ------------------------------------------------------------------------------------------------------ looking
     @work(thread=True, group="reading")

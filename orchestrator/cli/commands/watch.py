@@ -7,7 +7,7 @@ import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from threading import Thread
@@ -17,11 +17,11 @@ import typer
 from rich.console import Console, RenderableType
 from rich.live import Live
 
-from orchestrator.cli.arguments import StoreOption, SweepName
+from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.commands.status import exit_code_for, status_table
 from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.cli.exits import ExitCode
-from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.errors import OrchestratorError, StorageError, UserError
 from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
@@ -31,6 +31,7 @@ from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import Submitter
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps import client
 from orchestrator.sweeps.client import SweepLedger
 
 EVERY_S = 0.5
@@ -46,13 +47,61 @@ _SHOWN_METRIC = "val_error"
 
 
 def watch(
-    sweep: SweepName,
+    sweep: Annotated[
+        str, typer.Argument(help="Name of a submitted sweep; none: all sweeps.", autocompletion=complete_sweep)
+    ] = "",
     *,
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 0.5,
     store: StoreOption = "",
 ) -> None:
-    """Show a running sweep full-screen; on a pipe, print one line for each job that ends. Leaving does not stop it."""
+    """Show a sweep live, or all sweeps; keys pause and cancel; on a pipe, print one line per ended job.
+
+    Leaving does not stop it.
+    """
+    if not sweep:
+        from orchestrator.cli.commands.top import show_all  # Textual takes half a second to load
+
+        show_all("", store, every_s=every)
+        return
     raise typer.Exit(watch_sweep(sweep, store, every_s=every))
+
+
+_REQUESTS: Mapping[str, tuple[str, Callable[..., str]]] = {
+    "p": ("pause: no job starts, running jobs finish", client.pause),
+    "r": ("resume: ready jobs start again", client.resume),
+    "c": ("cancel: running jobs end after a checkpoint, and no other job starts", client.cancel),
+}
+"""By key: what it asks the sweep's controller for."""
+
+
+class Steering:
+    """What keys ask of a sweep: each request is sent after ``y``; any other key takes it back."""
+
+    def __init__(self, ask: Callable[[Callable[..., str]], None]) -> None:
+        self._ask, self._key = ask, ""
+        self.prompt = ""
+        """The last line of the view; empty = nothing was asked."""
+
+    @property
+    def is_asking(self) -> bool:
+        """Whether the next key is an answer."""
+        return bool(self._key)
+
+    def press(self, key: str) -> None:
+        """Follow a key; empty = none was pressed."""
+        if not key:
+            return
+        if not self._key:
+            self._key = key if key in _REQUESTS else ""
+            self.prompt = f"{_REQUESTS[key][0]}? y: yes, any other key: no" if self._key else ""
+            return
+        asked, self._key, self.prompt = self._key, "", ""
+        if key.lower() == "y":
+            try:
+                self._ask(_REQUESTS[asked][1])
+                self.prompt = "Request sent; a controller follows it within about a second."
+            except OrchestratorError as error:
+                self.prompt = str(error)
 
 
 class Watching:
@@ -79,6 +128,10 @@ class Watching:
         self.matrix.update(snapshot)
         self.status = load_status(self._store, snapshot, self.tracker, self._prices)
         return self.status
+
+    def ask(self, request: Callable[..., str]) -> None:
+        """Send a request about the sweep. Raises ``OrchestratorError``."""
+        request(self._store, self.status.snapshot.sweep)
 
     @property
     def events(self) -> list[str]:
@@ -115,21 +168,33 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
     return exit_code_for(snapshot)
 
 
-def view(watching: Watching, console: Console) -> RenderableType:
+def view(watching: Watching, console: Console, prompt: str = "") -> RenderableType:
     """The frame of this moment."""
-    is_ascii = not console.encoding.lower().startswith("utf")
-    return frame(watching.status, watching.matrix, watching.events, height=console.height, is_ascii=is_ascii)
+    return frame(
+        watching.status,
+        watching.matrix,
+        watching.events,
+        height=console.height,
+        width=console.width,
+        is_ascii=not console.encoding.lower().startswith("utf"),
+        prompt=prompt,
+    )
 
 
 def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
-    """On the alternate screen, until the sweep ends or a key is pressed."""
-    with _keys() as has_left, Live(console=console, screen=True, auto_refresh=False) as live:
+    """On the alternate screen, until the sweep ends or a key that leaves is pressed."""
+    steering = Steering(watching.ask)
+    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
                 _look(watching)
-            live.update(view(watching, console), refresh=True)
-            if watching.status.snapshot.state.is_final or has_left(every_s):
+            live.update(view(watching, console, steering.prompt), refresh=True)
+            if watching.status.snapshot.state.is_final:
                 return
+            key = pressed(every_s)
+            if key in _LEAVE and not steering.is_asking:
+                return
+            steering.press(key)
 
 
 def _in_lines(watching: Watching, every_s: float) -> None:
@@ -166,8 +231,8 @@ def _moment(view_: JobView) -> float:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
-    """A function that waits so many seconds and tells whether a key that leaves was pressed."""
+def _keys() -> Iterator[Callable[[float], str]]:
+    """A function that waits so many seconds for a key and returns it; empty if none was pressed."""
     if not sys.stdin.isatty():
         yield _slept
         return
@@ -182,17 +247,13 @@ def _keys() -> Iterator[Callable[[float], bool]]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
-def _slept(every_s: float) -> bool:
+def _slept(every_s: float) -> str:
     time.sleep(every_s)
-    return False
+    return ""
 
 
-def _pressed(every_s: float) -> bool:
-    deadline_s = time.monotonic() + every_s
-    while (left_s := deadline_s - time.monotonic()) > 0:
-        if select.select([sys.stdin], [], [], left_s)[0] and sys.stdin.read(1) in _LEAVE:
-            return True
-    return False
+def _pressed(every_s: float) -> str:
+    return sys.stdin.read(1) if select.select([sys.stdin], [], [], every_s)[0] else ""
 
 
 class _Display(Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -34,13 +34,24 @@ _MAX_STATUS_LINES = 6
 _MIN_ROWS = 3
 _OVERHEAD = 12
 """Lines of titles, rules and the footer."""
+_KEYS = "q leave; the sweep continues  p pause  r resume  c cancel"
+_MIN_NAME = 14
+_NARROW = 90
+"""Columns of the terminal below which a running job's attempt and rate are left out."""
 MAX_SEEDS = 4
 """Backbones have a column per seed up to so many; more share one with counts."""
 _Place = tuple[str, str]
 
 
 def frame(
-    status: SweepStatus, matrix: Matrix, events: Sequence[str], *, height: int, is_ascii: bool = False
+    status: SweepStatus,
+    matrix: Matrix,
+    events: Sequence[str],
+    *,
+    height: int,
+    width: int,
+    is_ascii: bool = False,
+    prompt: str = "",
 ) -> RenderableType:
     """One view of a sweep.
 
@@ -49,7 +60,9 @@ def frame(
         matrix: updated with the same snapshot.
         events: what happened last, newest first.
         height: lines of the terminal; what does not fit is counted instead.
+        width: its columns; names are shortened in their middle, and columns of less worth left out.
         is_ascii: whether the terminal shows nothing else.
+        prompt: the last line; empty for the keys.
     """
     told = list(status_lines(status))[:_MAX_STATUS_LINES]
     shown = events[:_NUM_EVENTS]
@@ -59,12 +72,20 @@ def frame(
     return Group(
         _header(status.snapshot, is_ascii=is_ascii),
         *(Text(line, no_wrap=True, overflow="ellipsis") for line in told),
-        _matrix_table(matrix, num_rows, is_ascii=is_ascii),
-        _running_table(status, num_running),
+        _matrix_table(matrix, num_rows, width, is_ascii=is_ascii),
+        _running_table(status, num_running, width),
         Text("Recently", style="bold"),
-        *(Text(f"  {line}", no_wrap=True, overflow="ellipsis") for line in shown or ["nothing yet"]),
-        Text("q or Ctrl-C: leave; the sweep continues", style="dim"),
+        *(Text(f"  {shortened(line, width - 2)}", no_wrap=True) for line in shown or ["nothing yet"]),
+        Text(prompt, style="bold yellow") if prompt else Text(_KEYS, style="dim", no_wrap=True, overflow="ellipsis"),
     )
+
+
+def shortened(text: str, width: int) -> str:
+    """The text, or its beginning and its end, which tell names apart, with dots between them."""
+    if len(text) <= width:
+        return text
+    kept = max(2, width - 3)
+    return f"{text[: kept // 2]}...{text[-(kept - kept // 2) :]}"
 
 
 def _header(snapshot: Snapshot, *, is_ascii: bool) -> RenderableType:
@@ -88,21 +109,39 @@ def _legend(counts: Mapping[JobState, int], *, is_ascii: bool) -> Text:
     return parts
 
 
-def _matrix_table(matrix: Matrix, num_rows: int, *, is_ascii: bool) -> Table:
+def _matrix_table(matrix: Matrix, num_rows: int, width: int, *, is_ascii: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     table.add_column("label space", no_wrap=True)
-    for column in matrix.columns:
+    name_width = min(max(map(len, matrix.rows), default=_MIN_NAME), max(_MIN_NAME, width // 3))
+    columns = _fitting(matrix, width - name_width - 2)
+    for column in columns:
         table.add_column(column, justify="center", no_wrap=True)
     rows = matrix.rows
     if len(rows) > num_rows:
         urgent = set(sorted(rows, key=matrix.urgency)[: max(1, num_rows - 1)])
         rows = [row for row in rows if row in urgent]
     for row in rows:
-        cells = (_cell(matrix.cell(row, column), is_ascii=is_ascii) for column in matrix.columns)
-        table.add_row(row, *cells)
+        cells = (_cell(matrix.cell(row, column), is_ascii=is_ascii) for column in columns)
+        table.add_row(shortened(row, name_width), *cells)
     if len(rows) < len(matrix.rows):
         table.add_row(Text(f"and {len(matrix.rows) - len(rows)} more", style="dim"))
+    if len(columns) < len(matrix.columns):
+        num_more = len(matrix.columns) - len(columns)
+        table.caption, table.caption_justify = f"and {num_more} more column{'s' * (num_more > 1)}", "left"
     return table
+
+
+def _fitting(matrix: Matrix, width: int) -> list[str]:
+    """The columns that there is room for, in their order; the last ones, of transfers, are kept before backbones'."""
+    kept: list[str] = []
+    for column in reversed(matrix.columns):
+        cells = (matrix.cell(row, column).values() for row in matrix.rows)
+        widest = max((sum(len(str(number)) + 2 for number in counts) for counts in cells), default=1)
+        width -= 3 + max(len(column), widest - 1)
+        if width < 0 and kept:
+            break
+        kept.append(column)
+    return kept[::-1]
 
 
 def _cell(counts: Mapping[JobState, int], *, is_ascii: bool) -> Text:
@@ -120,28 +159,39 @@ def _sign(state: JobState, *, is_ascii: bool) -> tuple[str, str]:
     return plain if is_ascii else sign, style
 
 
-def _running_table(status: SweepStatus, num_rows: int) -> Table:
+def _running_table(status: SweepStatus, num_rows: int, width: int) -> Table:
+    """What a job does first: that is told also where the name must be shortened."""
     running = status.running
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     seen = "running" if status.is_served else "last seen running"
-    table.add_column(f"{seen} ({len(running)})", no_wrap=True, overflow="ellipsis")
-    for name in ("try", "phase", "step", "images/s", "left"):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = ("step", "left") if width < _NARROW else ("step", "left", "images/s", "try")
+    widest = max(_MIN_NAME, width // 4)
+    for name in ("phase", *columns):
+        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True, max_width=widest)
+    table.add_column(f"{seen} ({len(running)})", no_wrap=True)
+    told = {name: _progress_cells(progress, is_served=status.is_served) for name, progress in running.items()}
+    taken = sum(
+        3 + max([len(column), *(min(widest, len(cells.get(column, ""))) for cells in told.values())])
+        for column in ("phase", *columns)
+    )
+    room = max(_MIN_NAME, width - taken - 8)
     names = list(running)
     for name in names[: num_rows if len(names) <= num_rows else num_rows - 1]:
         attempt = status.snapshot.jobs[name].attempt
-        cells = _progress_cells(running[name], is_served=status.is_served)
-        table.add_row(name, str(attempt.number if attempt else ""), *cells)
+        cells = {**told[name], "try": str(attempt.number if attempt else "")}
+        table.add_row(*(cells[column] for column in ("phase", *columns)), shortened(name, room))
     if len(names) > num_rows:
-        table.add_row(Text(f"and {len(names) - num_rows + 1} more", style="dim"))
+        table.add_row(*("" for _ in ("phase", *columns)), Text(f"and {len(names) - num_rows + 1} more", style="dim"))
     return table
 
 
-def _progress_cells(progress: Progress, *, is_served: bool) -> Iterable[str]:
-    yield progress.phase
-    yield f"{progress.step}/{progress.total_steps}" if progress.total_steps else ""
-    yield f"{progress.images_per_s:,.0f}" if progress.images_per_s > 0 and is_served else ""
-    yield format_duration(progress.eta_s) if progress.eta_s > 0 and is_served else ""
+def _progress_cells(progress: Progress, *, is_served: bool) -> dict[str, str]:
+    return {
+        "phase": progress.phase,
+        "step": f"{progress.step}/{progress.total_steps}" if progress.total_steps else "",
+        "images/s": f"{progress.images_per_s:,.0f}" if progress.images_per_s > 0 and is_served else "",
+        "left": format_duration(progress.eta_s) if progress.eta_s > 0 and is_served else "",
+    }
 
 
 class Matrix:

@@ -34,7 +34,7 @@ def report_frame(report: Report) -> DataFrame:
 
 def report_figure(report: Report) -> Figure:
     """Error against granularity with a panel per transfer of final weights on all labels, as a plotly figure."""
-    from plotly.graph_objects import Figure, Scatter  # type: ignore[import-untyped]
+    from plotly.graph_objects import Figure, Scatter
     from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 
     tables = [table for table in report.headlines if curve_points(table.rows, table.metric)]
