@@ -72,10 +72,14 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
             num_resumed = len(finished.rows)
             todo = [seed for seed in seeds if seed not in finished.rows]
             saved = SavedObjects(device=device)
-            running = simulation.function(given, todo, saved) if todo else iter(())
+            running = iter(simulation.function(given, todo, saved) if todo else ())
             for seed, metrics in _each_seed(simulation.name, running, todo):
                 finished.add(seed, metrics, saved.take(seed))
                 _tick(request, context, done=len(finished.rows), total=len(seeds))
+            if next(running, None) is not None:
+                finished.discard()  # nobody can say which of the rows belongs to which seed
+                message = f"the simulation {simulation.name!r} yielded more than its {len(todo)} seeds"
+                raise UserError(f"{message}; yield once for each seed")
         return _commit(request, context, finished, device=device, num_resumed=num_resumed)
 
 
@@ -90,16 +94,13 @@ def _each_seed(
     name: str, running: Iterator[Mapping[str, float]], seeds: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """Each seed with its metrics as they come."""
-    found = iter(running)
     for seed in seeds:
-        metrics = next(found, None)
+        metrics = next(running, None)
         if metrics is None:
             raise UserError(
                 f"the simulation {name!r} ended before seed {seed}; it must yield one mapping for each seed"
             )
         yield seed, _plain(name, seed, metrics)
-    if next(found, None) is not None:
-        raise UserError(f"the simulation {name!r} yielded more than its {len(seeds)} seeds; yield once for each seed")
 
 
 def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
@@ -239,6 +240,14 @@ class FinishedSeeds:
         with self._lock:
             self._unwritten.rows[seed] = metrics
             self._unwritten.files.update(files)
+
+    def discard(self) -> None:
+        """Forget every finished seed, those of earlier attempts too: no later attempt starts from them."""
+        self._ended.set()
+        self._thread.join()
+        self._unwritten, self.rows, self._written = _Unwritten(), {}, {}
+        for name in self._store.list_children(f"{self._root}/"):
+            self._store.delete(f"{self._root}/{name.rstrip('/')}/{_MANIFEST}")
 
     def adopt_files(self, writer: ArtifactWriter) -> None:
         """Make what was saved parts of the artifact."""
