@@ -57,7 +57,8 @@ def recover(world: World, *, for_s: float | None = None) -> World:
         weather=Weather(),
         turbulence=Turbulence(),
         lost_artifacts=(),
-        is_contest=False,  # what is lost waits for its backoff
+        is_contest=False,  # what is lost waits for its backoff, and starts after others whose turn is later
+        is_queue=False,
     )
     world.trace("everything dies in a second world")
     second = World(calm, start_s=world.clock())

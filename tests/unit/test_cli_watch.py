@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.cli.commands.watch import Steering, Watching, view
+from orchestrator.cli.commands.watch import LEAVE, Steering, Watching, pressed, view
 from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.core.contract import JobKind
 from orchestrator.planning.graph.plan import Plan
@@ -138,6 +138,12 @@ def test_keys_ask_before_they_send_and_anything_but_y_takes_back() -> None:
         assert len(sent) == number
     assert sent[0] is client.pause
     assert sent[1] is client.cancel
+
+
+def test_terminal_that_is_gone_ends_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(os.devnull) as gone:  # noqa: PTH123 - readable at once, with nothing to read, as a closed terminal is
+        monkeypatch.setattr(sys, "stdin", gone)
+        assert pressed(60.0) in LEAVE
 
 
 def test_frame_in_ascii_has_nothing_else(tmp_path: Path) -> None:

@@ -36,7 +36,9 @@ from orchestrator.sweeps.client import SweepLedger
 
 EVERY_S = 0.5
 _NUM_KEPT = 50
-_LEAVE = frozenset("qQ\x1b")
+_END = "\x04"
+"""What a terminal sends for the end of input."""
+LEAVE = frozenset({"q", "Q", "\x1b", _END})
 _POLL_S = 0.2
 _PATIENCE_S = 15.0
 _NOT_TAKEN = (
@@ -184,15 +186,15 @@ def view(watching: Watching, console: Console, prompt: str = "") -> RenderableTy
 def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
     """On the alternate screen, until the sweep ends or a key that leaves is pressed."""
     steering = Steering(watching.ask)
-    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+    with _keys() as wait_for_key, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
             with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
                 _look(watching)
             live.update(view(watching, console, steering.prompt), refresh=True)
             if watching.status.snapshot.state.is_final:
                 return
-            key = pressed(every_s)
-            if key in _LEAVE and not steering.is_asking:
+            key = wait_for_key(every_s)
+            if key in LEAVE and not steering.is_asking:
                 return
             steering.press(key)
 
@@ -242,7 +244,7 @@ def _keys() -> Iterator[Callable[[float], str]]:
     before = termios.tcgetattr(sys.stdin)
     tty.setcbreak(sys.stdin)
     try:
-        yield _pressed
+        yield pressed
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
@@ -252,8 +254,11 @@ def _slept(every_s: float) -> str:
     return ""
 
 
-def _pressed(every_s: float) -> str:
-    return sys.stdin.read(1) if select.select([sys.stdin], [], [], every_s)[0] else ""
+def pressed(every_s: float) -> str:
+    """The key that is pressed within so many seconds; empty if none is."""
+    if not select.select([sys.stdin], [], [], every_s)[0]:
+        return ""
+    return sys.stdin.read(1) or _END  # nothing to read: the terminal is gone, and would be at once each time
 
 
 class _Display(Protocol):
