@@ -34,7 +34,7 @@ _LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKI
 _SCHEMES = {scheme.name: scheme for scheme in (FILE, S3)}
 _SUPPORTED = ", ".join(scheme.example for scheme in _SCHEMES.values())
 _EXAMPLES = " or ".join(scheme.example for scheme in _SCHEMES.values())
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|\\\\")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MAX_EXPANDED: Final = 1_000_000
 """Names that one pattern may stand for: a typing error must not fill the memory."""
@@ -111,7 +111,7 @@ def check_store_uri(uri: str) -> None:
 
 
 def has_scheme(place: str) -> bool:
-    """Whether a place is no path: ``s3://bucket``, but also ``pipe:...``, which no store has."""
+    """Whether a place is no path: ``s3://bucket``, but also ``pipe:...`` and a Windows share, which no store has."""
     return _SCHEME.match(place) is not None
 
 

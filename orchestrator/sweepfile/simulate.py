@@ -270,9 +270,28 @@ def _check_expectation(
             if level not in factors[factor]:
                 hint = did_you_mean(str(level), [str(one) for one in factors[factor]])
                 complaints.add((*path, *place), f"'{level}' is no level of the factor {factor}: {hint}")
+    rule = next((name for name in _RULES if hasattr(getattr(spec, name), "of")), "")
+    if rule:
+        _check_own_factor(path, spec, rule, complaints)
     over = spec.slope or spec.monotone
     if over is not None and over.of in factors:
         _check_numbers((*path, "slope" if spec.slope else "monotone"), spec, factors[over.of], complaints)
+
+
+def _check_own_factor(path: Path, spec: ExpectSpec, rule: str, complaints: Complaints) -> None:
+    """Complain of a ``where`` that leaves a rule too few levels of the factor that it goes over."""
+    of = str(getattr(spec, rule).of)
+    left = _levels_at(spec, of)
+    needed = [level for place, _, levels in _mentioned(spec) if place[0] == rule for level in levels]
+    if left is not None and (len(left) < 2 or not set(needed) <= set(left)):
+        message = f"'{of}' is the factor that the {rule} goes over, and this leaves it too few levels; leave it out"
+        complaints.add((*path, "where", of), message)
+
+
+def _levels_at(spec: ExpectSpec, factor: str) -> Sequence[Level] | None:
+    """The levels of a factor that an expectation is about; None: all."""
+    levels = spec.where.get(factor)
+    return levels if levels is None or isinstance(levels, list) else [levels]
 
 
 def _check_numbers(path: Path, spec: ExpectSpec, levels: Sequence[Level], complaints: Complaints) -> None:
@@ -285,8 +304,8 @@ def _check_numbers(path: Path, spec: ExpectSpec, levels: Sequence[Level], compla
 
 def _mentioned(spec: ExpectSpec) -> Iterator[tuple[Path, str, Sequence[Level]]]:
     """Factors with levels that an expectation names, and where."""
-    for factor, levels in spec.where.items():
-        yield ("where", factor), factor, levels if isinstance(levels, list) else [levels]
+    for factor in spec.where:
+        yield ("where", factor), factor, _levels_at(spec, factor) or ()
     if spec.slope is not None:
         yield ("slope", "of"), spec.slope.of, ()
     if spec.monotone is not None:
@@ -298,7 +317,7 @@ def _mentioned(spec: ExpectSpec) -> Iterator[tuple[Path, str, Sequence[Level]]]:
 
 
 def _expectation(spec: ExpectSpec) -> Expectation:
-    where = {name: tuple(some) if isinstance(some, list) else (some,) for name, some in spec.where.items()}
+    where = {name: tuple(_levels_at(spec, name) or ()) for name in spec.where}
     common: dict[str, Any] = {"where": where, "metric": spec.metric, "paper": spec.paper, "source": spec.source}
     low, high = spec.between or (None, None)
     return Expectation(**{"rule": "mean", "low": low, "high": high} | _rule(spec) | common)

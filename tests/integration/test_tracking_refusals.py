@@ -82,7 +82,8 @@ def test_publisher_deleted_experiment_says_how_to_get_it_back(database):
     assert problems(database, big) == []
 
 
-def test_publisher_read_only_database_says_so_and_changes_nothing(database):
+def test_publisher_read_only_database_says_so_and_changes_nothing(database, monkeypatch):
+    monkeypatch.chdir(database.parent)  # MLflow makes a folder of the URI's text in the working directory
     before = database.read_bytes()
     big = big_sweep(3)
     publisher = Publisher(big.store, f"sqlite:///file:{database}?mode=ro&uri=true")

@@ -176,7 +176,7 @@ def test_conversion_that_is_not_as_declared_is_refused_before_anything_is_writte
             r"sweep.yaml:4:\d+: .*/nowhere/at/all does not exist",
         ),
         ({}, {"format": "imagfolder"}, "not one of the allowed values; did you mean 'imagefolder'"),
-        ({}, {"path_column": "file"}, "it has no effect to this format: only tables"),
+        ({}, {"path_column": "file"}, "it has no effect to this format: only csv and parquet name paths"),
         ({}, {"labels": "x"}, "only imagenet1k keeps labels apart"),
         ({}, {"listing": "a" * 64}, "so declare num_train, num_val, num_classes, levels"),
         ({"num_train": 7}, {}, "7 is declared, but the source has 24; remove the line"),

@@ -118,6 +118,8 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
     path = tuple(detail["loc"])
     if detail["type"] == "missing":
         return path[:-1], f"'{path[-1]}' is missing; add '{path[-1]}: ...' here"
+    if detail["type"] == "value_error":  # a sentence of the plug-in's own
+        return path, str(detail["msg"]).removeprefix("Value error, ")
     shown = repr(detail["input"])
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
     return path, f"{shown} is refused: {str(detail['msg']).removeprefix('Input ')}"

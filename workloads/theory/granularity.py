@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from workloads.theory.context import SimulationContext
@@ -44,11 +44,24 @@ class GranularityParameters(BaseModel):
     steps: int = Field(60, ge=0, description="Steps of SGD.")
     lr: float = Field(0.5, gt=0, description="Learning rate.")
 
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if 2 + 2 * self.k > self.d:
+            raise ValueError(f"d = {self.d} has no room for {2 + 2 * self.k} features; raise d or lower k")
+        if self.expected_patches > self.patches:
+            raise ValueError(
+                f"an input has {self.patches} patches, so that {self.expected_patches:g} cannot be expected"
+            )
+        return self
+
 
 def simulate_granularity(
     parameters: GranularityParameters, seeds: Sequence[int], context: SimulationContext
 ) -> Iterator[Mapping[str, float]]:
-    """For each seed ``sub_to_common``: response to a subclass feature over that to the common one; and both alone."""
+    """For each seed ``sub_to_common``: response to a subclass feature over that to the common one; and both alone.
+
+    A network that does not respond to the common feature has no ratio.
+    """
     for seed in seeds:
         generator = torch.Generator(device="cpu").manual_seed(seed)
         yield _Run(parameters, generator, context.device).metrics()
@@ -58,8 +71,6 @@ class _Run:
     """One network of one seed; features are the first 2 + 2 k unit vectors, as rotations change nothing."""
 
     def __init__(self, parameters: GranularityParameters, generator: torch.Generator, device: torch.device) -> None:
-        if 2 + 2 * parameters.k > parameters.d:
-            raise ValueError(f"d = {parameters.d} has no room for {2 + 2 * parameters.k} features; raise d or lower k")
         self._p, self._generator, self._device = parameters, generator, device
         self._num_classes = 2 if parameters.labels == "coarse" else 2 * parameters.k
         shape = (self._num_classes * parameters.neurons, parameters.d)
@@ -70,7 +81,8 @@ class _Run:
         for _ in range(self._p.steps):
             self._step(*self._batch())
         common, sub = self._responses()
-        return {"sub_to_common": sub / common, "common_response": common, "sub_response": sub}
+        ratio = {"sub_to_common": sub / common} if common else {}
+        return {**ratio, "common_response": common, "sub_response": sub}
 
     def _batch(self) -> tuple[Tensor, Tensor]:
         """Patches (N, P, d) and subclasses (N,), from 0 for + to 2 k - 1; those below k are +."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ Metrics: TypeAlias = Mapping[str, float]
 Function: TypeAlias = Callable[[Any, Sequence[int], SimulationContext], Iterator[Metrics]]
 
 
+_SAID: Final = re.compile("^(Input |Value error, )")
 _WHY: Final = {"missing": "it must be given", "extra_forbidden": "it takes no such parameter"}
 
 
@@ -79,7 +81,7 @@ class Simulation:
             given = self.model.model_validate(dict(parameters))
         except ValidationError as error:
             found = [
-                (tuple(detail["loc"]), _WHY.get(detail["type"], detail["msg"].removeprefix("Input ")))
+                (tuple(detail["loc"]), _WHY.get(detail["type"], _SAID.sub("", detail["msg"])))
                 for detail in error.errors(include_url=False)
             ]
             raise ParametersError(self.name, found) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +25,8 @@ SIMULATIONS_METHOD: Final = (
 )
 _PANEL_IN = (5.2, 3.7)
 _COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_DIGEST: Final = re.compile(r"^([0-9a-f]{12})[0-9a-f]{52}(?=\.py:)")
+"""What a simulation of a plain file is called by, which a title need not have in full."""
 _WIDE_RANGE = 5.0
 """Largest over smallest level from which on an axis is logarithmic."""
 
@@ -33,7 +36,8 @@ def simulation_tables(found: SimulationReport) -> list[TextTable]:
     unit = units(found.metric)[0]
     header = (*(found.factors or ("cell",)), f"{found.metric}{unit}", "95 % interval", "n")
     rows = tuple(_cell_row(found, cell) for cell in found.cells)
-    title = f"Simulation {found.name} ({found.run}): {found.metric}{unit}"
+    run = _DIGEST.sub(r"\1...", found.run)
+    title = f"Simulation {found.name} ({run}): {found.metric}{unit}"
     tables = [TextTable(title=title, header=header, rows=rows)]
     if found.expectations:
         claims = tuple(row for judged in found.expectations for row in _claim_rows(judged))
