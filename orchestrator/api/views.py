@@ -234,7 +234,7 @@ class ProgressDisplay:
         elif self._handle is None:
             from IPython.display import display
 
-            self._handle = display(status, display_id=True)
+            self._handle = display(status, display_id=True)  # type: ignore[no-untyped-call] # of IPython
         else:
             self._handle.update(status)
 
