@@ -14,6 +14,8 @@ from orchestrator.scheduling.commands import (
     LaunchJob,
     PreemptAttempt,
 )
+from orchestrator.scheduling.demand import NOTHING, AttemptDemand, amount_of
+from orchestrator.scheduling.placement import ExpectedEnd, FreeCapacity, Machines, reserve
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.events import Event
@@ -255,3 +257,26 @@ def test_elastic_attempt_grows_once_nothing_else_wants_the_room() -> None:
     (command,) = decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations)
     assert isinstance(command, PreemptAttempt)
     assert "grows from 2 to 8 GPUs" in command.reason
+
+
+def test_starving_attempt_takes_the_node_on_which_nothing_started_for_longest_others_the_one_free_first() -> None:
+    nodes = tuple(Node(name=f"n{n}", resources=Resources(cpus=8.0, gpus=8.0)) for n in range(2))
+    machines = Machines(nodes, Resources(cpus=16.0, gpus=16.0))
+    whole = amount_of(nodes[0].resources)
+    demand = AttemptDemand(resources=nodes[0].resources, num_workers=1, worker=whole, total=whole)
+    room = FreeCapacity(machines, [(0, whole), (1, whole)], NOTHING)
+    endings = [
+        ExpectedEnd(
+            attempt_id=f"a{place}",
+            demand=demand,
+            spread=((place, 1),),
+            launched_at_s=launched_at_s,
+            end_s=end_s,
+            sure_end_s=end_s,
+        )
+        for place, launched_at_s, end_s in ((0, 0.0, 900.0), (1, 50.0, 300.0))
+    ]
+    for is_starving, place, until_s in ((False, 1, 300.0), (True, 0, 100.0)):
+        found = reserve(room, demand, (0, 1), endings, now=100.0, is_starving=is_starving)
+        assert found is not None
+        assert (found.spread, found.until_s) == (((place, 1),), until_s)
