@@ -15,12 +15,12 @@ datasets:
 labels:
   {space}: {{dataset: {dataset}, hierarchy: [depth1]}}
 pretrain:
-  model: {{name: {model}, image_size: 16, kwargs: {{patch_size: 4}}}}
+  model: {{name: {model}, image_size: 16}}
   labels: ["{space}/*"]
   recipe: {{epochs: 1, batch_size: 16, lr: 0.1}}
 {rest}
 """
-"""A small sweep with places for something hostile; sound as it stands in ``FIELDS``."""
+"""A small sweep with places for something hostile; sound as it stands in ``FIELDS``. A model with arguments would be built."""
 FIELDS = {"name": "sound", "store": "", "dataset": "tree", "space": "levels", "model": "test_vit", "rest": ""}
 
 NAMES = (

@@ -11,7 +11,7 @@
   const MAX_RUNS = 500, MAX_PAIRS = 60, MAX_LEARNING = 300, MAX_TRANSFERS = 24;
   const PLOT = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
   const initial = () => ({ protocol: ANY, target: ANY, transfer: null, pretrain: null, checkpoint: null, fraction: null,
-    cell: SELECTED, hidden: new Set(), hiddenValues: new Set(), sort: null, descending: false, learning: null, stage: "transfer", find: "",
+    cell: SELECTED, hidden: new Set(), hiddenValues: new Set(), sort: null, descending: false, learning: null, stage: null, find: "",
     search: 0, trialSort: null, trialsDescending: false, parameter: null });
   const state = initial();
 
@@ -309,7 +309,7 @@
     const limit = Math.max(...z.flat().map((value) => Math.abs(value ?? 0))) || 1;
     Plotly.react("pairs", [{ type: "heatmap", x: names, y: names, z, text, texttemplate: names.length <= 15 ? "%{text}" : "", showscale: names.length > 15,
       hovertemplate: "%{y} minus %{x}: %{text}<extra></extra>", zmin: -limit, zmax: limit, colorscale: [[0, "#2c7fb8"], [0.5, "#ffffff"], [1, "#d95f0e"]] }],
-      { height: 150 + 28 * names.length, margin: { l: 10, r: 10, t: 10, b: 10 }, xaxis: { automargin: true, type: "category" }, yaxis: { automargin: true, autorange: "reversed", type: "category" } }, PLOT);
+      { height: 150 + 28 * names.length, margin: { l: 10, r: 10, t: 10, b: 10 }, xaxis: { automargin: true, type: "category" }, yaxis: { automargin: true, autorange: "reversed", type: "category" } }, { ...PLOT, displayModeBar: false });
   }
 
   // ------------------------------------------------------------------------------------------------------- ablations
@@ -378,8 +378,11 @@
   function renderLearning(rows) {
     const spaces = new Set(rows.map((row) => row.labelSpace)), cells = new Map(rows.map((row) => [row.labelSpace, row.cell]));
     const curvesOf = (stage) => runsOf(stage, spaces).filter((run) => DATA.learning[run.job] && ofCell(run, cells));
-    const stages = ["transfer", "pretrain"].filter((stage) => curvesOf(stage).length); // probes have no curves
-    const stage = stages.includes(state.stage) ? state.stage : stages[0], runs = stage ? curvesOf(stage) : [];
+    const stages = ["transfer", "pretrain"].filter((stage) => curvesOf(stage).length);
+    // Of a probe that is judged at its end alone, the metric is one point.
+    const isCurve = (run) => new Set(DATA.learning[run.job][DATA.metric]?.[0]).size > 1;
+    const first = stages.find((one) => curvesOf(one).some(isCurve)) || stages[0];
+    const stage = stages.includes(state.stage) ? state.stage : first, runs = stage ? curvesOf(stage) : [];
     const metrics = distinct(runs.flatMap((run) => Object.keys(DATA.learning[run.job])));
     if (!metrics.includes(state.learning)) state.learning = metrics.includes(DATA.metric) ? DATA.metric : metrics[0] || null;
     const controls = byId("learning-filters");
