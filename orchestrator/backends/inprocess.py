@@ -23,6 +23,7 @@ from orchestrator.core.contract import (
     Resources,
 )
 from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.search.sequential import run_in_turn
 from orchestrator.storage.protocol import ObjectStore
 
@@ -69,6 +70,10 @@ class InprocessBackend:
 
     def announce(self, epoch: int) -> None:
         """Nothing to do: no runner outlives this process."""
+
+    def why_not(self, plan: Plan) -> str:
+        """Never: whoever submits is here."""
+        return ""
 
     def capacity(self) -> Capacity:
         """See ``Backend``."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import OrchestratorError
-from workloads.theory.files import SimulationCode, file_reference
+from orchestrator.core.simulation_files import SimulationCode, file_reference
 from workloads.theory.loading import ParametersError, Simulation
 from workloads.theory.shipped import SIMULATIONS
 

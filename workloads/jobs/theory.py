@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, PreemptedError, StorageError, UserError
+from orchestrator.core.simulation_files import FILE_ROLE
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.digests import digest_of
@@ -62,7 +63,7 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
     """
     context.report(Progress(phase="setup"))
     parameters, device = request.parameters, pick_device()
-    file = request.execution.label_files.get("simulation", "")
+    file = request.execution.label_files.get(FILE_ROLE, "")
     _refuse_stored(file, request.store_uri)
     simulation = Simulation.load(parameters["simulation"], file)
     given = simulation.checked(parameters["parameters"])
