@@ -50,6 +50,7 @@ from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.simulation_packages import why_absent
 from orchestrator.core.contract import JobRequest, Progress, Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Plan
 
 ANNOUNCE_TIMEOUT_S = 20.0
 """A runner that does not acknowledge a new epoch in this time counts as lost."""
