@@ -9,8 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from orchestrator.core.contract import JobKind
-from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS
+from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS, JobKind
 from orchestrator.core.metrics import METRICS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published

@@ -17,7 +17,7 @@ from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clu
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict, canonical, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.plugins import PluginSources, PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace

@@ -34,7 +34,7 @@ from orchestrator.sweepfile.model import (
 )
 from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
 from orchestrator.sweepfile.parse.tree import Path, Tree
-from orchestrator.sweepfile.plugins import PluginSources, PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
 from orchestrator.sweepfile.problems import Complaints, validate

@@ -14,8 +14,8 @@ from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.metrics import better_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind, Outcome, Progress, Resources, Timings
+from orchestrator.core.contract import Outcome, Progress, Resources, Timings
 from orchestrator.core.errors import FailureKind, StorageError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.metrics import catalog
 from orchestrator.metrics.attempts import COUNTERS, AttemptMetrics, CounterBook
 from orchestrator.metrics.catalog import Metric, MetricType

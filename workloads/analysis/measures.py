@@ -22,7 +22,7 @@ from orchestrator.core.plugins import MEASURES as MEASURE_PLUGINS
 from workloads.analysis import geometry, units
 from workloads.analysis.features import ClassMoments, FeatureStream, SampleClasses, class_moments, take_rows
 from workloads.analysis.fine_structure import ProbedSamples, cluster_and_probe, linear_probe, reduced
-from workloads.runtime.plugins import open_plugin, takes_arguments
+from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 SHOWN_CLASSES: Final = 100

@@ -197,7 +197,7 @@ SCHEDULES: Final[Mapping[str, Callable[[LearningRate, int], float]]] = {
     "step": LearningRate.step_decay,
     "exponential": LearningRate.exponential_decay,
 }
-"""What follows the warm-up, by the names of ``orchestrator.core.recipe.SCHEDULES``."""
+"""What follows the warm-up, by the names of ``orchestrator.core.hyper_parameters.SCHEDULES``."""
 
 
 def _steps(epochs: float, calendar: Calendar) -> int:

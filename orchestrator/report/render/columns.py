@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from orchestrator.planning.estimate.power import METHOD
+from orchestrator.planning.estimate.power import FAMILY_METHOD
 from orchestrator.planning.graph.plan import FACTOR_PREFIX
 from orchestrator.report.render.numbers import (
     MISSING,
@@ -173,7 +173,7 @@ def effect_table(table: EffectTable) -> TextTable:
         expendable=((6,), (4, 5)),
         caption="; ".join(
             [
-                *([f"corrected: simultaneous over {tested} contrast{plural} ({METHOD})"] if tested else []),
+                *([f"corrected: simultaneous over {tested} contrast{plural} ({FAMILY_METHOD})"] if tested else []),
                 "cells: combinations of the other factors that have both sides",
                 *(_test_text(test) for test in table.tests if test.freedom > 1),
             ]

@@ -56,7 +56,7 @@ AVERAGES: Final[Mapping[str, RegistryEntry]] = {
     "ema": RegistryEntry(reads=("average_decay", "average_start_epoch")),
     "polyak": RegistryEntry(reads=("average_start_epoch",)),
 }
-AUGMENTATIONS: Final[Mapping[str, RegistryEntry]] = {
+BUILT_IN_AUGMENTATIONS: Final[Mapping[str, RegistryEntry]] = {
     "none": RegistryEntry(),
     "flip": RegistryEntry(),
     "crop_flip": RegistryEntry(),
@@ -74,7 +74,7 @@ REGISTRIES: Final[Mapping[str, Mapping[str, RegistryEntry]]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "average": AVERAGES,
-    "augment": AUGMENTATIONS,
+    "augment": BUILT_IN_AUGMENTATIONS,
 }
 """By the hyper-parameter that chooses."""
 
@@ -303,7 +303,7 @@ class HyperParameters:
     grad_spike: float = _number(
         "Gradient norm above so many (> 1) times its running mean is a failure; 0 = never.", 0.0, at_least=0
     )
-    augment: str = _choice(AUGMENTATIONS, "none", "Training augmentation.", always=True, unread_by=_ON_IMAGES)
+    augment: str = _choice(BUILT_IN_AUGMENTATIONS, "none", "Training augmentation.", always=True, unread_by=_ON_IMAGES)
     resize: int | None = _count(
         "Shorter side before a centre or random crop, pixels; default: the model's image size.",
         None,
