@@ -1,9 +1,10 @@
 """Hyper-parameters of a training: each is defined once, here, and every reader derives from its definition.
 
-The sweep language makes its schema, JSON schema, reference page and identities of them; the data plane reads a recipe
-by them. A new hyper-parameter is a field of `HyperParameters` and whoever reads it. A new optimiser, schedule, average,
-loss or augmentation is an entry of its registry and a builder in the data plane (``workloads.train.optim``,
-``.schedule``, ``.learner``, ``.objective``; ``workloads.data.augment``). Invariants:
+The sweep language derives its schema, JSON schema, reference page and identities from them; the data plane reads a
+recipe by them. A new hyper-parameter is a field of `HyperParameters` and the code that reads it. A new optimiser,
+schedule, average, loss or augmentation is an entry of its registry here and a builder in the data plane
+(``workloads.train.optim``, ``.schedule``, ``.learner``, ``.objective``; ``workloads.data.augment``). One that changes
+the order of samples, or their crops, is also listed in ``orchestrator.planning.graph.pairing``. Invariants:
 
 - Parameters with ``always`` stand in every identity, as they did in the first release. One that came later is left out
   at its default, so that a release with more of them retrains nothing.

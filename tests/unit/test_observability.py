@@ -49,7 +49,7 @@ class Remembered:
     def _check(metric: Metric, kind: MetricType, labels: Mapping[str, str]) -> None:
         assert metric.type is kind
         assert tuple(labels) == metric.labels
-        assert metric in catalog.METRICS
+        assert metric in catalog.EXPORTED_METRICS
 
 
 def gpu_job(name: str, *, gpus: float = 1.0) -> Job:
@@ -115,9 +115,9 @@ def training(step: int, *, step_s: float = 1.0, total: int = 100) -> Progress:
 
 # ------------------------------------------------------------------------------------------------------------ catalogue
 def test_catalogue_names_follow_prometheus_conventions() -> None:
-    names = [metric.name for metric in catalog.METRICS]
+    names = [metric.name for metric in catalog.EXPORTED_METRICS]
     assert len(set(names)) == len(names)
-    for metric in catalog.METRICS:
+    for metric in catalog.EXPORTED_METRICS:
         assert metric.name.startswith("orchestrator_")
         assert metric.name.endswith("_total") is (metric.type is MetricType.COUNTER)
         assert not metric.unit or {"s": "seconds", "h": "hours", "bytes": "bytes"}[metric.unit] in metric.name

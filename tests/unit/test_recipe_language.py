@@ -81,7 +81,7 @@ def test_recipe_schema_and_data_plane_have_the_same_fields_and_defaults() -> Non
 
 def test_recipe_every_registered_name_has_a_builder() -> None:
     assert optim.OPTIMIZER_BUILDERS.keys() == OPTIMIZERS.keys()
-    assert schedule.SCHEDULES.keys() == SCHEDULES.keys()
+    assert schedule.SCHEDULE_FUNCTIONS.keys() == SCHEDULES.keys()
     assert objective.OBJECTIVES.keys() == set(LOSSES)
     assert (set(AverageName), set(Augment)) == (set(AVERAGES), set(BUILT_IN_AUGMENTATIONS))
     kinds = {"precision": Precision, "head_init": HeadInit, "decoder": DecoderName, "interpolation": Interpolation}

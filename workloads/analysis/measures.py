@@ -1,5 +1,9 @@
 """The registry of measures: what a sweep may ask of features, by the names of the language.
 
+A new measure is an entry of ``MEASURES`` here and of ``MeasureName`` in ``orchestrator.sweepfile.analyze``; with
+parameters it is also a field of ``MeasureSpec`` there. Unit and direction of its metrics are rows of
+``orchestrator.core.metrics``.
+
 Other packages add measures by entry points of the group ``pretraining_orchestrator.measures``: a function
 ``(features, targets, hierarchy, arguments) -> {name: number}``. ``features`` is a ``FeatureStream``, ``targets`` maps
 ``classes`` and, where it applies to the samples, ``trained`` to class ids (N,), ``hierarchy`` maps levels, coarsest

@@ -3,11 +3,12 @@
 Some spaces are made of the classes of another one: merged, counted modulo, told apart in two, or parts of data sets.
 The base is any space in which a class of the data set has at most one target; by default its leaf classes.
 
-A new rule is an entry of ``_RULES`` here and a block in ``orchestrator.sweepfile.labels``, which says how a sweep
-writes it. Other packages bring rules without that: an entry point of the group
-``pretraining_orchestrator.label_spaces`` names a function ``(classes, arguments) -> targets``. ``classes`` is the
-class table, ``arguments`` is what the sweep gives (a mapping, or an instance of the pydantic model that annotates it).
-The result holds for each leaf class the name of its target, a list of several, or None for a class that is left out.
+A new rule is an entry of ``_RULES`` here, a field in ``orchestrator.sweepfile.labels``, which says how a sweep writes
+it, and a short name in ``_SHORT`` of ``orchestrator.planning.graph.identity``. Other packages bring rules without that:
+an entry point of the group ``pretraining_orchestrator.label_spaces`` names a function ``(classes, arguments) ->
+targets``. ``classes`` is the class table, ``arguments`` is what the sweep gives (a mapping, or an instance of the
+pydantic model that annotates it). The result holds for each leaf class the name of its target, a list of several, or
+None for a class that is left out.
 """
 
 from __future__ import annotations

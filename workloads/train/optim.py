@@ -1,4 +1,8 @@
-"""Optimisers, and their state as named tensors."""
+"""Optimisers, and their state as named tensors.
+
+A new optimiser is an entry of ``OPTIMIZER_BUILDERS`` here and of ``OPTIMIZERS`` in
+``orchestrator.core.hyper_parameters``.
+"""
 
 from __future__ import annotations
 
