@@ -1,6 +1,6 @@
-"""How an attempt ended: what the journal makes of a backend's report.
+"""How an attempt ended: the journal's event for a backend's report.
 
-Only the store's record makes a success, whatever a runner reports.
+An attempt is a success only if the record is in the store, also if a runner reports one.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """The loop that owns all sweeps of a cluster: observe -> append -> fold -> decide -> execute.
 
 Everything it knows is in the store or comes from the backend, so it may die between any two lines: the next controller
-replays the journals, asks the backend about the attempts that these believe live, and goes on. Invariants:
+replays the journals, asks the backend about the attempts that are live in them, and continues. Invariants:
 
-- One controller per cluster acts: it keeps its lease before every round, and asks again before it believes that an
-  attempt is lost.
+- One controller per cluster acts: it renews its lease before every round, and checks it again before it declares an
+  attempt lost.
 - Events are durable before anything follows from them: launches, releases of runners, deletions of messages.
-- One sweep's fault never stops the others; what cannot be read keeps its room and its keys.
+- An error in one sweep never stops the others; a sweep that cannot be read keeps its resources and its keys.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- Intent before effect: no attempt runs that the journal does not know.
+- Intent before effect: no attempt runs that is not in the journal.
 - A launch takes the key's claim first and an attempt number then, so that a crash in between leaves nothing that
   another controller cannot take over.
 """

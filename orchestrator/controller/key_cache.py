@@ -1,11 +1,11 @@
-"""What this controller knows of keys: committed or not, as the store last said, and claimed by whom.
+"""What this controller knows about keys: whether they are committed, as last read from the store, and who claims them.
 
 Invariants:
 
 - A key is in ``committed`` only after its record was read and its identity compared.
-- What is known is forgotten whenever an attempt at the key ends or a client may have deleted its record: it is looked
-  up again before anything is decided by it.
-- A claim only saves work. Where one is lost, two clusters work on a key and the record decides between them.
+- An entry is dropped whenever an attempt at the key ends or a client may have deleted its record; it is read again
+  before the next decision.
+- A claim only saves work. If one is lost, two clusters work on a key and the record decides between them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the nodes of attempts are and cost: market, accelerator and price, remembered while a controller lives."""
+"""Market, accelerator and price of the nodes of attempts, remembered for the life of a controller."""
 
 from __future__ import annotations
 

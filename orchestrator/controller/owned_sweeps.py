@@ -2,10 +2,10 @@
 
 Invariants:
 
-- A sweep is owned once an adoption of ours is its journal's latest; then no earlier writer can append any more.
-- After an append whose outcome is unknown, memory is put aside and the journal read again. A failed read leaves memory
-  true.
-- A sweep that cannot be served keeps its live attempts, their room and their keys: see ``shelved``.
+- A sweep is owned when our adoption is the latest one in its journal; then no earlier writer can append any more.
+- After an append whose outcome is unknown, the state in memory is dropped and the journal read again. After a failed
+  read the state in memory is still valid.
+- A sweep that cannot be served keeps its live attempts, their resources and their keys: see ``shelved``.
 """
 
 from __future__ import annotations

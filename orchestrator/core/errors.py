@@ -1,7 +1,7 @@
 """The tree of errors of both planes.
 
-Every error says what is wrong (with the value), why it matters and what to do. All of them survive pickling, because
-Ray ships exceptions between processes: an error keeps its constructor arguments in ``args``.
+Every error says what is wrong (with the value), why it matters and what to do. All of them can be pickled, because
+Ray sends exceptions between processes: an error keeps its constructor arguments in ``args``.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ schedule, average, loss or augmentation is an entry of its registry here and a b
 (``workloads.train.optim``, ``.schedule``, ``.learner``, ``.objective``; ``workloads.data.augment``). One that changes
 the order of samples, or their crops, is also listed in ``orchestrator.planning.graph.pairing``. Invariants:
 
-- Parameters with ``always`` stand in every identity, as they did in the first release. One that came later is left out
-  at its default, so that a release with more of them retrains nothing.
-- So a default is part of results, and never changes without a bump of ``code_version``.
+- Parameters with ``always`` are in every identity, as in the first release. One that was added later is left out at its
+  default, so that a release with more parameters retrains nothing.
+- So a default is part of results, and never changes without a new ``code_version``.
 - The order of the fields is that of the JSON schema and the reference page, and a relation sees earlier fields alone.
 """
 

@@ -1,6 +1,7 @@
 """The metrics that results are compared by, and which direction is better: one row per metric. Pure.
 
-Records may hold others, of plug-ins for instance: for those a word in the name decides; without one, lower is better.
+Records may have other metrics, for instance of plug-ins: their direction follows from a word in the name, else lower
+is better.
 """
 
 from __future__ import annotations

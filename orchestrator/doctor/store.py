@@ -1,4 +1,4 @@
-"""What a store must be able to do, asked one thing after the other: ``orchestrator doctor``."""
+"""Checks of the requirements of a store, one after the other: ``orchestrator doctor``."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Every metric that this project exports: name, unit, labels and meaning. Pure.
 
-Ray puts ``ray_`` before each name, and labels of its own beside ours (``NodeAddress``, ``SessionName``, ``Version``).
+Ray puts ``ray_`` before each name, and adds its own labels (``NodeAddress``, ``SessionName``, ``Version``).
 Labels take few values: sweeps, kinds of jobs, states and causes. Never jobs, attempts or keys, of which there are tens
 of thousands.
 """

@@ -1,7 +1,7 @@
-"""The channels of notifications: one entry per kind, what each sends, and the connections that are made to receivers.
+"""The channels of notifications: one entry per kind, the message of each, and the connections to receivers.
 
-Receivers are what people write into files: no metadata services, no redirects, no clear text to far away. A receiver
-that sends a byte now and then keeps every read alive, so besides each step the whole has a deadline.
+Receivers come from files of users: metadata services, redirects and unencrypted remote connections are refused. A
+receiver that slowly sends single bytes could keep every read alive, so the whole delivery has a deadline, too.
 
 Services that take Slack's format, or JSON through a relay, need no channel of their own. A new channel is an entry of
 ``_KINDS`` here, a field of ``sweepfile.values.Channel``, and the same field of ``sweepfile.notify.NotifySpec``, which

@@ -1,7 +1,7 @@
-"""Tells people what happens to sweeps: an outbox in the store, and the thread that sends what waits there.
+"""Sends notifications about sweeps: an outbox in the store, and the thread that sends its entries.
 
 A notice is written before anything is sent, and marked after it was: a process that dies in between sends again, at
-least once and always with the same id. All that the notifier knows is in the store, so a new one goes on where another
+least once and always with the same id. The notifier's whole state is in the store, so a new one continues where another
 stopped.
 """
 

@@ -91,7 +91,7 @@ def test_search_holds_no_more_than_its_trials_use(tmp_path, search, expected):
 
 def test_report_of_trials_that_tie_says_so():
     found = {**FOUND, "trials": [{**TRIALS[0], "value": 0.1}, *TRIALS[1:]]}
-    assert sentences(SearchReport.of(JOB, found))[0] == "2 trials tie for the best (0, 2); 2 was taken."
+    assert sentences(SearchReport.of(JOB, found))[0] == "2 trials tie for the best (0, 2); trial 2 was selected."
     assert "tie" not in " ".join(sentences(SearchReport.of(JOB, FOUND)))
 
 

@@ -1,7 +1,7 @@
-"""What every process that runs an attempt does alike: a runner, a rank of a gang and the actor of a trial.
+"""What all processes that run an attempt have in common: runners, ranks of gangs and actors of trials.
 
-The attempt has a scratch folder of its own, the node's cache, and a log that holds everything which the process prints
-until the attempt has ended, a traceback of its failure included. The data plane is loaded by name.
+The attempt has its own scratch folder, the node's cache, and a log with everything that the process prints until the
+attempt has ended, including the traceback of a failure. The data plane is loaded by name.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``Backend`` on a Ray cluster. Every call returns at once: answers of runners are taken when they are there."""
+"""``Backend`` on a Ray cluster. No call waits: answers of runners are collected when they have arrived."""
 
 from __future__ import annotations
 

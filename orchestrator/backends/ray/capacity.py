@@ -1,6 +1,6 @@
-"""What the cluster has, read from Ray now and then, and how far it can grow: the nodes its autoscaler may add.
+"""The nodes of the cluster, read from Ray periodically, and the nodes that its autoscaler may add.
 
-Ray does not tell its clients how far it grows, so the file that describes the cluster is read again: the launcher's
+Ray does not tell its clients how far a cluster can grow, so the file that describes the cluster is read: the launcher's
 configuration, which ``ray up`` leaves on the head, or a ``RayCluster`` manifest.
 """
 

@@ -1,4 +1,4 @@
-"""From what a runner said, or that it is gone, to what the controller is told."""
+"""From reports of runners, or their end, to reports for the controller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator power``: how many seeds make a difference visible, and what they cost."""
+"""``orchestrator power``: how many seeds are needed to detect a difference, and what they cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator quota``: what each user's sweeps may hold at once on a cluster, beside what they hold."""
+"""``orchestrator quota``: limits on what each user's sweeps use at once on a cluster, and what they use now."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator run``: one job in the foreground, to see why it does what it does."""
+"""``orchestrator run``: runs one job in the foreground, for debugging."""
 
 from __future__ import annotations
 

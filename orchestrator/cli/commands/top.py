@@ -1,4 +1,4 @@
-"""``orchestrator top``: all sweeps of a store, live, in any terminal; requests by keys, after a question."""
+"""``orchestrator top``: all sweeps of a store, live, in any terminal; requests by keys, after a confirmation."""
 
 from __future__ import annotations
 

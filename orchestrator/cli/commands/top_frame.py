@@ -1,4 +1,4 @@
-"""What the live view of all sweeps shows, read from the store in a thread of its own: each look reads what is new."""
+"""Data of the live view of all sweeps, read from the store in a thread; each refresh reads only new data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator watch``: a sweep as it goes, from the store alone; nothing depends on whether anybody looks."""
+"""``orchestrator watch``: shows a running sweep, only from the store; the sweep does not depend on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The full-screen view of one sweep: a frame from what is known, with a matrix of its jobs that follows them. Pure."""
+"""The full-screen view of one sweep: a frame from the sweep's state, with a matrix of its jobs. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Addresses of servers that come from files and sweeps: what is refused before anything is sent. Pure.
 
-A server that fetches what it is told to can be made to ask machines that only it reaches. The worst of them are the
-metadata services of clouds, which hand out credentials to whoever asks from the machine itself.
+A server that fetches given URLs can be used to reach machines that only it can reach. The most dangerous ones are the
+metadata services of clouds, which give credentials to every request from the machine itself.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a plan will take: seconds, GPU-hours, bytes and money per job and in all. Pure.
+"""Estimates of a plan: seconds, GPU-hours, bytes and money per job and in total. Pure.
 
 Each job's work (``volumes``) becomes seconds by the model of speed (``flops``) times a correction from results that the
 store already holds (``history``). Jobs named in ``skip`` have their result and take nothing.

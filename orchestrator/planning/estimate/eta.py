@@ -1,9 +1,9 @@
-"""When a plan ends: on an empty cluster, and of a running sweep from now on, corrected by what its own jobs took. Pure.
+"""When a plan ends: on an empty cluster, and for a running sweep, corrected by the durations of its own jobs. Pure.
 
-The schedule is list scheduling by the longest path to the end: whenever room comes free, the ready jobs with the
-longest chain behind them start first and shorter ones fill what is left. Graham's bound holds: never more than twice
+The schedule is list scheduling by the longest path to the end: when resources become free, the ready jobs with the
+longest chain of dependent jobs start first, and shorter ones use the rest. Graham's bound holds: never more than twice
 the best schedule for one-GPU jobs (R. L. Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17,
-1969). No failures, no other sweeps, no waiting for nodes: ``orchestrator forecast`` has those.
+1969). Failures, other sweeps and waiting for nodes are not included; ``orchestrator forecast`` has them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""How likely a difference of a given size would be found, from the noise between seeds; pure.
+"""The probability that a difference of a given size is found, from the noise between seeds; pure.
 
-What is assumed is the report's own test: paired differences to the baseline, averaged over the transfers of each
-pretrain seed, Student's t over the pretrain seeds, at the level that the table's one corrected family leaves to a
-comparison with the baseline.
+The test is that of the report: paired differences to the baseline, averaged over the transfers of each pretrain seed,
+Student's t over the pretrain seeds, at a comparison's share of the error level of the table's one corrected family.
 
 The paired difference of pretrain seed i and transfer seed j is ``difference + pretrain_i + transfer_ij``, with the same
 two variances for every label space; they are pooled over the label spaces of a table.

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- Every job stands after the jobs that it needs.
+- Every job comes after the jobs that it needs.
 - Names are unique. Several names may have one key: the first of them runs, the others take its result.
 - Resources, execution and facets are in no key.
-- The JSON form is stored; older versions of it are read, and a plan that uses nothing new is written as they wrote it.
+- The JSON form is stored; older versions are read, and a plan without new features is written as older versions did.
 """
 
 from __future__ import annotations

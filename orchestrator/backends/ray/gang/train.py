@@ -1,7 +1,7 @@
-"""Runs one attempt as a gang through Ray Train, and tells why it failed.
+"""Runs one attempt as a gang through Ray Train, and reports why it failed.
 
-Ray Train starts the workers, places them and joins them into one process group. It never retries: what a failure means
-is decided by our own policy alone, so every limit of its own is finite and zero where it can be.
+Ray Train starts the workers, places them and joins them into one process group. It never retries: only our own
+failure policy decides, so all of Ray Train's limits are finite, and zero where possible.
 """
 
 from __future__ import annotations
