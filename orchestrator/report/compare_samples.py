@@ -1,8 +1,9 @@
 """Two networks, or two label spaces, on the same validation images: what differs image by image; pure.
 
-A pair of networks has McNemar's exact test: of the images that one of the two gets wrong, is it the same number either
-way? (McNemar, Psychometrika 12 (1947); the binomial test of the discordant images.) It speaks of these two networks, on
-images like these. Only several seeds speak of two ways of pretraining; the second bootstrap draws them, too.
+A pair of networks has McNemar's exact test: of the images that only one of the two predicts correctly, is the number
+equal for both? (McNemar, Psychometrika 12 (1947); the binomial test of the discordant images.) It is about these two
+networks, on images like these. Only several seeds say something about two ways of pretraining; the second bootstrap
+draws them, too.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What must stay in a store: read from plans, journals, inboxes, pins and the identities of what these name."""
+"""What a store must keep: read from plans, journals, inboxes, pins and the identities of the keys in them."""
 
 from __future__ import annotations
 

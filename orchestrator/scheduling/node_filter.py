@@ -1,4 +1,4 @@
-"""The cluster in one round of decisions: its nodes, what fits on them at all, and what is closed for this round."""
+"""The cluster in one round of decisions: its nodes, shapes that fit, and nodes closed for this round."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""One sweep as the scheduler needs it, kept up to date from what changed since the last look.
+"""One sweep as the scheduler needs it, updated from the changes since the last round.
 
 Invariants:
 
-- All of it follows from the snapshot: an index made anew decides the same (a property test compares them).
+- It follows from the snapshot: a new index gives the same decisions (a property test compares them).
 - A pending job is in exactly one place: hopeless, waiting for others, given up, or in the queue of its shape.
-- Sums are whole numbers, so that adding and taking out again leaves nothing behind.
+- Sums are whole numbers, so that adding and removing leaves no rounding error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a search found, what it saved, what that risked, and the record that says so."""
+"""The result of a search, what it saved, the risk of stopping early, and its record."""
 
 from __future__ import annotations
 

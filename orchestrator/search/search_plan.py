@@ -1,4 +1,4 @@
-"""What a search job was asked for, from its identity, and the jobs that its trials are. Pure."""
+"""The settings of a search job, from its identity, and the jobs of its trials. Pure."""
 
 from __future__ import annotations
 

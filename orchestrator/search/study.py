@@ -1,6 +1,6 @@
-"""One search as its only driver sees it: asks for trials, takes what they tell, and decides.
+"""One search for its only driver: proposes trials, takes their reports, and decides.
 
-Everything that is decided is in the log before it takes effect; whoever reads the log decides the same.
+Every decision is in the log before it takes effect; a study that is rebuilt from the log makes the same decisions.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a store holds of a plan, and what its results measured.
+"""Finds the artifacts of a plan in a store, and their measurements.
 
-Reads only, many objects at a time, and never waits longer than it is told to.
+It only reads, many objects at a time, with a time limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How many seeds a difference needs, and what they cost: from a plan and what its store measured. Changes nothing."""
+"""How many seeds a difference needs, and what they cost: from a plan and measurements in its store. Read-only."""
 
 from __future__ import annotations
 

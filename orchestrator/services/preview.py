@@ -1,4 +1,4 @@
-"""All that planning can say about a sweep before anything runs: what ``orchestrator plan`` prints."""
+"""Everything that ``orchestrator plan`` prints about a sweep before it runs."""
 
 from __future__ import annotations
 

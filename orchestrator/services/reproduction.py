@@ -1,4 +1,4 @@
-"""A sweep as it was submitted, written so that it plans to the same keys again, and what stands in the way."""
+"""Writes a submitted sweep so that it gives the same keys again, and lists what prevents it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of a sweep by what they are: names, kinds, states and facets. Pure."""
+"""Selects jobs of a sweep by names, kinds, states and facets. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A submit to this directory's stack, and what keeps the sweep going while somebody follows it.
+"""Submits to this directory's stack, and keeps the stack running while a command follows the sweep.
 
-This process never joins the stack's Ray: it reads the store and the stack's description, and ``controller.calls`` makes
-its calls. So it outlives whatever dies there, says so, and has it started again.
+This process never connects to the stack's Ray: it reads the store and the stack's description, and ``controller.calls``
+makes its calls. So it survives failures of the stack, reports them, and starts the stack again.
 """
 
 from __future__ import annotations

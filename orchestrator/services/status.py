@@ -1,6 +1,6 @@
-"""The status of a sweep, in words: what runs, waits and has failed, what it used of its budget, how long it takes.
+"""The status of a sweep, in words: what runs, waits and has failed, how much of its budget is used, how long it takes.
 
-Why a job that is ready does not start is said where that is decided, in ``scheduling.launching``.
+The reason why a ready job does not start comes from ``scheduling.launching``, which decides it.
 """
 
 from __future__ import annotations

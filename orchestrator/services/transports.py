@@ -1,4 +1,4 @@
-"""What leads a submit to a controller: its store alone, the cluster's dashboard, or a connection to Ray.
+"""Ways from a submit to a controller: its store alone, the cluster's dashboard, or a connection to Ray.
 
 ``open_submitter`` chooses; the fourth way, this directory's stack, is ``stack_transport``.
 """

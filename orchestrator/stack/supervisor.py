@@ -1,8 +1,8 @@
 """The parent of a stack: ``python -m orchestrator.stack.supervisor DIRECTORY [IDLE_TIMEOUT_S] [--s3]``.
 
 It starts Ray, MLflow and, if asked to, an S3 server side by side, publishes ``stack.json`` when Ray and the S3
-server answer, watches them, starts again what dies (after Ray, also the controllers that it had), and ends them when
-it is told to (SIGTERM), when its directory is deleted, or when nobody has used them for a while. A live sweep counts
+server answer, watches them, restarts those that die (after Ray, also its controllers), and ends them on
+SIGTERM, when its directory is deleted, or when they have not been used for some time. A live sweep counts
 as use.
 """
 

@@ -4,9 +4,9 @@ A new kind is a member of ``core.errors.FailureKind`` and a row of ``POLICY``. A
 ``SIGNATURES`` here (by text) or an entry of ``_KINDS_BY_NAME`` in ``backends.classify`` (by class of exception).
 Invariants:
 
-- Budgets are counted from the journal's events alone, so that another controller comes to the same verdict.
+- Budgets are counted from the journal's events alone, so that another controller makes the same decision.
 - Every kind has one row. A kind whose charge is the cluster never uses up the job's own failures.
-- A wait depends on the attempt's id and not on the clock: it is the same wherever it is worked out.
+- A wait depends on the attempt's id and not on the clock: it is the same in every process.
 """
 
 from __future__ import annotations

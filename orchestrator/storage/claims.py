@@ -1,11 +1,11 @@
 """Claims: which sweep, on which cluster, works on a job that several of them want.
 
-A claim is ``jobs/<key>/claim.json``, changed by conditional writes alone, each with a nonce (so that no content is
-written twice, and a lost acknowledgement is told from a lost race). It saves work and decides nothing: when it runs
-out, two clusters may work on one key, and the record decides between them as ever.
+A claim is ``jobs/<key>/claim.json``, changed only by conditional writes, each with a nonce (so that no content is
+written twice, and a lost acknowledgement differs from a lost race). It only saves work: when it expires, two clusters
+may work on one key, and the record decides between them.
 
-A claim runs out by the clock of whoever reads it. Its holder renews it at half its time, and others give
-``SKEW_TOLERANCE_S`` more: a live claim is safe while clocks differ by less than
+A claim expires by the clock of its reader. Its holder renews it after half its time, and others wait
+``SKEW_TOLERANCE_S`` longer: a live claim is safe while clocks differ by less than
 ``CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S``, which is six minutes.
 """
 

@@ -1,4 +1,4 @@
-"""The one owner of object names (the table of names is in ``docs/design.md``)."""
+"""All object names are made here (the table of names is in ``docs/design.md``)."""
 
 from __future__ import annotations
 
