@@ -1,4 +1,4 @@
-"""`analyze:`: what an entry may say, and the measures of features that it resolves to. Pure."""
+"""`analyze:`: the schema of an entry, and the measures of features that it resolves to. Pure."""
 
 from __future__ import annotations
 

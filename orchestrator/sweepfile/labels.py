@@ -1,4 +1,4 @@
-"""`labels:`: what an entry may say, and the label spaces that it resolves to. Pure.
+"""`labels:`: the schema of an entry, and the label spaces that it resolves to. Pure.
 
 A rule is a field of `LabelEntry`, its name in ``RULES`` and the method of that name in `_LabelResolver`. A new one also
 has its computation in ``workloads.labels.rules`` and a short name in ``orchestrator.planning.graph.identity``.

@@ -1,4 +1,4 @@
-"""`model:` and `init:`: what they may say, and what planning can tell of a model and its recipe without timm. Pure."""
+"""`model:` and `init:`: their schema, and checks of a model and its recipe without timm. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""`notify:`: what it may say, which secrets a channel may use, and the file of the same list for a whole cluster. Pure.
+"""`notify:`: its schema, the secrets that a channel may use, and the file of the same list for a whole cluster. Pure.
 
-A controller reads references in its own environment, and whoever may submit a sweep, or write the store that it lies
-in, chooses the mail server that a password is told to. So what a sweep names must be called as what it is for; the
-cluster's own file, which its operator writes, may name anything.
+A controller resolves references in its own environment, and a person who may submit a sweep, or write its store,
+chooses the mail server that gets a password. So a sweep may only name secrets whose names say that they are for
+notifications; the cluster's own file, which its operator writes, may name any secret.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`policy:`: what it may say, resolved and checked against the resources. Pure."""
+"""`policy:`: its schema, resolved and compared with the resources. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a sweep.yaml, one line each: where, what is wrong with which value, what to do."""
+"""Problems of a sweep.yaml, one line each: the place, what is wrong with which value, what to do."""
 
 from __future__ import annotations
 

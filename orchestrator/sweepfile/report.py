@@ -1,4 +1,4 @@
-"""`report:` and `tracking:`: what they may say, and what of it must be part of the sweep. Pure."""
+"""`report:` and `tracking:`: their schema, and checks that names are part of the sweep. Pure."""
 
 from __future__ import annotations
 

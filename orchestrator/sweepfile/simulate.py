@@ -1,6 +1,6 @@
-"""`simulate:`: what it may say, and the simulations that it resolves to. Pure.
+"""`simulate:`: its schema, and the simulations that it resolves to. Pure.
 
-Which simulations there are and what parameters they take only the data plane knows; what it says comes in as values.
+Only the data plane knows the simulations and their parameters; its answers are passed in as values.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""A whole sweep.yaml: what it may say, and the resolved sweep. Pure.
+"""A whole sweep.yaml: its schema, and the resolved sweep. Pure.
 
-Strict pydantic at the edge; nothing behind the language sees it. Every field has a description with its unit and range,
-because the schema is also the reference of the language. Invariants:
+The schema is strict pydantic; later steps use only resolved values. Every field has a description with its unit and
+range, because the schema is also the reference of the language. Invariants:
 
-- A sweep that validates resolves without any I/O: what lies outside of the file comes in as values.
+- A sweep that validates resolves without any I/O: information outside of the file is passed in as values.
 - All problems are collected, each with its place, so that one run shows all of them.
 
 A new block is a module in this package with its schema and how it is resolved, a field of `SweepSpec` and a line of

@@ -1,4 +1,4 @@
-"""`transfer:`: what an entry may say, and the transfer that it resolves to, with the cells of its grid. Pure."""
+"""`transfer:`: the schema of an entry, and the transfer that it resolves to, with the cells of its grid. Pure."""
 
 from __future__ import annotations
 

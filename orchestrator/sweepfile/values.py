@@ -1,6 +1,6 @@
-"""The resolved sweep: frozen values without defaults left open, globs or names of recipes.
+"""The resolved sweep: frozen values with all defaults, without globs and names of recipes.
 
-Whoever reads a stored plan needs them, so nothing here imports the schema, which takes a tenth of a second. Invariants:
+Readers of stored plans need them, so nothing here imports the schema, which takes a tenth of a second. Invariants:
 
 - Values are immutable and plain: a plan is made of them alone, and equal values make equal keys.
 - `Policy` and `Channel` change no result, and a channel holds references to secrets, never secrets.

@@ -1,6 +1,6 @@
-"""What people look at while sweeps run: their progress, the nodes of a cluster, and why a sweep is not published.
+"""Documents for people while sweeps run: their progress, the nodes of a cluster, and why a sweep is not published.
 
-Each is one small object, overwritten, and never truth: nothing is decided by it, and who cannot read it sees nothing.
+Each is one small object that is overwritten. No decision uses it, and a reader works without it.
 """
 
 from __future__ import annotations

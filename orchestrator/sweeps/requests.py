@@ -1,12 +1,12 @@
-"""What clients ask of a sweep: each request in one place, with its stored form and the event that it becomes.
+"""Requests of clients: each in one place, with its stored form and the event that it becomes.
 
 Requests wait as messages in the store while no controller runs. A new one is a class here, with its function for
 clients, and a member of ``REQUESTS``. Invariants:
 
 - A message is settled by an event that carries its id; only then is it deleted. A crash between the two leaves a
-  message whose id is in the journal already: it is deleted without being followed again.
-- Messages are followed in the order of their ids, which is that of the clients' clocks.
-- What this version cannot read is refused with a reason, never passed over.
+  message whose id is already in the journal: it is deleted without being handled again.
+- Messages are handled in the order of their ids, which is that of the clients' clocks.
+- A message that this version cannot read is refused with a reason, never ignored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the run of a sweep carries besides its state: its origin, its report, and the registered best backbone.
+"""Parts of a sweep's run other than its state: its origin, its report, and the registered best backbone.
 
 The backbone is registered in MLflow's model registry once the sweep has finished, if it asks for that
 (``register: best``).

@@ -1,4 +1,4 @@
-"""What the run of a job says besides its state: parameters, tags, data sets, results and metrics.
+"""Parts of a job's run other than its state: parameters, tags, data sets, results and metrics.
 
 Parameters, tags and data sets, by which people filter, group and compare runs, follow from the plan alone. Results and
 metrics are read from records and metric segments, many jobs at once.

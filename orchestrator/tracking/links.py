@@ -2,7 +2,7 @@
 
 A view is kept as a tag of the experiment, so that a link opens it. MLflow's pages share views this way themselves: the
 state of the page in JSON, in the tag ``mlflow.sharedViewState.KEY``, opened by ``?viewStateShareKey=KEY``. Each sweep
-has a view of its own in its experiment.
+has its own view in its experiment.
 """
 
 from __future__ import annotations

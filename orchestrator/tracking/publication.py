@@ -1,9 +1,9 @@
-"""The publisher: brings a tracking server from what it shows to what is true of the sweeps of a store, never back.
+"""The publisher: updates a tracking server from the sweeps of a store, never the other way round.
 
 Invariants:
 
-- It goes on until there is nothing more to publish, through any outage of the tracking server.
-- A job that has not changed since the last look, as most have not, costs one comparison.
+- It continues until nothing more is to be published, through any outage of the tracking server.
+- A job that has not changed since the last round costs one comparison.
 - Trials of a search are runs below the run of their job.
 """
 

@@ -1,6 +1,6 @@
-"""The one place that talks to MLflow. Every failure is a ``TrackingError``, and none touches the truth about a sweep.
+"""The one place that talks to MLflow. Every failure is a ``TrackingError``, and none affects a sweep.
 
-Whether what answers at a tracking URI is an MLflow that we can talk to is asked once, before anything is written.
+Before anything is written, it is checked once that a supported MLflow answers at the tracking URI.
 """
 
 from __future__ import annotations

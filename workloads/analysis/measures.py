@@ -1,4 +1,4 @@
-"""The registry of measures: what a sweep may ask of features, by the names of the language.
+"""The registry of measures: measures of features, by their names in the sweep language.
 
 A new measure is an entry of ``MEASURES`` here and of ``MeasureName`` in ``orchestrator.sweepfile.analyze``; with
 parameters it is also a field of ``MeasureSpec`` there. Unit and direction of its metrics are rows of

@@ -1,8 +1,8 @@
 """Checkpoints in the object store: ``<step>-<nonce>/`` folders, each committed by its ``manifest.json``.
 
 A checkpoint exists once its manifest does; the manifest names every object with its size and sha256. Loading verifies
-all of it and falls back to the next older one that is intact. The newest few stay, and those that a run keeps for its
-artifact (``workloads.checkpoint.retention``).
+all of it and falls back to the next older one that is intact. The newest few are kept, and those that a run keeps for
+its artifact (``workloads.checkpoint.retention``).
 """
 
 from __future__ import annotations

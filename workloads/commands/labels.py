@@ -1,6 +1,6 @@
-"""What the control plane asks about label spaces: complete definitions, numbers of classes, and descriptions.
+"""Questions of the control plane about label spaces: complete definitions, numbers of classes, and descriptions.
 
-A description has sizes of classes, entropy, and how the spaces lie to each other. With an index, samples of the
+A description has sizes of classes, entropy, and relations between the spaces. With an index, samples of the
 training split are counted; without one, the leaf classes, each as one sample.
 """
 

@@ -1,4 +1,4 @@
-"""Whether a sweep's plug-ins are there and take the arguments that it gives them, asked when the sweep is read."""
+"""Checks that a sweep's plug-ins exist and accept its arguments, when the sweep is read."""
 
 from __future__ import annotations
 

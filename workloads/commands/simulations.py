@@ -1,4 +1,4 @@
-"""What the control plane asks about simulations: whether they are there, and their complete parameters."""
+"""Questions of the control plane about simulations: whether they exist, and their complete parameters."""
 
 from __future__ import annotations
 

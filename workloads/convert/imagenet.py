@@ -1,6 +1,6 @@
 """``imagenet1k`` and ``imagenet21k``: as image-net.org publishes them, without unpacking.
 
-A class is a WordNet synset (``n01440764``), and classes are numbered in the order of their ids, as everybody does. The
+A class is a WordNet synset (``n01440764``), and classes are numbered in the order of their ids, as usual. The
 column ``synset`` of the class table holds the id, from which label spaces walk WordNet. Images are found inside
 uncompressed tars, and inside tars inside tars, without extracting anything.
 """

@@ -1,4 +1,4 @@
-"""Files of MATLAB, read without more memory than they may take."""
+"""MATLAB files, read with a limit on memory."""
 
 from __future__ import annotations
 

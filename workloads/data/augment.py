@@ -1,6 +1,7 @@
 """Augmentation whose randomness is a counter: position p's parameters depend on (seed, stage, p) alone.
 
-So runs that differ in the label space only see the same crops, and a resumed run sees those it would have seen.
+So runs that differ only in the label space see the same crops, and a resumed run sees the same crops as without the
+interruption.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The job ``cluster``: k-means on the features of a training split, and the label map that is made of it.
 
-Clusters are of the whole data set, or of each class of a coarser label space by itself.
+Clusters are of the whole data set, or of each class of a coarser label space.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Hierarchies that somebody gives to classes: from a table of parents, a nested folder, or WordNet.
+"""Hierarchies for classes: from a table of parents, a nested folder, or WordNet.
 
-What comes out is a table with a row per class, ``name`` and one column per level from coarse to fine, which a sweep
+The result is a table with a row per class, ``name`` and one column per level from coarse to fine, which a sweep
 reads as ``taxonomy: {table, levels}``. Each level is a function of the next finer one, and of the class.
 """
 

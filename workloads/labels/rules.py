@@ -1,6 +1,6 @@
-"""From the definition of a label space to its label map; pure but for the files that a definition names.
+"""From the definition of a label space to its label map; pure except for the files that a definition names.
 
-Some spaces are made of the classes of another one: merged, counted modulo, told apart in two, or parts of data sets.
+Some spaces are made of the classes of another one: merged, modulo a number, split in two, or parts of data sets.
 The base is any space in which a class of the data set has at most one target; by default its leaf classes.
 
 A new rule is an entry of ``_RULES`` here, a field in ``orchestrator.sweepfile.labels``, which says how a sweep writes

@@ -3,8 +3,8 @@
 Levels are columns of a class table (the data set's own, a taxonomy's file, or the parts of folder names), and for
 WordNet every further step upwards. Invariants:
 
-- Which levels there are follows from the definition, the class table and the files, never from a sweep's other entries.
-- A level counts where the space refines it: which of its nodes a sample has follows from the sample's class alone.
+- The levels follow from the definition, the class table and the files, never from a sweep's other entries.
+- A level counts if the space refines it: a sample's node at the level follows only from the sample's class.
 - Parts of the artifact of a ``labels`` job: ``parents.json`` with ``levels``, a list of ``name`` and ``class_names``,
   and for the level at position i the array ``parents/<i>.npy``. Artifacts of earlier versions have neither.
 """

@@ -1,4 +1,4 @@
-"""What one attempt leaves in the store while it trains: checkpoints and metrics, written by rank 0 alone."""
+"""The output of an attempt while it trains: checkpoints and metrics, written only by rank 0."""
 
 from __future__ import annotations
 

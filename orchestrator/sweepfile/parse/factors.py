@@ -1,8 +1,8 @@
 """``factors:`` of a pretrain block: the block becomes one for each cell of its design. Pure.
 
 A value of a factor is a partial block that is merged over the block, as ``tiny:`` is over the file; a list names a
-field by its path and gives its values. Each cell is a block of its own that says its values (``factors: {mix: none}``),
-so that everything behind the language sees blocks alone. Names of factors and values reach facets and never identity.
+field by its path and gives its values. Each cell is a separate block with its values (``factors: {mix: none}``), so
+that later steps handle only blocks. Names of factors and values are facets, never part of an identity.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``include:`` other files, whose places stay in errors. Pure, but for the function that reads a file."""
+"""``include:`` of other files; errors name the place in these. Pure, except for the function that reads a file."""
 
 from __future__ import annotations
 

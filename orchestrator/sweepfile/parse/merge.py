@@ -1,8 +1,8 @@
 """Documents over documents: what an including file, a ``tiny:`` block and ``--set`` change. Pure.
 
-Mappings are merged key by key; everything else replaces what stood there, and ``null`` removes it. Three things are
-not merged blindly: a data set or label space that is given another source or rule is given anew, a recipe that was a
-name becomes the ``base`` of the fields that change it, and the items of a list are addressed by number or ``name``.
+Mappings are merged key by key; other values are replaced, and ``null`` removes a value. Three cases are special: a
+data set or label space with another source or rule is replaced as a whole, a recipe that was a name becomes the
+``base`` of the fields that change it, and the items of a list are addressed by number or ``name``.
 ``*`` stands for all items or entries.
 """
 

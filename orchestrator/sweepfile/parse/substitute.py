@@ -1,7 +1,7 @@
 """``${vars.NAME}`` and ``${env:NAME}`` in the texts of a document. Pure: the environment is an argument.
 
-A text that is nothing but one substitution becomes the value, with its type; within longer text it is written out.
-``$${`` is a plain ``${``. Variables of the environment may stand where they change no result: keys must not depend on
+A text that is only one substitution becomes the value, with its type; within longer text it is written as text. ``$${``
+is a plain ``${``. Variables of the environment are allowed only where they change no result: keys must not depend on
 the machine that plans.
 """
 

@@ -1,12 +1,11 @@
-"""The files of a node's cache: who may stay, who uses them, how large the folder may become, and counters of its use.
+"""The files of a node's cache: which are kept, their users, the size limit of the folder, and counters of its use.
 
 ``objects/<sha256>``   whole and verified: whatever has a name here may be read without another look
 ``partial/<sha256>``   being downloaded by whoever holds its lock; of full size from the start, so that it counts
 ``suspect/<sha256>``   left from before the machine's last start: a power failure may have taken what was in memory
 ``admission.lock``     held for milliseconds, by whoever counts, evicts or gives a file its name
 
-The folder itself is the account: sizes are summed anew for each admission (2 us per file), so nothing drifts, whoever
-is killed wherever.
+Sizes are summed again for each admission (2 us per file), so the sum is right after any kill of a process.
 
 The kernel drops a lock when its holder dies, however it dies. A lock (``flock(2)``) belongs to an open file, so threads
 exclude each other as processes do. It is given up by closing the file, never by unlocking: a forked child shares its

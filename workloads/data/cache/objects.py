@@ -1,4 +1,4 @@
-"""Whole objects as local files: one download per node, whoever asks and whoever dies."""
+"""Whole objects as local files: one download per node, for all readers, also if some of them die."""
 
 from __future__ import annotations
 

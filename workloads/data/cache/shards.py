@@ -1,4 +1,4 @@
-"""The samples of a split, from local shards where these have room and by ranged reads where they have not."""
+"""The samples of a split, from local shards if these fit into the cache, else by ranged reads."""
 
 from __future__ import annotations
 
