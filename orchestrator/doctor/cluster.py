@@ -57,7 +57,7 @@ class ClusterQuestion:
 
 
 def ask(question: ClusterQuestion, tell: Tell) -> None:
-    """Ask everything; each stage is told as soon as it is known.
+    """Run all checks; each stage is printed as soon as it is known.
 
     Raises:
         ClusterError: the cluster cannot be joined.

@@ -228,7 +228,7 @@ def _writing_speed(folder: Path) -> float:
 
 
 def _gpus() -> dict[str, Any]:
-    """What the driver tells of every GPU."""
+    """The driver's data of every GPU."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {"devices": []}

@@ -195,7 +195,7 @@ def describe_channel(channel: Channel) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """How one kind of channel sends, and how people are told of it."""
+    """How one kind of channel sends, and its description for people."""
 
     send: Callable[[Notice, Channel], None]
     describe: Callable[[Channel], str]

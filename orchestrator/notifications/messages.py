@@ -53,7 +53,7 @@ class Notice:
 
 
 def notice_of_event(event: Mapping[str, Any], sequence: int, line: int, snapshot: Snapshot) -> Notice | None:
-    """What an event of the journal is told as; most are not.
+    """The notification of an event of the journal; most have none.
 
     Args:
         event: its JSON form.

@@ -218,7 +218,7 @@ class Notifier:
             try:
                 self._look(snapshot, channels)
             except (OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
-                _LOG.warning("what happens to sweep %s is told later: %s", snapshot.sweep, redacted(str(error)))
+                _LOG.warning("notifications of sweep %s are delayed: %s", snapshot.sweep, redacted(str(error)))
         self._send_due()
 
     def _begin(self) -> float:
@@ -267,7 +267,7 @@ class Notifier:
         except NotFoundError:
             pass
         except (ValueError, TypeError, LookupError) as error:
-            _LOG.warning("%s is damaged (%s): the journal is read again, and nothing is told twice", name, error)
+            _LOG.warning("%s is damaged (%s): the journal is read again, and nothing is sent twice", name, error)
         if snapshot.accepted_at_s >= (self._since_s or 0.0):
             return 0
         segments = self._store.list_children(journal_folder(snapshot.sweep))

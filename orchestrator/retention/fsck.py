@@ -223,7 +223,7 @@ def _check_identity(key: str, head: str, content: bytes) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class SweepFindings:
-    """What is wrong with a sweep, and what its journal tells of its revisions."""
+    """Problems of a sweep, and its revisions as in its journal."""
 
     findings: list[Finding] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

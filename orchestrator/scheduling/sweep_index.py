@@ -29,8 +29,8 @@ from orchestrator.state.failure_policy import GiveUp, judge
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
-Likeness: TypeAlias = tuple[JobKind, FailureKind, str]
-"""Failures with the same likeness are one problem: kind of job, kind of failure and what its message says."""
+FailureGroup: TypeAlias = tuple[JobKind, FailureKind, str]
+"""Failures in one group are one problem: kind of job, kind of failure and what its message says."""
 
 _PARTICULARS = re.compile(r"0x[0-9a-f]+|[0-9a-f]{16,}|\d+(?:\.\d+)?|(?:/[\w.@=+-]+)+|'[^']*'|\"[^\"]*\"")
 _MAX_TEXT = 120
@@ -41,19 +41,19 @@ Ticket = tuple[int, int]
 # ---------------------------------------------------------------------------------------------- failures that are alike
 
 
-def likeness_of(job: Job, failure: Failure) -> Likeness:
+def failure_group_of(job: Job, failure: Failure) -> FailureGroup:
     """What a failure has in common with others: its message without numbers, paths and quoted names."""
     first = failure.message.strip().partition("\n")[0]
     return job.kind, failure.kind, " ".join(_PARTICULARS.sub("*", first).split())[:_MAX_TEXT]
 
 
 class FailureCounts:
-    """Failures by likeness and by node, and successes by kind of job."""
+    """Failures by group and by node, and successes by kind of job."""
 
     __slots__ = ("alike", "by_node", "numerics", "succeeded")
 
     def __init__(self) -> None:
-        self.alike: dict[Likeness, set[str]] = {}
+        self.alike: dict[FailureGroup, set[str]] = {}
         """Names of the jobs that failed for good."""
         self.succeeded: dict[JobKind, int] = {}
         self.by_node: dict[str, dict[str, Failure]] = {}
@@ -73,7 +73,7 @@ class FailureCounts:
         if failure is None:
             return
         if view.state is JobState.FAILED and view.failures:
-            _keep(self.alike.setdefault(likeness_of(job, failure), set()), job.name, count)
+            _keep(self.alike.setdefault(failure_group_of(job, failure), set()), job.name, count)
         if failure.node:
             on_node = self.by_node.setdefault(failure.node, {})
             if count > 0:

@@ -166,7 +166,7 @@ def apply_search_event(state: State, event: SearchEvent) -> State:
 
 
 def fold_search(events: Iterable[SearchEvent]) -> State:
-    """The state that a log tells of."""
+    """The state of a search by its log."""
     state: State = {}
     for event in events:
         state = apply_search_event(state, event)

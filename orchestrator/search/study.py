@@ -147,7 +147,7 @@ class Study:
         events: list[SearchEvent] = [told]
         if verdict is not None:
             events.append(verdict)
-        # One segment: no log tells of a value without what was decided by it.
+        # One segment: no log has a value without the decision about it.
         self._write(*events)
         return verdict is None
 

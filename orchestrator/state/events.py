@@ -184,7 +184,7 @@ class ArtifactMissed(JobEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLaunched(AttemptEvent):
-    """The intent to launch, appended before the backend is told."""
+    """The intent to launch, appended before the backend is called."""
 
     key: str
     number: int

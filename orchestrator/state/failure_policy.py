@@ -65,7 +65,7 @@ class FailureRule:
     """Above 0: the budget grows by one whenever the job's attempts have run for so long on one node."""
     backoff_s: float = 0.0
     waits_for: str = ""
-    """What has to change outside before a further attempt can succeed; its last message is told along with it."""
+    """What has to change outside before a further attempt can succeed; its last message is shown with it."""
     is_deadly: bool = False
     """Whether such an end comes at any moment and loses what was not saved. A preempted attempt saves first; a wrong
     job dies again."""

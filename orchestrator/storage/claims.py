@@ -111,7 +111,7 @@ class Claims:
         return {key for key, wait in self._waits.items() if not wait.is_over}
 
     def end_waits(self, now: float) -> list[str]:
-        """Keys that it is time to look at again, at the record first and then at the claim; each is told once."""
+        """Keys that are due to be looked up again, first the record and then the claim; each is returned once."""
         over = [key for key, wait in self._waits.items() if not wait.is_over and now >= wait.until_s]
         for key in over:
             self._waits[key] = replace(self._waits[key], is_over=True)

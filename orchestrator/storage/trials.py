@@ -112,7 +112,7 @@ class Trial:
 
 
 def trials_folder(key: str, log: str = "") -> str:
-    """Folder of the trials that the log in the folder ``log`` of a search job tells of."""
+    """Folder of the trials of a search job whose log is in the folder ``log``."""
     return f"trials/{key}/{log}/" if log else f"trials/{key}/"
 
 

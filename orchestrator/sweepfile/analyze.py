@@ -24,7 +24,7 @@ class DistancesSpec(Strict):
     """Mean squared distances between the features of classes."""
 
     levels: Annotated[list[str], Field(min_length=1)] | None = Field(
-        None, description="Levels of the data set's hierarchy that common ancestors are told by; default: all."
+        None, description="Levels of the data set's hierarchy for common ancestors; default: all."
     )
 
 

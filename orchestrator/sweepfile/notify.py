@@ -140,7 +140,7 @@ def resolve_notify(entries: Iterable[NotifySpec]) -> tuple[Channel, ...]:
 
 
 def is_notify_file(text: str, file: str) -> bool:
-    """Whether a text holds only who is told (or a list of that, which is refused), and is no sweep.yaml.
+    """Whether a text holds only ``notify:`` (or a bare list, which is refused), and is not a sweep.yaml.
 
     Raises:
         SpecError: it is not YAML.

@@ -158,7 +158,7 @@ class SimulateSpec(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSources:
-    """What tells of simulations outside of the file."""
+    """Information about simulations outside of the file."""
 
     check: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     """Asks the data plane, see ``workloads.commands.simulations``; None: parameters are taken as they are."""

@@ -465,7 +465,7 @@ class Policy:
 
 
 class Occasion(StrEnum):
-    """What people are told about."""
+    """Events about which notifications are sent."""
 
     FINISHED = "finished"
     """The sweep has ended with a result for every job, or was cancelled."""

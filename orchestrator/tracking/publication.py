@@ -160,7 +160,7 @@ class FactsCache:
         for identity, run in runs.items():
             if owner_of(identity) not in current:
                 known = self._superseded.get(identity)
-                # Once it is told, the run's own status is that of the facts.
+                # After this update, the run's own status is that of the facts.
                 found[identity] = known or _superseded(timeline, identity, run.status)
         self._superseded = found
         return list(found.values())

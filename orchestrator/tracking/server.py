@@ -111,7 +111,7 @@ def check_server(uri: str) -> None:
     credentials = get_default_host_creds(uri)  # type: ignore[no-untyped-call]
     answer = http_request(credentials, "/version", "GET", raise_on_status=False)  # type: ignore[no-untyped-call]
     if answer.status_code in {401, 403}:
-        return  # whoever may not ask is told so by the first call that matters
+        return  # a missing permission is reported by the first call that matters
     text = answer.text.strip()[:20]
     major = text.partition(".")[0]
     if answer.status_code != 200 or not major.isdigit():

@@ -86,7 +86,7 @@ def attempt_place(
         log_name: name of its log in the store.
         settings: of its runner.
         folder: first part of the scratch folder's name.
-        on_error: is told what ends the attempt, before its log is stored, which may take long.
+        on_error: called with the error that ends the attempt, before its log is stored, which may take long.
     """
     store, cache = open_store(request.store_uri), make_cache()
     with scratch_folder(folder) as scratch:

@@ -47,7 +47,7 @@ _ACCELERATOR_RESOURCE = "accelerator_type:"
 def growth() -> tuple[Node, ...] | None:
     """One node of each kind that the autoscaler may add; ``None`` where the cluster does not grow.
 
-    A file that cannot be read is told once and counts as none: what is there then has to do.
+    A file that cannot be read is reported once and counts as none: then only existing nodes count.
     """
     path = os.environ.get(GROUPS_VARIABLE, "")
     return _growth_of(path) if path else None

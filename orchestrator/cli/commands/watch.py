@@ -338,7 +338,7 @@ class _Table:
 class Lines:
     """For pipes and logs: says each job's end once, and sums up what had ended before.
 
-    Why jobs failed is told once, when the sweep ends, of all that failed for the same reason.
+    Why jobs failed is printed once, when the sweep ends, for all jobs that failed for the same reason.
     """
 
     def __init__(self) -> None:
@@ -364,7 +364,7 @@ def job_line(view: JobView, *, tells_reason: bool = True) -> str:
     """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
     failure = view.last_failure
     if failure is not None and not view.state.is_final:
-        # The reason is told once, when the attempt ends; what follows says only that it goes on.
+        # The reason is printed once, when the attempt ends; later lines only say that the job continues.
         if view.attempt is not None:
             return f"{view.name} runs again (attempt {view.attempt.number})"
         return f"{view.name} will be tried again after {brief(failure)}"

@@ -160,7 +160,7 @@ def _sign(state: JobState, *, is_ascii: bool) -> tuple[str, str]:
 
 
 def _running_table(status: SweepStatus, num_rows: int, width: int) -> Table:
-    """What a job does first: that is told also where the name must be shortened."""
+    """What a job does comes first: it is shown even if the name must be shortened."""
     running = status.running
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     seen = "running" if status.is_served else "last seen running"

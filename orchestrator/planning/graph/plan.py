@@ -147,7 +147,7 @@ class Plan:
     published: tuple[Published, ...] = ()
     """Printed numbers to show beside those of the report."""
     notify: tuple[Channel, ...] = ()
-    """Who is told what, besides those whom the cluster's own file names."""
+    """Notification channels, in addition to those of the cluster's own file."""
     simulations: tuple[PlannedSimulation, ...] = ()
     rows: tuple[str, ...] = ()
     """Factors whose combinations are the rows of the report's tables; empty: its default."""

@@ -30,7 +30,7 @@ _START_TIMEOUT_S = 1e8
 """Three years: how long a gang waits for room is the runner's to decide, with one reservation, which stays pending."""
 _START_ATTEMPTS = 3
 _ENVIRONMENT = {
-    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's interface tells of gangs
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's API lists gangs
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_TIMEOUT_S:g}",
 }

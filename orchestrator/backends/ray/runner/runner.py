@@ -185,7 +185,7 @@ def _constraints(resources: Resources, site: RunnerSite) -> dict[str, Any]:
 
 
 class Runner:
-    """Methods take and return plain JSON; each returns at once but ``report``, which may wait as it is told."""
+    """Methods take and return plain JSON; each returns at once except ``report``, which may wait for a given time."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         redaction.install()

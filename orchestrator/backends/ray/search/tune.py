@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """What the actor of a trial is told."""
+    """Inputs of the actor of a trial."""
 
     number: int
     search: str
