@@ -116,7 +116,7 @@ def checked_address(host: str, port: int) -> str:
     """The address of a host. Raises ``UserError`` if it leads to a metadata service, ``OSError`` if to nothing."""
     address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     if reason := forbidden_host(address):
-        raise UserError(f"the host {host} leads to {address}, {reason}; name a server of your own")
+        raise UserError(f"the host {host} leads to {address}, {reason}; name your own server")
     return address
 
 

@@ -308,7 +308,7 @@ def _absent_files(plan: Plan) -> Iterator[str]:
     for file in sorted(files - {""}):
         if not Path(file).is_file():
             yield (
-                f"the file {file} of a simulation is not on this machine: jobs read it where it lies; put it into a "
+                f"the file {file} of a simulation is not on this machine: jobs read it from its path; put it into a "
                 "folder that all nodes share, or install it on them as a package (docs/theory.md)"
             )
 

@@ -250,11 +250,11 @@ class Supervisor:
     def _watch(self) -> None:
         while not self._told_to_end.wait(WATCH_EVERY_S):
             if not self._lock.is_held:
-                _LOG.warning("%s was deleted or made anew: this stack is nobody's any more and ends", self._directory)
+                _LOG.warning("%s was deleted or made again: this stack is not used any more and ends", self._directory)
                 return
             idle_s = time.time() - touched_at_s(self._directory)
             if idle_s > self._idle_timeout_s:
-                _LOG.info("nobody has used this stack for %.0f s; it leaves", idle_s)
+                _LOG.info("this stack has not been used for %.0f s; it ends", idle_s)
                 return
             self._mind_ray()
             self._mind_mlflow()

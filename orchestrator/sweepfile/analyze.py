@@ -109,8 +109,8 @@ class AnalysisSpec(Strict):
     split: Literal["train", "val"] = Field("val", description="Its split.")
     of: str | None = Field(
         None,
-        description="Label space of the original classes, beside those trained on, by its path; default: the leaf "
-        "classes.",
+        description="Label space of the original classes, by its path, in addition to those trained on; default: the "
+        "leaf classes.",
     )
     pretrain: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="Blocks whose backbones are analysed, by name or glob; default: all."

@@ -62,7 +62,7 @@ class Merge(OneRule):
         None, description="Classes of each group, by name or number."
     )
     others: Literal["keep", "drop"] = Field(
-        "keep", description="Unlisted classes: targets of their own, or not part of the data."
+        "keep", description="Unlisted classes: each its own target, or not part of the data."
     )
     num_classes: Annotated[list[AtLeastTwo], Field(min_length=1)] | None = Field(
         None, description="Random groups whose sizes differ by one class at most; one label space per number."

@@ -206,7 +206,9 @@ def check_channel_of_sweep(channel: Channel) -> None:
             )
     email = channel.email
     if email is not None and email.security is Security.NONE and email.server.rpartition(":")[0] not in _LOOPBACK:
-        raise UserError(f"the mail server {email.server} would be told everything in clear; write security: starttls")
+        raise UserError(
+            f"the mail server {email.server} would get mail and password unencrypted; write security: starttls"
+        )
 
 
 def _references(channel: Channel) -> Iterator[str]:

@@ -231,7 +231,7 @@ class _Frozen(Strict):
     mean: Mean | None = Field(None, description="Channel means in [0, 1]; default: as in pretraining.")
     std: Deviations | None = Field(None, description="Channel standard deviations, > 0; default: as in pretraining.")
     precision: Precision = Field(
-        "fp32", description="Arithmetic of the backbone; features are stored in float16, whatever this says."
+        "fp32", description="Arithmetic of the backbone; features are always stored in float16."
     )
 
     def resolved(self) -> dict[str, Any]:

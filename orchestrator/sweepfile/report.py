@@ -88,7 +88,7 @@ class TrackingSpec(Strict):
             )
             raise PydanticCustomError("refused", message)
         if reason := forbidden_host(host):
-            message = f"the host is {host}, {reason}; name a tracking server of your own"
+            message = f"the host is {host}, {reason}; name your own tracking server"
             raise PydanticCustomError("refused", message.replace("{", "{{"))
         return uri
 
@@ -125,7 +125,7 @@ def check_metric(spec: ReportSpec, complaints: Complaints) -> None:
         return
     near = get_close_matches(name, RECORDED_METRICS, n=1, cutoff=_NEARLY)
     if near:
-        message = f"'{name}' is nearly the name of a metric; write {near[0]}, or call a metric of your own otherwise"
+        message = f"'{name}' is nearly the name of a metric; write {near[0]}, or give your own metric another name"
         complaints.add(("report", "metric"), message)
 
 

@@ -191,8 +191,8 @@ def _write_beside(shard_input: ShardInput, dataset: DatasetFile) -> None:
         raise UserError(f"the shards lie in {len(folders)} folders; {DATASET_FILE} describes those of one folder")
     (folder,) = folders
     if shard_input.classes_uri != f"{folder}/{CLASSES_FILE}":
-        message = f"the class table must lie beside the shards, as {folder}/{CLASSES_FILE}; copy it there and name it"
-        raise UserError(message + " with --classes")
+        message = f"the class table must be in the folder of the shards, as {folder}/{CLASSES_FILE}; "
+        raise UserError(message + "copy it there and name it with --classes")
     store = open_store(folder)
     store.put(DATASET_FILE, dataset.to_bytes())
     tidy_folder(store)

@@ -185,7 +185,7 @@ def _validation_labels(request: ConvertRequest, stems: list[str]) -> dict[str, s
     usual = ("LOC_val_solution.csv", "ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "val_labels.txt")
     path = request.labels or _first(request.source, usual)
     if path is None:
-        message = f"the validation images lie in no class folders, and {request.source} has none of {', '.join(usual)}"
+        message = f"the validation images are in no class folders, and {request.source} has none of {', '.join(usual)}"
         raise UserError(message + "; name what says their classes with --labels")
     if path.is_dir() or path.name.endswith(".tar.gz"):
         labels = dict(zip(stems, _devkit(path, len(stems)), strict=True))

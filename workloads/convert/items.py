@@ -365,7 +365,7 @@ class LinkRule:
             where = "in a circle" if error.errno == errno.ELOOP else "to nothing that can be read"
             raise UserError(f"{path} is a link that leads {where}; repair or remove it") from error
         if not self.follows_all and not any(is_inside(target, root) for root in self.roots):
-            message = f"{path} is a link to {target}, which lies outside of the source; copy the file, or say that "
+            message = f"{path} is a link to {target}, which is outside of the source; copy the file, or say that "
             raise UserError(message + "links may be followed anywhere: --follow-links")
 
 

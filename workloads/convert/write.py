@@ -262,7 +262,7 @@ class SourceFiles:
             raise UserError(f"{item.path} cannot be read: {error.strerror}; repair the source and run again") from error
         if len(content) != item.length_bytes:
             message = f"{item.path} ({item.key}) has {len(content)} bytes, it was listed with {item.length_bytes}"
-            raise UserError(message + ": the source changed; run again when nobody writes it")
+            raise UserError(message + ": the source changed; run again when it is not being written")
         return content
 
     def _descriptor(self, path: str) -> int:

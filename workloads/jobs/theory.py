@@ -87,7 +87,7 @@ def _refuse_stored(file: str, store_uri: str) -> None:
     """Whoever may write results may not thereby say what code runs."""
     store = urlsplit(store_uri)
     if file and store.scheme == "file" and Path(file).resolve().is_relative_to(Path(unquote(store.path)).resolve()):
-        raise UserError(f"the simulation {file} lies in the store, from which no code is run; move the file")
+        raise UserError(f"the simulation {file} is in the store, from which no code is run; move the file")
 
 
 def _each_seed(

@@ -139,7 +139,7 @@ def _of_folder(names: Sequence[str], root: Path) -> Rows:
         # A class may be known by its whole path already, where another has its last part.
         name = next((name for name in (parts[-1], "/".join(parts)) if name in wanted), "")
         if name and found.setdefault(name, parts[:-1]) != parts[:-1]:
-            raise UserError(f"{root} has two folders {parts[-1]!r}; the name of a class may stand in it once")
+            raise UserError(f"{root} has two folders {parts[-1]!r}; the name of a class may occur in it only once")
     _refuse_missing([name for name in names if name not in found], str(root), "it needs a folder of each class's name")
     flat = [name for name in names if not found[name]]
     if flat:

@@ -133,7 +133,7 @@ def _wordnet(definition: Definition, _: Definition, inputs: LabelInputs) -> Labe
         if len(set(is_below)) < 2:
             every = "every" if is_below[0] else "no"
             raise UserError(
-                f"{every} class has {definition['contains']} above it; choose a synset that tells them apart"
+                f"{every} class has {definition['contains']} above it; choose a synset above some of the classes"
             )
         labels = ClassLabels.of_sets(
             [[int(found)] for found in is_below], [f"not {definition['contains']}", definition["contains"]]

@@ -154,7 +154,7 @@ def _read(path: Path) -> bytes:
     except OSError as error:
         raise UserError(f"{path.name} cannot be read: {error.strerror}; check its permissions") from error
     if len(content) > _MAX_BYTES:
-        raise UserError(f"{path.name} has more than {_MAX_BYTES} bytes; keep data in files of their own")
+        raise UserError(f"{path.name} has more than {_MAX_BYTES} bytes; keep data in separate files")
     return content
 
 

@@ -92,11 +92,13 @@ class Simulation:
 
 def _load_file(path: Path, digest: str, name: str) -> Function:
     if not path.is_file():
-        message = f"the file {path} of the simulation is not on this node: jobs read it where it lies"
+        message = f"the file {path} of the simulation is not on this node: jobs read it from its path"
         raise UserError(f"{message}; put it into a folder that all nodes share, or install it on them as a package")
     sources = SimulationCode.read(path)
     if sources.digest != digest:
-        message = f"{path.name}, or a module beside it that it imports, is not what was planned (sha256 {digest[:12]})"
+        message = (
+            f"{path.name}, or a module in its folder that it imports, is not what was planned (sha256 {digest[:12]})"
+        )
         raise UserError(f"{message}; submit the sweep again")
     function: Function = sources.load(name)
     return function

@@ -44,7 +44,7 @@ def check_url(url: str, *, schemes: Collection[str] = ("http", "https"), what: s
     if not parts.hostname:
         raise UserError(f"{what} names no host; write {min(schemes)}://host:port")
     if reason := forbidden_host(parts.hostname):
-        raise UserError(f"{what} names the host {parts.hostname}, {reason}; name a server of your own")
+        raise UserError(f"{what} names the host {parts.hostname}, {reason}; name your own server")
 
 
 def forbidden_host(host: str) -> str:

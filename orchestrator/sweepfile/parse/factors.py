@@ -29,9 +29,9 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 _MAX_NAME: Final = 63
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
 _REFUSED: Final = {
-    "factors": "factors stand in the block alone",
-    "design": "a design stands in the block alone",
-    "labels": "label spaces are a factor of their own, 'labels'; list them in the block",
+    "factors": "factors belong in the block itself",
+    "design": "a design belongs in the block itself",
+    "labels": "label spaces are the factor 'labels'; list them in the block",
 }
 """Fields that the partial block of a value cannot have."""
 
@@ -181,8 +181,8 @@ class _Design:
         initial = part.get("init")
         if isinstance(initial, Mapping) and "pretrain" in initial:
             message = (
-                "a block that starts from another one is no value of a factor: it continues a training, and is not "
-                "beside it; make it a block of its own"
+                "a block that starts from another one is not a value of a factor, because it continues a training; "
+                "make it a separate block"
             )
             raise self._problem((*where, "init", "pretrain"), message)
 

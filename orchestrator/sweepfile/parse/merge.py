@@ -100,7 +100,7 @@ def _steps(key: str, base: Located, over: Located, path: Path) -> Iterator[str]:
         return
     fields = PretrainSpec.model_fields.keys() if path == ("pretrain",) else frozenset()
     if path not in _ENTRIES or not base.value or fields & base.value.keys():
-        message = "'*' stands for items of a list, and for entries of datasets, labels, recipes and named blocks; here "
+        message = "'*' means all items of a list, or all entries of datasets, labels, recipes and named blocks; here "
         raise SpecError((_problem(over.child(key), (*path, key), message + "are none"),))
     yield from list(base.value)
 
