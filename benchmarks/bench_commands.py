@@ -23,8 +23,9 @@ from rich.console import Console
 
 from orchestrator.cli.commands.top import TopApp
 from orchestrator.cli.commands.watch import Watching, view
-from orchestrator.core.contract import JobKind, JobRequest, Outcome
+from orchestrator.core.contract import JobRequest, Outcome
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.units import GIB, MIB
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector

@@ -154,7 +154,7 @@ STORE_ERRORS: Final = _of_attempts(
     "error",
 )
 
-METRICS: Final = (
+EXPORTED_METRICS: Final = (
     JOBS,
     READY_JOBS,
     QUEUE_AGE,
@@ -194,5 +194,5 @@ def reference() -> str:
     return head + "".join(
         f"| `{metric.exported_name}` | {metric.source} | {', '.join(metric.labels)} | {metric.unit} | "
         f"{metric.meaning} |\n"
-        for metric in METRICS
+        for metric in EXPORTED_METRICS
     )

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.core.metrics import METRICS
+from orchestrator.core.metrics import RECORDED_METRICS
 from orchestrator.core.security.urls import forbidden_host
 from orchestrator.sweepfile.fields import Count, Fraction, Name, Strict
 from orchestrator.sweepfile.parse.tree import Path
@@ -119,9 +119,9 @@ def _check_baseline_space(path: Path, space: str, pretrained: Sequence[str], com
 def check_metric(spec: ReportSpec, complaints: Complaints) -> None:
     """Complain of a metric that is nearly one that we record; others are of plug-ins, which nobody here knows."""
     name = spec.metric
-    if name in METRICS or any(name.startswith(f"{known}_") for known in METRICS):
+    if name in RECORDED_METRICS or any(name.startswith(f"{known}_") for known in RECORDED_METRICS):
         return
-    near = get_close_matches(name, METRICS, n=1, cutoff=_NEARLY)
+    near = get_close_matches(name, RECORDED_METRICS, n=1, cutoff=_NEARLY)
     if near:
         message = f"'{name}' is nearly the name of a metric; write {near[0]}, or call a metric of your own otherwise"
         complaints.add(("report", "metric"), message)

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import fmean
 from uuid import UUID
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.metrics import better_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report

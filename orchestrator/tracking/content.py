@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.report.inputs import MetricLine, MetricSegment, list_segments, read_segment
 from orchestrator.state.snapshot import JobView

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, read_learning

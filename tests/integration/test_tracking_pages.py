@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_compare_link, find_run_links

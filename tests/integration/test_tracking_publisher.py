@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.render.page import PAGE
 from orchestrator.state.events import SweepEnding

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from orchestrator.cli.commands.watch import LEAVE, Steering, Watching, pressed, view
 from orchestrator.cli.commands.watch_frame import Matrix, frame
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.status import SweepStatus
 from orchestrator.stack.ports import check_answers

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.volumes import num_full_trials
 from orchestrator.planning.graph.plan import Job, Plan

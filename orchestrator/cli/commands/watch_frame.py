@@ -11,8 +11,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.core.contract import JobKind, Progress
-from orchestrator.core.job_kinds import TRANSFER_KINDS
+from orchestrator.core.contract import Progress
+from orchestrator.core.job_kinds import TRANSFER_KINDS, JobKind
 from orchestrator.core.units import format_duration
 from orchestrator.planning.graph.plan import Job
 from orchestrator.services.status import SweepStatus, status_lines

@@ -17,7 +17,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Self, TypeAlias
 
-from orchestrator.core.contract import Execution, JobKind, Resources
+from orchestrator.core.contract import Execution, Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.identity import subject_of
 from orchestrator.sweepfile.values import Channel, Expectation, Level, Policy
 

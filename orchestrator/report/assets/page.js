@@ -227,6 +227,7 @@
   }
 
   // --------------------------------------------------------------------------------------------------- results table
+  // [header, text of a row, value to sort by]; `_row` of report/render/page.py makes the rows.
   function columnsOf(table, rows) {
     const hours = rows.some((row) => row.compute && row.compute.gpu_hours) ? "gpu_hours" : "cpu_hours";
     const has = (test) => rows.some(test);

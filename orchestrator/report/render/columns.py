@@ -1,7 +1,11 @@
 """The columns of a report: as text, for tables that people read, and as plain values, for CSV and Parquet.
 
-A new column needs its field in ``results`` and an entry here. Numbers in files are fractions, and None is a value that
-does not exist (yet); numbers in text are as people read them. The statements below the tables are here, too.
+A new column is a field of ``results.Row``, which ``report.tables`` fills, and an entry here: in ``_own_columns``,
+``_comparison_columns`` or ``_other_columns`` for text, in ``_RESULT_COLUMNS`` for files. The HTML page has columns of
+its own: ``_row`` of ``render.page`` and ``columnsOf`` of ``report/assets/page.js``.
+
+In files, numbers are fractions, and None means that a value does not exist (yet). In text, numbers are formatted for
+people. The statements below the tables are here, too.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from orchestrator.planning.estimate.power import METHOD
+from orchestrator.planning.estimate.power import FAMILY_METHOD
 from orchestrator.planning.graph.plan import FACTOR_PREFIX
 from orchestrator.report.render.numbers import (
     MISSING,
@@ -173,7 +177,7 @@ def effect_table(table: EffectTable) -> TextTable:
         expendable=((6,), (4, 5)),
         caption="; ".join(
             [
-                *([f"corrected: simultaneous over {tested} contrast{plural} ({METHOD})"] if tested else []),
+                *([f"corrected: simultaneous over {tested} contrast{plural} ({FAMILY_METHOD})"] if tested else []),
                 "cells: combinations of the other factors that have both sides",
                 *(_test_text(test) for test in table.tests if test.freedom > 1),
             ]

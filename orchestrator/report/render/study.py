@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.metrics import Better, better_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import Report
