@@ -23,10 +23,12 @@ _NEARLY: Final = 0.85
 
 
 class PublishedSpec(Strict):
-    """A printed number to stand beside ours: what it measures, as the report's rows are called."""
+    """A published number to show next to ours, and which row of the report it belongs to."""
 
     transfer: str = Field(description="Name of the transfer that it belongs to.")
-    label_space: str = Field("", description="Label space of the pretraining, by its path; default: one-pass training.")
+    label_space: str = Field(
+        "", description="Label space of the pretraining, by its path; default: training on the target alone."
+    )
     value: Fraction = Field(description="The metric as a fraction of 1, not in percent: 0.0525.")
     std: Fraction | None = Field(None, description="Its standard deviation, a fraction of 1; default: not printed.")
     source: str = Field("", description="Where it is printed: paper and table.")
@@ -153,7 +155,7 @@ def _factors(pretrains: Sequence[Pretrain]) -> dict[str, list[str]]:
 def check_published(
     spec: ReportSpec, transfers: Sequence[str], pretrains: Sequence[Pretrain], complaints: Complaints
 ) -> None:
-    """Complain about printed numbers that would stand beside no row of the report."""
+    """Complain about published numbers that match no row of the report."""
     spaces = [name for one in pretrains for name in one.labels] + [name for one in pretrains for name in one.baselines]
     known = {
         "transfer": transfers,

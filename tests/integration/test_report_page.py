@@ -139,7 +139,7 @@ def test_page_shows_table_curve_pairs_grid_and_runs(page):
         "levels",
         "random",
         "baseline levels/depth1",
-        "one-pass levels/depth1",
+        "direct training on levels/depth1",
         "lowest mean: levels/depth3",
     ]
     assert page.evaluate("document.getElementById('pairs').data[0].z.length") == 4
@@ -222,7 +222,7 @@ def test_page_shows_searches_their_trials_and_what_was_saved(page):
     assert page.locator("#trials tr.best td").first.inner_text() == "2"
     caption = page.inner_text("#search-caption")
     assert "30 % saved" in caption
-    assert "Risk: 1 of 3 trials were judged before their ends" in caption
+    assert "Risk: 1 of 3 trials were stopped early" in caption
     assert _traces(page, "landscape") == ["completed", "stopped", "best: trial 2"]
     assert page.evaluate("document.getElementById('landscape').layout.xaxis.type") == "log"
 

@@ -36,7 +36,7 @@ class Published:
 
     transfer: str
     label_space: str
-    """Path of the label space; empty for the one-pass baseline."""
+    """Path of the label space; empty for direct training on the target."""
     value: float
     """In the unit of the report's metric: a fraction for errors and accuracies."""
     std: float | None = None

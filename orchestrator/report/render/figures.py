@@ -1,6 +1,6 @@
 """Figures as SVG, drawn here: they need no script on a page, and equal reports give equal bytes.
 
-A figure is a part of the page, and stands beside others on the sheet of a file, where no style of the page applies.
+A figure is a part of the page. In a file, several figures share one sheet, to which no style of the page applies.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def sheet(figures: Sequence[Figure]) -> bytes:
 
 
 Point = tuple[float, float, float]
-"""Where it stands on the horizontal axis, its value, and its spread to each side."""
+"""Position on the horizontal axis, value, and spread to each side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
