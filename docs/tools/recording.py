@@ -20,14 +20,15 @@ from orchestrator.state.transitions import JobState
 from orchestrator.storage.local import LocalStore
 from tests.live_sweep import SWEEP, write_live_sweep
 
-RECORDING, PICTURE = Path("docs/captures/watch-recording.svg"), Path("docs/captures/watch.svg")
-_SIZE_OF_RECORDING, _SIZE_OF_PICTURE = (100, 30), (140, 40)
+FOLDER = Path("docs/captures")
+RECORDING = FOLDER / "watch-recording.svg"
+_SIZE_OF_RECORDING, _SIZES = (100, 30), {"watch-60": (60, 30), "watch": (140, 40), "watch-200": (200, 50)}
 _NUM_FRAMES, _FRAME_S = 5, 1.2
 _SIZE = re.compile(r'viewBox="0 0 (\S+) (\S+)"')
 
 
 def main() -> None:
-    """Write the recording, and a picture of a larger sweep."""
+    """Write the recording, and pictures of a larger sweep in terminals of three widths."""
     frames = _frames(120, _SIZE_OF_RECORDING, _NUM_FRAMES)
     match = _SIZE.search(frames[0])
     assert match is not None
@@ -40,7 +41,8 @@ def main() -> None:
     for number, shown in enumerate(frames):
         parts.append(f'<g class="frame" style="animation-delay:{number * _FRAME_S:g}s">{shown}</g>')
     RECORDING.write_text("\n".join([*parts, "</svg>\n"]), encoding="utf-8")
-    PICTURE.write_text(_frames(1_000, _SIZE_OF_PICTURE, 1)[0], encoding="utf-8")
+    for name, size in _SIZES.items():
+        (FOLDER / f"{name}.svg").write_text(_frames(1_000, size, 1)[0], encoding="utf-8")
 
 
 def _frames(num_transfers: int, size: tuple[int, int], num_frames: int) -> list[str]:
