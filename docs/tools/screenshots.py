@@ -13,8 +13,9 @@ writes ``report-390.png``, ``report-1280.png`` and ``report-1920.png``: a teleph
     python -m docs.tools.screenshots stack .orchestrator docs/captures
 
 ``mlflow`` publishes a sweep of any store into an MLflow of its own, which is gone afterwards, and opens the link that
-``status`` prints: ``mlflow-compare-1024.png``, ``-1600`` and ``-1920``. ``notebook`` opens docs/notebooks/quickstart.ipynb
-in a JupyterLab that runs in that folder: ``notebook-800.png``, ``-1280`` and ``-1920``. ``stack`` writes ``ray-jobs.png``, ``ray-actors.png`` and ``mlflow-runs.png``; pictures show what is
+``status`` prints: ``mlflow-compare-1024.png``, ``-1600`` and ``-1920``. ``notebook`` opens
+docs/notebooks/quickstart.ipynb in a JupyterLab that runs in that folder: ``notebook-800.png``, ``-1280`` and ``-1920``.
+``stack`` writes ``ray-jobs.png``, ``ray-actors.png`` and ``mlflow-runs.png``; pictures show what is
 there at that moment, so wait until backbones train. Needs what ``tests/browser.py`` needs.
 """
 
