@@ -42,7 +42,7 @@ from orchestrator.sweeps.drain import Drain, note_drained, read_drain
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.sweeps.quotas import Cap, read_quotas
 from orchestrator.sweeps.request_handling import handle_request
-from orchestrator.sweeps.requests import Message, Retry, Submit, discard, discard_marker, read_markers
+from orchestrator.sweeps.requests import Message, Retry, Submit, discard, discard_marker, list_inbox, read_markers
 
 INBOX_EVERY_S = 1.0
 LIST_EVERY_S = 60.0
@@ -228,29 +228,42 @@ class Controller:
         woken, self._woken = self._woken, set()
         for sweep in woken - {""}:
             owned.looks.want(sweep)
-        if self._now() >= self._inbox_at_s or "" in woken:
-            self._inbox_at_s = self._now() + INBOX_EVERY_S
-            with self._pool.batch() as batch:
-                find, drain = batch.start(self._find_messages, woken), batch.start(self._read_drain)
-                quotas = batch.start(self._read_quotas)
+        if self._now() < self._inbox_at_s and "" not in woken:
+            self._settle_messages(owned, sorted(woken), set)
+            return
+        self._inbox_at_s = self._now() + INBOX_EVERY_S
+        with self._pool.batch() as batch:
+            find, drain = batch.start(self._find_messages, woken), batch.start(self._read_drain)
+            quotas = batch.start(self._read_quotas)
+
+            def finish() -> set[str]:
+                """Take these answers; the sweeps that are due by them."""
                 sweeps, markers = find()
                 self._drain, self._quotas = drain(), quotas()
-            if sweeps is not None:
-                self._list_at_s = self._now() + LIST_EVERY_S
-                owned.looks.follow_sweeps(sweeps)
-            owned.looks.follow_markers(markers, self._now())
-            for sweep in sweeps or [] if "" in woken else []:
-                owned.looks.want(sweep)
-            due = owned.looks.due(self._now())
-            owned.check_fences(due)
-        else:
-            due = sorted(woken)
-        for owned_sweep, message in owned.messages(due):
-            with owned.guard(owned_sweep.snapshot.sweep):
-                self._settle(owned, owned_sweep, message)
+                told = owned.looks.follow_markers(markers, self._now())
+                if sweeps is not None:
+                    self._list_at_s = self._now() + LIST_EVERY_S
+                    new = owned.looks.follow_sweeps(sweeps)
+                    told |= set(sweeps) if "" in woken else new
+                return told
+
+            self._settle_messages(owned, owned.looks.due(self._now()), finish)
         with self._pool.batch() as batch:
             for done in [batch.start(discard_marker, self._store, *marker) for marker in owned.looks.take_settled()]:
                 done()
+
+    def _settle_messages(self, owned: OwnedSweeps, due: Sequence[str], finish: Callable[[], set[str]]) -> None:
+        """Look into the inboxes of these sweeps, and of those that turn out to be due meanwhile."""
+        with self._pool.batch() as batch:
+            lists = {sweep: batch.start(list_inbox, self._store, sweep) for sweep in due}
+            owned.check_fences(due)
+            told = finish()
+            # Anew where a marker has just come: its message may have come after the list above.
+            lists |= {sweep: batch.start(list_inbox, self._store, sweep) for sweep in sorted(told)}
+            owned.check_fences(told)
+            for owned_sweep, message in owned.messages(lists):
+                with owned.guard(owned_sweep.snapshot.sweep):
+                    self._settle(owned, owned_sweep, message)
 
     def _find_messages(self, woken: Collection[str]) -> tuple[list[str] | None, list[tuple[str, str]]]:
         """The store's sweeps, when it is time to list them, and all markers."""

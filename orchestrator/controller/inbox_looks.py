@@ -29,17 +29,21 @@ class InboxLooks:
         """Markers, by sweep and message, and when each was first seen."""
         self._settled: set[tuple[str, str]] = set()
 
-    def follow_sweeps(self, sweeps: Collection[str]) -> None:
-        """All sweeps of the store; new ones are due."""
+    def follow_sweeps(self, sweeps: Collection[str]) -> set[str]:
+        """All sweeps of the store; the new ones, which are due."""
         found = set(sweeps)
-        self._due |= found - self._next_s.keys()
+        new = found - self._next_s.keys()
+        self._due |= new
         self._next_s = {sweep: at_s for sweep, at_s in self._next_s.items() if sweep in found}
+        return new
 
-    def follow_markers(self, markers: Iterable[tuple[str, str]], now: float) -> None:
-        """All markers that there are; sweeps with new ones are due."""
+    def follow_markers(self, markers: Iterable[tuple[str, str]], now: float) -> set[str]:
+        """All markers that there are; the sweeps with new ones, which are due."""
         found = set(markers)
-        self._due |= {sweep for sweep, _ in found - self._seen_s.keys()}
+        new = {sweep for sweep, _ in found - self._seen_s.keys()}
+        self._due |= new
         self._seen_s = {marker: self._seen_s.get(marker, now) for marker in found}
+        return new
 
     def want(self, sweep: str) -> None:
         """Look into this one with the next ones."""

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.progress import ProgressBoard
-from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded, Unreadable, list_inbox, read_inbox
+from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
 
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0
@@ -256,15 +256,15 @@ class OwnedSweeps:
             length_s = min(factor * previous.length_s, MAX_RETRY_EVERY_S)
         return _Delay(until_s=self._now() + length_s, length_s=length_s)
 
-    def messages(self, sweeps: Sequence[str]) -> Iterator[tuple[OwnedSweep, Message]]:
-        """Messages for this controller. Those for others are noted and not read again."""
-        with self._pool.batch() as batch:
-            lists = {sweep: batch.start(list_inbox, self._store, sweep) for sweep in sweeps}
-            for sweep, names in lists.items():
-                if sweep in self._retry_at_s:
-                    continue  # first its journal must be read
-                with self.guard(sweep):
-                    yield from self._messages_of(sweep, names())
+    def messages(self, lists: Mapping[str, Callable[[], list[str]]]) -> Iterator[tuple[OwnedSweep, Message]]:
+        """Messages for this controller, by what each sweep's inbox holds. Those for others are noted and not read
+        again.
+        """
+        for sweep, names in lists.items():
+            if sweep in self._retry_at_s:
+                continue  # first its journal must be read
+            with self.guard(sweep):
+                yield from self._messages_of(sweep, names())
 
     def _messages_of(self, sweep: str, names: Sequence[str]) -> Iterator[tuple[OwnedSweep, Message]]:
         ids = {name.removesuffix(".json") for name in names}
