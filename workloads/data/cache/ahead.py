@@ -23,7 +23,7 @@ _LOG = logging.getLogger(__name__)
 
 PATIENCE_BYTES = 2 * 1024**3
 """A reader waits for its shard if at most so much is to be fetched before it; else it reads its sample by a range."""
-_COME_BACK_S = 0.02
+_COME_BACK_S = 0.005
 """Between two looks at a shard that another process fetches."""
 _ASK_AGAIN_S = 5.0
 _KEPT_UNDECLARED = 8
@@ -224,8 +224,11 @@ class Ahead:
     def _fetch_all(self) -> None:
         while True:
             with self._changed:
-                while not self._is_closed and not self._has_work():
-                    self._changed.wait(_COME_BACK_S if self._is_elsewhere() else None)
+                while not self._is_closed:
+                    comes_back = self._comes_back()  # first: a pause that ends now is over at the next question
+                    if self._has_work():
+                        break
+                    self._changed.wait(_COME_BACK_S if comes_back else None)
                 if self._is_closed:
                     return
                 shard_id = self._take_work()
@@ -253,7 +256,8 @@ class Ahead:
             return _Slot(place=_Place.NO_ROOM)
         except BusyError as busy:
             if busy.is_node:
-                self._pause_until_s = time.monotonic() + _COME_BACK_S
+                with self._changed:
+                    self._pause_until_s = time.monotonic() + _COME_BACK_S
             return _Slot(place=_Place.ELSEWHERE, at_s=time.monotonic())
         except OrchestratorError as error:
             _LOG.warning("a shard could not be fetched ahead of its use: %s", error)
@@ -268,8 +272,10 @@ class Ahead:
         if self._is_closed:
             raise _ClosedError
 
-    def _is_elsewhere(self) -> bool:
-        return any(slot.place is _Place.ELSEWHERE for slot in self._slots.values())
+    def _comes_back(self) -> bool:
+        """Whether there may be work in a moment although nobody tells."""
+        is_pausing = time.monotonic() < self._pause_until_s
+        return is_pausing or any(slot.place is _Place.ELSEWHERE for slot in self._slots.values())
 
     def _to_come_back_to(self) -> int | None:
         """The first of the shards that others were at, if it is time to look again."""

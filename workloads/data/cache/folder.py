@@ -4,7 +4,7 @@
 ``partial/<sha256>``   being downloaded by whoever holds its lock; of full size from the start, so that it counts
 ``suspect/<sha256>``   left from before the machine's last start: a power failure may have taken what was in memory
 ``admission.lock``     held for milliseconds, by whoever counts, evicts or gives a file its name
-``fetcher-<n>.lock``   held by whoever fetches ahead: so many at once on the node, however many processes it has
+``fetcher-<n>.lock``   held by a process that fetches more than one object ahead: the node shares a few of them
 
 The folder itself is the account: sizes are summed anew for each admission (2 us per file), so nothing drifts, whoever
 is killed wherever.
@@ -53,7 +53,9 @@ _COUNTS: Final[tuple[Count, ...]] = (
     "damaged",
 )
 NUM_FETCHERS = 8
-"""Objects that a node fetches ahead at once: a stream of a store gives 0.1-0.3 GB/s, a node of 8 GPUs needs 2."""
+"""Objects that are fetched ahead at once by one process: one of its own, so that it depends on nobody, and others that
+the processes of a node share. A stream of a store gives 0.1-0.3 GB/s, a node of 8 GPUs needs 2.
+"""
 _FREE_SHARE = 0.5
 """Of the space that would be free without the cache: scratch, logs and other programs need the rest."""
 _FIRST_PAUSE_S = 0.001
@@ -307,8 +309,8 @@ class CacheFolder:
 
     @contextmanager
     def fetcher(self) -> Iterator[None]:
-        """One of the node's ``NUM_FETCHERS``. Raises ``BusyError`` if all of them are at work."""
-        for number in range(NUM_FETCHERS):
+        """One of those that the node shares. Raises ``BusyError`` if all of them are at work."""
+        for number in range(1, NUM_FETCHERS):
             descriptor = os.open(self.root / f"fetcher-{number}.lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
             try:
                 if try_lock(descriptor, Hold.EXCLUSIVE):

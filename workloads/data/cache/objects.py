@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -88,6 +89,7 @@ class ObjectCache:
         self._folder = CacheFolder(folder, settings=settings, stats=self.stats)
         self._stalled_s = stalled_s
         self._handed_out: deque[Pin] = deque(maxlen=_KEPT_PATHS)
+        self._own_fetcher = threading.Lock()
         self._last_write: dict[str, tuple[int, float]] = {}
         """Of downloads of others that were met: when their file was last written, and when that was first seen."""
 
@@ -122,7 +124,7 @@ class ObjectCache:
         return self.pin_local(wanted) or self._obtain(wanted, check, force=False)
 
     def pin_ahead(self, wanted: Wanted, *, check: Check = go_on) -> Pin | None:
-        """``pin``, but one of the node's few fetchers, and without waiting for others.
+        """``pin`` for several threads of a process, bounded within the node, and without waiting for others.
 
         Raises:
             BusyError: others fetch this object, or as many as may; what else there is to do comes first.
@@ -130,6 +132,11 @@ class ObjectCache:
         pin = self.pin_local(wanted)
         if pin is not None:
             return pin
+        if self._own_fetcher.acquire(blocking=False):
+            try:
+                return self._obtain(wanted, check, force=False, waits=False)
+            finally:
+                self._own_fetcher.release()
         with self._folder.fetcher():
             return self._obtain(wanted, check, force=False, waits=False)
 
