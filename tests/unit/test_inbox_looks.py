@@ -17,7 +17,7 @@ from orchestrator.sweeps import client
 from orchestrator.sweeps.requests import Ownership, Pause, new_envelope, post, read_markers
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.faults import Fault, FaultyStore, Moment
-from tests.scripted_sweep import CLUSTER, World, make_job, make_plan
+from tests.scripted_sweep import World, make_job, make_plan
 
 
 @pytest.fixture

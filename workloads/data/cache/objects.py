@@ -147,6 +147,10 @@ class ObjectCache:
         except OSError as error:
             raise self._failed(error) from error
 
+    def discard(self, pin: Pin) -> None:
+        """Let go of a file that nobody needs any more; whoever has it open may go on reading it."""
+        self._folder.discard(pin)
+
     def recheck(self, wanted: Wanted) -> bool:
         """Whether the local copy was damaged: it is gone then, and the next ``pin`` fetches the object again."""
         pin = self.pin_local(wanted)
