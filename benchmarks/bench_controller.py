@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partialmethod
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,10 +21,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from orchestrator.backends.ray.service import ACTIVE_PAUSE_S
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.simulated import ClusterSpec, SimulatedBackend, SimulatedCluster, VirtualClock
-from orchestrator.controller import inbox_looks
 from orchestrator.controller.connect import ensure_controller
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
@@ -45,18 +42,16 @@ from orchestrator.state.events import Event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
-from orchestrator.storage import request_pool
 from orchestrator.storage.layout import journal_folder, snapshots_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps import client, ledger
 from orchestrator.sweeps.client import load_snapshot, submit
 from orchestrator.sweeps.ledger import SweepLedger
-from orchestrator.testing import Hang, ScriptedBackend
+from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.server import TrackingServer
-from tests.builders import make_job, make_plan
 from tests.clusters.small_sweep import write_sweep
 from tests.integration.conftest import ray_cluster  # noqa: F401 - a fixture
 from tests.integration.ray_jobs import ENTRY_POINT, job
@@ -172,118 +167,6 @@ def _serve(folder: Path, num_jobs: int) -> None:
     held = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS"))
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     say(f"{held.split()[1]} kB held, {peak.split()[1]} kB at its peak; idle tick {1e3 * sorted(spent_s)[10]:.1f} ms")
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# What a distant store costs the controller: every request takes 40 ms. Two arms in one run: requests one after the
-# other with a look into each inbox per second, as it was; and as it is. Prints; asserts no times.
-
-LATENCY_S = 0.04
-NUM_LAUNCHES, NUM_SWEEPS, NUM_IDLE, WATCHED_S = 512, 50, 200, 15.0
-
-
-class DistantStore(MemoryStore):
-    """A store in memory that answers late, and counts what it is asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._uri = f"s3://distant/{self._uri.rpartition('/')[2]}"
-        self.num_requests = 0
-        self.latency_s = 0.0
-        self._inside = threading.local()
-
-    def ask(self, method: str, *arguments: Any, **options: Any) -> Any:
-        original = getattr(MemoryStore, method)
-        if getattr(self._inside, "is_so", False):
-            return original(self, *arguments, **options)
-        self.num_requests += 1
-        time.sleep(self.latency_s)
-        self._inside.is_so = True
-        try:
-            answer = original(self, *arguments, **options)
-            return iter(list(answer)) if method == "list_objects" else answer
-        finally:
-            self._inside.is_so = False
-
-
-for _method in ("put", "put_if_absent", "put_if_match", "get", "get_with_stat", "stat", "exists", "delete"):
-    setattr(DistantStore, _method, partialmethod(DistantStore.ask, _method))
-for _method in ("list_objects", "list_children"):
-    setattr(DistantStore, _method, partialmethod(DistantStore.ask, _method))
-
-
-@pytest.fixture(params=["one by one", "side by side"])
-def arm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "one by one":
-        monkeypatch.setattr(request_pool, "NUM_THREADS", 1)
-        monkeypatch.setattr(inbox_looks, "EVERY_S", 1.0)
-    return str(request.param)
-
-
-DISTANT: dict[str, dict[str, float]] = {}
-
-
-def say_of_distance(what: str, arm: str, figures: dict[str, float]) -> None:
-    shown = ", ".join(f"{name} {value:.2f}" for name, value in figures.items())
-    say(f"{what}, {LATENCY_S * 1e3:.0f} ms per request, {arm}: {shown}")
-    before = DISTANT.setdefault(what, figures)
-    if before is not figures:
-        ratios = ", ".join(f"{name} {before[name] / value:.1f}" for name, value in figures.items())
-        say(f"{what}, before / after: {ratios}")
-
-
-@pytest.mark.timeout(400)
-def test_launches_on_a_distant_store(arm: str) -> None:
-    """Asked: 512 launches within 5 s."""
-    store = DistantStore()
-    jobs = [make_job(f"pretrain/{number}") for number in range(NUM_LAUNCHES)]
-    backend = ScriptedBackend(
-        store, {job.name: [Hang()] for job in jobs}, total=Resources(cpus=float(NUM_LAUNCHES), memory_gib=1e6)
-    )
-    controller = Controller(store, backend, "c", "bench")
-    controller.tick()
-    client.submit(store, make_plan(*jobs, sweep="many", store_uri=store.uri), "", "c")
-    controller.wake("many")
-    controller._lease.keep()
-    store.latency_s, asked = LATENCY_S, store.num_requests
-    started_s, cpu_s = time.perf_counter(), time.process_time()
-    while len(backend.launched) < NUM_LAUNCHES:
-        controller.tick()
-    figures = {"seconds": time.perf_counter() - started_s, "CPU s": time.process_time() - cpu_s}
-    figures["requests per launch"] = (store.num_requests - asked) / NUM_LAUNCHES
-    say_of_distance(f"{NUM_LAUNCHES} launches", arm, figures)
-
-
-@pytest.mark.parametrize("num_idle", [0, NUM_IDLE])
-def test_rounds_of_many_sweeps_on_a_distant_store(arm: str, num_idle: int) -> None:
-    """Asked: at most 20 % of the controller's thread at 50 sweeps that train, and no request more for idle ones."""
-    store = DistantStore()
-    backend = ScriptedBackend(
-        store, {f"pretrain/{number}": [Hang()] for number in range(NUM_SWEEPS)}, total=Resources(cpus=64.0)
-    )
-    controller = Controller(store, backend, "c", "bench")
-    for number in range(NUM_SWEEPS + num_idle):
-        is_idle = number >= NUM_SWEEPS
-        sweep = f"sweep-{number}"
-        plan = make_plan(make_job(f"pretrain/{number}"), sweep=sweep, store_uri=store.uri)
-        client.submit(store, plan, "", "c")
-        if is_idle:
-            client.pause(store, sweep)
-    for _ in range(3):
-        controller.wake()
-        controller.tick()
-    assert len(backend.live) == NUM_SWEEPS
-    store.latency_s, asked, busy_s, cpu_s = LATENCY_S, store.num_requests, 0.0, time.process_time()
-    began_s = time.perf_counter()
-    while time.perf_counter() < began_s + WATCHED_S:
-        started_s = time.perf_counter()
-        controller.tick()
-        busy_s += time.perf_counter() - started_s
-        time.sleep(ACTIVE_PAUSE_S)
-    spent_s = time.perf_counter() - began_s
-    figures = {"share of the thread": busy_s / spent_s, "requests/s": (store.num_requests - asked) / spent_s}
-    figures["CPU share"] = (time.process_time() - cpu_s) / spent_s
-    say_of_distance(f"{NUM_SWEEPS} sweeps that train and {num_idle} idle ones", arm, figures)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -500,19 +383,8 @@ def test_short_jobs_cost_little_beyond_their_work(cluster: Any, tmp_path: Path) 
 # What grows with jobs: requests to the store, bytes of the journal, rows of MLflow. Prints for docs/scaling.md.
 
 METHODS = (
-    "put",
-    "put_file",
-    "put_if_absent",
-    "put_if_match",
-    "get",
-    "get_with_stat",
-    "get_range",
-    "download",
-    "stat",
-    "exists",
-    "list_objects",
-    "list_children",
-    "delete",
+    *("put", "put_file", "put_if_absent", "put_if_match", "get", "get_with_stat", "get_range", "download", "stat"),
+    *("exists", "list_objects", "list_children", "delete"),
 )
 CLUSTER = "counted"
 

@@ -294,6 +294,7 @@ class Controller:
                 self._keys.forget_all(owned_sweep.snapshot)
         # Only now: a message that is deleted before its event is durable would be lost by a crash in between.
         discard(self._store, owned_sweep.snapshot.sweep, message)
+        owned.looks.forget_marker(owned_sweep.snapshot.sweep, message.message_id)
 
     def _observe(self, owned: OwnedSweeps) -> None:
         owned_sweeps = owned.active()

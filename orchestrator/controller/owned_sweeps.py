@@ -16,13 +16,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from orchestrator.controller.inbox_looks import InboxLooks
 from orchestrator.core.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
 from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
+from orchestrator.sweeps.inbox_looks import InboxLooks
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.progress import ProgressBoard

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.controller.controller import LIST_EVERY_S, Controller
-from orchestrator.controller.inbox_looks import EVERY_S
 from orchestrator.storage.layout import MARKERS, inbox_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
+from orchestrator.sweeps.inbox_looks import EVERY_S
 from orchestrator.sweeps.requests import Ownership, Pause, new_envelope, post, read_markers
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.faults import Fault, FaultyStore, Moment

@@ -35,7 +35,7 @@ _MANIFEST = "manifest.json"
 
 Write = Callable[[], object]
 Copy = Callable[[str, int, Digests, int], bool]
-"""Writes the object of this name, size and content into an open file, verified; False: it is to be read from the store."""
+"""Writes the object of this name, size and content into an open file, verified; False: read it from the store."""
 
 
 def _once(write: Write) -> None:

@@ -65,6 +65,10 @@ class InboxLooks:
             if marker[0] == sweep and marker[1] not in messages and now >= seen_s + EVERY_S
         }
 
+    def forget_marker(self, sweep: str, message_id: str) -> None:
+        """A message was settled: should its sender send the same again, that is another marker."""
+        self._seen_s.pop((sweep, message_id), None)
+
     def take_settled(self) -> list[tuple[str, str]]:
         """Markers that may go."""
         settled, self._settled = sorted(self._settled), set()
