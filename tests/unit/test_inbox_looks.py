@@ -15,7 +15,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.inbox_looks import EVERY_S
 from orchestrator.sweeps.requests import Ownership, Pause, new_envelope, post, read_markers
-from orchestrator.testing import ScriptedBackend
+from orchestrator.testing import Hang, ScriptedBackend
 from orchestrator.testing.faults import Fault, FaultyStore, Moment
 from tests.scripted_sweep import World, make_job, make_plan
 
@@ -120,6 +120,8 @@ def test_message_that_could_not_be_settled_is_tried_again_at_once(world: World) 
 
 
 def test_controller_whose_silent_sweep_was_taken_notices_by_the_marker(world: World) -> None:
+    world.backend = ScriptedBackend(world.store, {"dataset/4": [Hang()]})
+    world.new_controller()
     world.submit(make_job("dataset/4"), sweep="taken")
     world.tick_until(lambda: world.is_running("dataset/4"))
     plan = make_plan(make_job("dataset/4"), sweep="taken", store_uri=world.store.uri)
@@ -127,9 +129,9 @@ def test_controller_whose_silent_sweep_was_taken_notices_by_the_marker(world: Wo
     other = Controller(world.store, ScriptedBackend(world.store), "cluster-b", "holder-b", world.clock)
     other.tick()
     assert world.snapshot("taken").cluster == "cluster-b"
-    assert world.controller._owned.get("taken") is not None
+    assert "taken" in {one.sweep for one in world.controller.snapshots}
     world.clock.advance(1.0)
     for _ in range(3):
         world.controller.tick()
         world.clock.advance(1.0)
-    assert world.controller._owned.get("taken") is None
+    assert "taken" not in {one.sweep for one in world.controller.snapshots}
