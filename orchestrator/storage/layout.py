@@ -162,6 +162,15 @@ def inbox_message(sweep: str, message_id: str) -> str:
     return f"{inbox_folder(sweep)}{message_id}.json"
 
 
+MARKERS = "inbox/"
+"""Folder of what tells of messages: one list for all sweeps."""
+
+
+def marker_name(sweep: str, message_id: str) -> str:
+    """Tells that a sweep's inbox holds, or held, a message; empty."""
+    return f"{MARKERS}{sweep}/{message_id}"
+
+
 def progress_name(sweep: str) -> str:
     """Live progress, overwritten every few seconds; never truth."""
     return f"{sweep_folder(sweep)}/progress.json"

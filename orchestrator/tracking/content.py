@@ -51,8 +51,10 @@ Found = TypeVar("Found")
 
 
 def sweep_params(plan: Plan) -> dict[str, str]:
-    """Parameters of the sweep's run."""
+    """Parameters of the sweep's run. ``transfer`` has it found with the runs of transfers, by the view of levels."""
+    transfers = ", ".join(dict.fromkeys(str(job.facets["transfer"]) for job in plan.jobs if "transfer" in job.facets))
     params = {"baseline": plan.baseline, "metric": plan.metric, "store": plan.store_uri}
+    params["transfer"] = f"all: {transfers}"[:_MAX_PARAM_CHARACTERS] if transfers else ""
     return {name: value for name, value in params.items() if value}
 
 

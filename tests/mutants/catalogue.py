@@ -52,8 +52,9 @@ MUTANTS = (
     Mutant(
         name="launch before append",
         where=f"{_EXECUTOR}._carry_out",
-        old="if batch.events:",
-        new="while batch.launches:\n        self._launch(batch.launches.pop())\n    if batch.events:",
+        old="durable = owned.append_each(",
+        new="[self._launch(batch.launches.pop()) for batch in batches for _ in tuple(batch.launches)]\n    "
+        "durable = owned.append_each(",
     ),
     Mutant(
         name="launch without append",
@@ -119,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         name="released before its end is on record",
-        where=f"{_CONTROLLER}._record",
+        where=f"{_CONTROLLER}._news_of",
         old="ended.append(event)",
         new="ended.append(event); self._tracker.release(event.attempt_id)",
         family=Family.DEATHS,
