@@ -124,7 +124,7 @@ def test_source_of_a_conversion_may_name_the_environment():
         "convert"
     ]
     assert (found["source"], found["root"]) == ("/mnt/list.csv", "/mnt")
-    with pytest.raises(SpecError, match="may not stand here"):
+    with pytest.raises(SpecError, match="is not allowed here"):
         read_document(CONVERTED.replace("root:", "separator:"), "s.yaml", environment={"PHOTOS": "/mnt"})
 
 
