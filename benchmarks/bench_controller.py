@@ -26,7 +26,8 @@ from orchestrator.backends.simulated import ClusterSpec, SimulatedBackend, Simul
 from orchestrator.controller.connect import ensure_controller
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import Execution, JobKind, JobRequest, Outcome, Progress, Resources
+from orchestrator.core.contract import Execution, JobRequest, Outcome, Progress, Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.metrics.attempts import AttemptMetrics
 from orchestrator.metrics.catalog import Metric
 from orchestrator.metrics.exporter import RayExporter

@@ -19,11 +19,12 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
+from orchestrator.controller.attempt_outcomes import judge_report
 from orchestrator.controller.attempt_tracker import AttemptLimits, AttemptTracker
-from orchestrator.controller.attempts import NodePricing, judge_report
 from orchestrator.controller.execution import Executor
 from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_health import NodeHealth
+from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.controller.owned_sweeps import Identification, OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, OrchestratorError

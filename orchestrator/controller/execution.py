@@ -16,9 +16,10 @@ from itertools import groupby
 from typing import TypeAlias
 
 from orchestrator.backends.protocol import ANYWHERE, Backend, Placement
+from orchestrator.controller.attempt_requests import Claimant, allocate_attempt, make_request
 from orchestrator.controller.attempt_tracker import GRACE_S, StopRequests
-from orchestrator.controller.attempts import Claimant, NodePricing, allocate_attempt, make_request
 from orchestrator.controller.key_cache import KeyCache
+from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import JobRequest, Progress, Resources
 from orchestrator.core.errors import (

@@ -28,7 +28,9 @@ _TRANSPORT = re.compile(
 
 
 class FailureKind(StrEnum):
-    """Why an attempt failed; the policy table in ``orchestrator.state.failure_policy`` maps a kind to an action."""
+    """Why an attempt failed. ``orchestrator.state.failure_policy`` has a row per kind; its first lines say what else a
+    new kind needs.
+    """
 
     USER_ERROR = "user_error"
     OUT_OF_MEMORY = "out_of_memory"

@@ -7,8 +7,9 @@ Invariants:
   same parameters, and never falls.
 - The handler is a string, so that the control plane imports nothing of the data plane.
 
-A new kind is a member and a row here, a builder in ``orchestrator.planning.graph``, what it computes and writes in
-``orchestrator.planning.estimate.volumes``, and its handler.
+A new kind is a member and a row here, its jobs in ``orchestrator.planning.graph`` (``build`` calls them), its work and
+output in ``orchestrator.planning.estimate.volumes``, and its handler in ``workloads.jobs``. If no group of resources
+fits, it also has a field in ``orchestrator.sweepfile.resources.ResourceGroups``.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ class RecordedMetric:
     the same value of it."""
 
 
-METRICS: Final[Mapping[str, RecordedMetric]] = {
+RECORDED_METRICS: Final[Mapping[str, RecordedMetric]] = {
     "val_error": RecordedMetric(),
     "best_val_error": RecordedMetric(),
     "val_top5_error": RecordedMetric(),
@@ -73,5 +73,5 @@ def unit_of(metric: str) -> str:
 
 
 def _row(metric: str) -> RecordedMetric | None:
-    begins = [name for name in METRICS if metric == name or metric.startswith(f"{name}_")]
-    return METRICS[max(begins, key=len)] if begins else None
+    begins = [name for name in RECORDED_METRICS if metric == name or metric.startswith(f"{name}_")]
+    return RECORDED_METRICS[max(begins, key=len)] if begins else None

@@ -3,8 +3,10 @@
 Receivers are what people write into files: no metadata services, no redirects, no clear text to far away. A receiver
 that sends a byte now and then keeps every read alive, so besides each step the whole has a deadline.
 
-A new channel is an entry of ``_KINDS`` here, a field of ``sweepfile.values.Channel``, and the same
-field of ``sweepfile.notify.NotifySpec``, which says how it is written in a file.
+Services that take Slack's format, or JSON through a relay, need no channel of their own. A new channel is an entry of
+``_KINDS`` here, a field of ``sweepfile.values.Channel``, and the same field of ``sweepfile.notify.NotifySpec``, which
+says how it is written in a file. The three are apart because a plan stores channels: reading a plan imports no schema
+(pydantic), and reading a sweep imports nothing that sends (mail, TLS).
 """
 
 from __future__ import annotations

@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import (
     ControllerError,
     CorruptObjectError,
@@ -17,6 +16,7 @@ from orchestrator.core.errors import (
     StorageError,
     TooLargeError,
 )
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc_rules import Roots
 from orchestrator.retention.inventory import PINS, forgotten_name, pin_name

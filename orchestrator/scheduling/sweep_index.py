@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
-from orchestrator.planning.estimate.corrections import DurationCorrections, factor
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.estimate.duration_ratios import DurationRatios, factor
 from orchestrator.planning.estimate.eta import longest_paths
 from orchestrator.planning.graph.plan import DurationClass, Job, Plan
 from orchestrator.scheduling.demand import AttemptDemand, DemandTable
@@ -135,7 +135,7 @@ class SweepIndex:
         """When an attempt of the sweep ended last."""
         self._unmet = [len(job.needs) for job in plan.jobs]
         self._lost = [0] * len(plan.jobs)
-        self._corrections = DurationCorrections()
+        self._duration_ratios = DurationRatios()
         self._classes = [job.duration_class for job in plan.jobs]
         self._estimates_s = [estimate_s(job, durations) for job in plan.jobs]
         self._steps: Mapping[DurationClass, int] = {}
@@ -259,11 +259,11 @@ class SweepIndex:
         if view.num_attempts:
             self.proven[demand] = self.proven.get(demand, 0) + count
         if view.state is JobState.SUCCEEDED and view.ran_s:
-            self._corrections.add(self._classes[place], view.ran_s, self._estimates_s[place], count)
+            self._duration_ratios.add(self._classes[place], view.ran_s, self._estimates_s[place], count)
         self.failures.count(job, view, count)
 
     def _correct(self) -> None:
-        steps = self._corrections.steps
+        steps = self._duration_ratios.steps
         if steps == self._steps:
             return
         ready = [place for queue in self.queues.values() for _, place in queue]

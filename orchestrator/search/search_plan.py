@@ -9,9 +9,10 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import UserError
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.identity import make_identity
 from orchestrator.planning.graph.transfers import LABEL_SPACE
 from orchestrator.search.asha import AshaRule

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.core.code import package_digest
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import StorageError, UserError
-from orchestrator.core.job_kinds import KINDS
+from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import Change, PlanDiff, diff_plans

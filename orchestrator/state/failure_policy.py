@@ -1,7 +1,8 @@
-"""What a failed attempt means for its job: the table of failure kinds, and the marks in texts that tell a kind. Pure.
+"""What a failed attempt means for its job: the table of failure kinds, and patterns of messages that show a kind. Pure.
 
-A new kind is a member of ``core.errors.FailureKind`` and a row of ``POLICY``; what raises it is a signature here or a
-class of exceptions in ``backends.classify``. Invariants:
+A new kind is a member of ``core.errors.FailureKind`` and a row of ``POLICY``. A new way to recognise a kind is a row of
+``SIGNATURES`` here (by text) or an entry of ``_KINDS_BY_NAME`` in ``backends.classify`` (by class of exception).
+Invariants:
 
 - Budgets are counted from the journal's events alone, so that another controller comes to the same verdict.
 - Every kind has one row. A kind whose charge is the cluster never uses up the job's own failures.

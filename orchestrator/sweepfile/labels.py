@@ -1,6 +1,7 @@
 """`labels:`: what an entry may say, and the label spaces that it resolves to. Pure.
 
-A rule is a field of `LabelEntry`, its name in ``RULES`` and the method of that name in `_LabelResolver`.
+A rule is a field of `LabelEntry`, its name in ``RULES`` and the method of that name in `_LabelResolver`. A new one also
+has its computation in ``workloads.labels.rules`` and a short name in ``orchestrator.planning.graph.identity``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clu
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict, canonical, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.plugins import PluginSources, PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace

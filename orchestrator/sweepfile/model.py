@@ -15,7 +15,7 @@ from orchestrator.storage.open import check_store_uri, split_object_uri
 from orchestrator.sweepfile.fields import Pixels, Strict, canonical
 from orchestrator.sweepfile.known_models import ModelTable, TimmModel
 from orchestrator.sweepfile.parse.tree import Path, Tree
-from orchestrator.sweepfile.plugins import PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.values import Model
 

@@ -113,7 +113,7 @@ class ExpectSpec(Strict):
         default_factory=dict, description="Factors with the level, or list of levels, that it is about; default: all."
     )
     metric: str = Field("", description="What it is about; default: the simulation's metric.")
-    paper: float | None = Field(None, description="The printed number, shown beside ours.")
+    paper: float | None = Field(None, description="The published number, shown next to ours.")
     source: str = Field("", description="Where it is printed: paper and theorem, table or figure.")
 
     @model_validator(mode="after")

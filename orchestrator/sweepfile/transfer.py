@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.sweepfile.datasets import SubsetSpec
 from orchestrator.sweepfile.fields import Count, Name, Seeds, Strict
 from orchestrator.sweepfile.parse.tree import Path

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Self, TypeAlias
 
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
+from orchestrator.core.job_kinds import JobKind
 
 BLOCK_FACTOR = "block"
 """The factor whose values are the named blocks of ``pretrain:``."""

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Protocol
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import PreconditionFailedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.inputs import MetricSegment
 from orchestrator.state.snapshot import JobView, Snapshot

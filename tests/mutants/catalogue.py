@@ -101,13 +101,13 @@ MUTANTS = (
     # Attempts
     Mutant(
         name="success believed without a record",
-        where="orchestrator.controller.attempts:_success",
+        where="orchestrator.controller.attempt_outcomes:_success",
         old="if record is None:",
         new="if False:",
     ),
     Mutant(
         name="attempt number is not claimed",
-        where="orchestrator.controller.attempts:allocate_attempt",
+        where="orchestrator.controller.attempt_requests:allocate_attempt",
         old="while not _claim(store, job, number, claimant):",
         new="while False:",
         family=Family.DEATHS,
@@ -284,7 +284,7 @@ MUTANTS = (
     # Blame
     Mutant(
         name="a failure is told with another node than the one at fault",
-        where="orchestrator.controller.attempts:_judge_end",
+        where="orchestrator.controller.attempt_outcomes:_judge_end",
         old="node=report.node,\n            rank=failure.rank,",
         new="node='',\n            rank=failure.rank,",
         family=Family.DEATHS,

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import compute_report
 from orchestrator.report.render.other_tables import sentences

@@ -6,8 +6,8 @@ import pytest
 from ray.exceptions import RayActorError
 
 from orchestrator.backends.ray.deaths import Ended, death_of
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.scheduling.sweep_index import likeness_of
 from orchestrator.services.status import MAX_CHARACTERS, brief_message
 from orchestrator.state.failure_policy import signature_of

@@ -10,9 +10,8 @@ import pytest
 
 from orchestrator.cli.accept import _refusal, _settings, _store_of
 from orchestrator.cli.accept import accept as submit_here
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import StorageError, UserError
-from orchestrator.core.job_kinds import KINDS
+from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.artifact_lookup import lookup_artifacts

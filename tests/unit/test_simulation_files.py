@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.errors import SpecError, UserError
+from orchestrator.core.errors import SpecError, StorageDeniedError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.submit import _absent_files
@@ -99,6 +99,18 @@ def test_changed_absent_and_stored_files_are_not_run(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not on this node"):
         Simulation.load(name, path)
     assert "is not on this machine" in "".join(_absent_files(plan))
+
+
+def test_files_outside_the_allowed_places_are_neither_read_nor_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "a")
+    plan = plan_of(file)
+    name, path = plan.jobs[0].identity["parameters"]["simulation"], plan.jobs[0].execution.label_files["simulation"]
+    monkeypatch.setenv("ORCHESTRATOR_ALLOWED_URIS", f"file://{tmp_path}/other")
+    with pytest.raises(StorageDeniedError, match="not below any of the allowed URIs"):
+        Simulation.load(name, path)
+    assert "4:9: simulate.one.run: file://" in problem(file)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,7 @@ from workloads.data.index import BadSamplePolicy, BadSamples, Shard
 from workloads.data.scan import ClassRule, ShardTable, class_names
 from workloads.data.scan_splits import ScannedSplits, scan_source, scan_splits
 from workloads.jobs.index import described_shards, plan_external, streamed, unread_shard
-from workloads.labels.spaces import LEAF_LEVEL
+from workloads.labels.rules import LEAF_LEVEL
 
 __all__ = ["CONVERTERS", "index", "listing", "sample", "shard", "stats", "verify"]
 

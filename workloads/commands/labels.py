@@ -18,10 +18,10 @@ from orchestrator.storage.open import open_store
 from workloads.data.builtin import open_builtin
 from workloads.data.index import SampleIndex, SplitIndex
 from workloads.data.split_targets import NO_LABEL, SplitTargets
-from workloads.labels.definition import ClassTable, LabelInputs
 from workloads.labels.hierarchy import make_hierarchy
+from workloads.labels.inputs import ClassTable, LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 from workloads.labels.taxonomy import check_chains, find_parents, table_digest
 
 _ROWS_AT_ONCE = 1 << 18

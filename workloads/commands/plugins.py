@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.core.data_plane import PluginAnswer, PluginProblem, PluginRequest, PluginUse
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import GROUPS, short_name
-from workloads.runtime.plugins import PluginArgumentsError, Problem, open_plugin
+from workloads.runtime.plugin_arguments import PluginArgumentsError, Problem, open_plugin
 
 
 def check(request: PluginRequest) -> PluginAnswer:

@@ -22,9 +22,9 @@ from typing import BinaryIO, cast
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import open_regular, read_regular
-from workloads.convert.arrays import read_matlab
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, is_image
+from workloads.convert.matlab import read_matlab
 
 SYNSET = re.compile(r"n\d{8}")
 _NAMES_FILES = ("LOC_synset_mapping.txt", "synset_mapping.txt", "words.txt", "imagenet21k_wordnet_lemmas.txt")

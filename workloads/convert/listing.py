@@ -28,7 +28,7 @@ from workloads.convert.write import VERSION, classes_bytes, shard_rows, source_s
 from workloads.data.cache import ObjectCache
 from workloads.data.index import CLASSES_PART
 from workloads.data.shards import shard_name, write_shard
-from workloads.runtime.arrays import npy_bytes
+from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 
 _LISTING_PART: Final = "listing.json"

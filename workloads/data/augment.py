@@ -20,7 +20,7 @@ from PIL import Image, ImageEnhance
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import AUGMENTATIONS
 from workloads.data.pixels import NUM_CROP_UNIFORMS, Placement, center_view, random_crop, random_resized_crop
-from workloads.runtime.plugins import open_plugin, takes_arguments
+from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
 _ENHANCERS: Final = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)

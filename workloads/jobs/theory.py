@@ -33,9 +33,9 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.digests import digest_of
 from orchestrator.storage.layout import checkpoint_name, checkpoints_folder
-from workloads.runtime.arrays import npy_bytes
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 from workloads.theory.loading import Simulation
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.core.errors import UserError
-from workloads.labels.definition import ClassTable
+from workloads.labels.inputs import ClassTable
 from workloads.labels.taxonomy import check_nested, read_table
 from workloads.labels.wordnet import Synset, WordNet, open_wordnet, read_senses
 

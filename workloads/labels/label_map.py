@@ -30,7 +30,7 @@ from workloads.data.split_targets import (
     TableTargets,
 )
 from workloads.data.subset import ranks_in_classes
-from workloads.runtime.arrays import from_npy_bytes, npy_bytes
+from workloads.runtime.npy import from_npy_bytes, npy_bytes
 from workloads.runtime.streams import Purpose, Stage, random_words, seed_sequence, stable_order
 
 LABEL_MAP_PART: Final = "label_map.json"

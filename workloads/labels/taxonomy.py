@@ -31,10 +31,10 @@ from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_recor
 from orchestrator.storage.files import read_regular
 from orchestrator.storage.open import check_allowed, open_store, split_object_uri
 from workloads.data.split_targets import NO_LABEL
-from workloads.labels.definition import TABLE_FILE, ClassTable, LabelInputs, named_labels
+from workloads.labels.inputs import TABLE_FILE, ClassTable, LabelInputs, named_labels
 from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.wordnet import Paths, walked_levels
-from workloads.runtime.arrays import from_npy_bytes, npy_bytes
+from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
 _NOT_LEVELS: Final = frozenset({"class", "name"})
 _TAXONOMIC_CLASS: Final = "taxonomic_class"

@@ -20,7 +20,7 @@ from orchestrator.core.plugins import MODELS, is_reference, short_name
 from workloads.models.spec import ModelSpec
 from workloads.models.table import REFUSALS, takes
 from workloads.runtime.enums import HeadInit
-from workloads.runtime.plugins import open_plugin, takes_arguments
+from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 
 
 class Classifier(nn.Module):

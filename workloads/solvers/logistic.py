@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from orchestrator.core.recipe import SOFTMAX
+from orchestrator.core.hyper_parameters import SOFTMAX
 from workloads.solvers.lbfgs import End, Minimum, Pair, Value, minimize, newest_pairs
 from workloads.train.linear_form import NO_LABEL, weighted_classes
 

@@ -4,7 +4,8 @@ Invariants:
 
 - The *sources* are the file and the modules beside it that it imports, directly or through each other. An identity
   holds their digest and the function's name, ``<64 hex>.py:<function>``: neither the file's name nor its place.
-- What is executed is what was digested. Nothing is executed before the digest is that of the identity.
+- What is executed is what was digested. Nothing is executed before the digest is that of the identity, and nothing that
+  is not below the allowed URIs (``orchestrator.storage.open``).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from types import ModuleType
 from typing import Any, Final, Self
 
 from orchestrator.core.errors import UserError
+from orchestrator.storage.open import check_allowed
 
 _IDENTITY: Final = re.compile(r"([0-9a-f]{64})\.py:([A-Za-z_]\w*)")
 _REFERENCE: Final = re.compile(r"(.+\.py):([^:/]*)")
@@ -53,7 +55,13 @@ class SimulationCode:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises ``UserError``: a file is not there, too large or not Python, or hides an installed module."""
+        """Read a file and what it imports; nothing is executed.
+
+        Raises:
+            UserError: a file is not there, too large or not Python, or hides an installed module.
+            StorageDeniedError: the file is not below any of the allowed URIs.
+        """
+        check_allowed(path.absolute().as_uri())
         modules: dict[str, bytes] = {}
         main = _read(path)
         waiting = list(_imported(path.name, main, ""))

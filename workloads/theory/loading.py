@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
-from workloads.runtime.plugins import unknown_parameters
+from workloads.runtime.plugin_arguments import unknown_parameters
 from workloads.theory.context import SimulationContext
 from workloads.theory.files import SimulationCode, file_identity
 from workloads.theory.shipped import SIMULATIONS

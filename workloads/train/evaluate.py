@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 from workloads.data.index import SplitIndex
-from workloads.labels.definition import LabelInputs
+from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.taxonomy import CoarserLevel, find_parents
 from workloads.models.build import Classifier

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv
 from torch import Tensor
 
-from orchestrator.core.recipe import MIXES
+from orchestrator.core.hyper_parameters import MIXES
 from workloads.runtime.streams import Purpose, Stage, seed_sequence
 from workloads.train.linear_form import MixedTargets
 from workloads.train.recipe import Recipe

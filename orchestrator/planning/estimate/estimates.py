@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 
-from orchestrator.core.contract import JobKind, Spot
+from orchestrator.core.contract import Spot
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.units import format_duration, format_money
 from orchestrator.planning.estimate.eta import Makespan
 from orchestrator.planning.estimate.flops import (

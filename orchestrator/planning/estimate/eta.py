@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator.core.contract import Resources
-from orchestrator.planning.estimate.corrections import DurationCorrections
+from orchestrator.planning.estimate.duration_ratios import DurationRatios
 from orchestrator.planning.graph.plan import Job, Plan
 
 _TOLERANCE = 1e-6
@@ -285,16 +285,16 @@ def time_left(
         elapsed_s: seconds since the launch of running jobs that do not say how long they still take.
     """
     elapsed = elapsed_s or {}
-    corrections = DurationCorrections()
+    ratios = DurationRatios()
     for job in plan.jobs:
         took_s, expected_s = measured_s.get(job.name, 0.0), durations_s.get(job.name, 0.0)
         if took_s > 0 and expected_s > 0:
-            corrections.add(job.duration_class, took_s, expected_s)
+            ratios.add(job.duration_class, took_s, expected_s)
     left = {}
     for job in plan.jobs:
         if job.name in done:
             continue
-        expected_s = durations_s.get(job.name, 0.0) * corrections.ratio(job.duration_class)
+        expected_s = durations_s.get(job.name, 0.0) * ratios.ratio(job.duration_class)
         left[job.name] = max(0.0, running_left_s.get(job.name, expected_s - elapsed.get(job.name, 0.0)))
     makespan = list_schedule(plan, left, fleet, running={*running_left_s, *elapsed})
-    return TimeLeft(seconds=makespan.seconds, corrected_by=corrections.by_kind, left_s=left, never=makespan.never)
+    return TimeLeft(seconds=makespan.seconds, corrected_by=ratios.by_kind, left_s=left, never=makespan.never)

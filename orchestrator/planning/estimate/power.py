@@ -23,7 +23,7 @@ from orchestrator.sweepfile.values import LABELS_FACTOR
 
 CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
-METHOD: Final = "paired t tests over pretrain seeds, Bonferroni"
+FAMILY_METHOD: Final = "paired t tests over pretrain seeds, Bonferroni"
 _BASELINE_SHARE: Final = 0.5
 _USED_SHARE: Final = 0.9
 """Of the 5 %; the rest is the reserve. A single comparison needs none: it is an ordinary test."""
@@ -304,7 +304,7 @@ def _weakness(num_seeds: int, family: Comparisons, least: float) -> str:
     if math.isinf(least):
         tested = f"none of the {family.total} comparisons can" if family.total > 1 else "the comparison cannot"
         return f"one pretraining seed shows no noise between seeds, so {tested} be tested; {would}"
-    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({METHOD})"
+    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({FAMILY_METHOD})"
     return (
         f"{num_seeds} pretraining seeds find, {tests}, only differences of {least:,.0f} standard deviations between "
         f"seeds or more (power {TARGET_POWER:.0%}), which no plausible difference reaches; {would}"

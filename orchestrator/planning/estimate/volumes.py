@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from orchestrator.core.hyper_parameters import OPTIMIZERS
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.core.recipe import OPTIMIZERS
 from orchestrator.planning.estimate.flops import (
     FORWARD_PASSES_PER_STEP,
     OPERATIONS_PER_MAC,

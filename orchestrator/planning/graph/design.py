@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR
 

@@ -17,7 +17,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Self, TypeAlias
 
-from orchestrator.core.contract import Execution, JobKind, Resources
+from orchestrator.core.contract import Execution, Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.identity import subject_of
 from orchestrator.sweepfile.values import Channel, Expectation, Level, Policy
 
@@ -35,7 +36,7 @@ class Published:
 
     transfer: str
     label_space: str
-    """Path of the label space; empty for the one-pass baseline."""
+    """Path of the label space; empty for direct training on the target."""
     value: float
     """In the unit of the report's metric: a fraction for errors and accuracies."""
     std: float | None = None

@@ -28,7 +28,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, METHOD, Comparisons
+from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, FAMILY_METHOD, Comparisons
 from orchestrator.report.statistics.intervals import MetricRange
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair
 
@@ -178,7 +178,7 @@ class Family:
     num_established: int
     max_pretrain_seeds: int
     """The most that any comparison has."""
-    method: str = METHOD
+    method: str = FAMILY_METHOD
     confidence: float = CONFIDENCE
     pooled: PooledFit | None = None
     """The second analysis, where there are complete runs for it; its assumption may be contradicted."""

@@ -17,8 +17,9 @@ from orchestrator.backends.protocol import PLACING_WORKERS
 from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.digest import current_digests
 from orchestrator.core.activity import Activity
-from orchestrator.core.contract import JobFailure, JobKind, JobRequest, Progress, Resources
+from orchestrator.core.contract import JobFailure, JobRequest, Progress, Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.state.codec import decode_value
 from orchestrator.state.failure_policy import signature_of
 

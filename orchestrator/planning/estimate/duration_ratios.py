@@ -44,7 +44,7 @@ class _Sums:
         return max(-_MAX_STEPS, min(_MAX_STEPS, round(math.log(max(ratio, 1e-9)) / _STEP)))
 
 
-class DurationCorrections:
+class DurationRatios:
     """Sums over finished jobs, by class and by kind."""
 
     def __init__(self) -> None:
