@@ -34,8 +34,13 @@ def attempt_id(key: str, number: int) -> str:
     return f"{key}.{number}"
 
 
-def allocate_attempt(store: ObjectStore, job: Job, claimant: Claimant) -> int:
-    """Take the next attempt number of a key, over all sweeps and clusters, and return it; numbers start at 1."""
+def allocate_attempt(store: ObjectStore, job: Job, claimant: Claimant, *, has_run: bool = True) -> int:
+    """Take the next attempt number of a key, over all sweeps and clusters, and return it; numbers start at 1.
+
+    Without ``has_run`` (no attempt is known of) the first number is tried before those that are taken are listed.
+    """
+    if not has_run and _claim(store, job, 1, claimant):
+        return 1
     taken = store.list_children(attempt_name(job.key, 0).rpartition("/")[0] + "/")
     number = 1 + max((int(name.removesuffix(".json")) for name in taken), default=0)
     while not _claim(store, job, number, claimant):

@@ -49,8 +49,8 @@ from orchestrator.storage.claims import Claim
 from orchestrator.storage.protocol import ObjectStore
 
 MAX_BATCH = 64
-"""Commands between two rounds of journal segments. Each launch asks the store four times: a thousand in one go would be
-lost, all of them, with a controller that dies before they are on record.
+"""Commands between two rounds of journal segments. Each launch asks the store three times: a thousand in one go would
+be lost, all of them, with a controller that dies before they are on record.
 """
 _LOG = logging.getLogger(__name__)
 _Plain: TypeAlias = MarkReused | FailJob | SkipJob | CancelJob | FinishSweep | TripSweep | ExcludeNode
@@ -181,7 +181,8 @@ class Executor:
         if obstacle is not None:
             return obstacle
         claimant = Claimant(sweep=snapshot.sweep, cluster=snapshot.cluster, epoch=snapshot.epoch)
-        return allocate_attempt(self._store, job, claimant)
+        has_run = snapshot.jobs[job.name].num_attempts > 0
+        return allocate_attempt(self._store, job, claimant, has_run=has_run)
 
     def _add(
         self,
