@@ -16,6 +16,7 @@ from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatu
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobRequest, JobResult, Progress, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.search.sequential import run_in_turn
 from orchestrator.storage.protocol import ObjectStore
 
@@ -62,6 +63,10 @@ class InprocessBackend:
 
     def announce(self, epoch: int) -> None:
         """Nothing to do: no runner outlives this process."""
+
+    def why_not(self, plan: Plan) -> str:
+        """Never: whoever submits is here."""
+        return ""
 
     def capacity(self) -> Capacity:
         """See ``Backend``."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Progress, Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.nodes import Node
 
 __all__ = ["ANYWHERE", "AttemptReport", "AttemptStatus", "Backend", "Capacity", "Node", "Placement"]
@@ -86,6 +87,9 @@ class Backend(Protocol):
 
     def announce(self, epoch: int) -> None:
         """Make every runner refuse commands of controllers with a lower epoch, before any command is given."""
+
+    def why_not(self, plan: Plan) -> str:
+        """Why a plan that is submitted could not be run here, in words for its sender; empty if it could."""
 
     def capacity(self) -> Capacity:
         """Resources of the whole cluster at this moment."""

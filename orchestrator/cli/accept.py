@@ -19,7 +19,10 @@ from typing import Any, Final
 from orchestrator.cli.exits import ExitCode, exit_code_of
 from orchestrator.core.errors import OrchestratorError, UserError
 from orchestrator.core.security import redaction
+from orchestrator.core.simulation_files import SimulationCode
 from orchestrator.planning.graph.data_checks import miscounted
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.remote.job import simulation_name
 from orchestrator.services.artifact_lookup import lookup_artifacts
 from orchestrator.services.settings import Settings
 from orchestrator.services.submit import (
@@ -44,11 +47,12 @@ _LOOKUP_DEADLINE_S: Final = 120.0
 """Nobody waits at a terminal here: a store that is slow is no reason to refuse."""
 
 
-def accept(request: SubmitRequest, environment: Mapping[str, str]) -> SubmitAnswer:
+def accept(request: SubmitRequest, folder: Path, environment: Mapping[str, str]) -> SubmitAnswer:
     """Submit what has come, on this cluster.
 
     Args:
         request: what to submit.
+        folder: this job's package, with the simulations that came along.
         environment: of this job; says where Ray is, and where the cluster keeps its store.
 
     Raises:
@@ -57,6 +61,7 @@ def accept(request: SubmitRequest, environment: Mapping[str, str]) -> SubmitAnsw
     from orchestrator.controller.connect import ensure_controller, ensure_publisher, find_controller
     from orchestrator.stack.attach import attach_cluster
 
+    packages = brought_simulations(request.plan, folder)
     settings = _settings(request, environment)
     notices = tuple(request.program.differences(Program.here()))
     # Detached actors take over the environment of whoever starts them: theirs is the shipped code, and nothing else.
@@ -71,6 +76,10 @@ def accept(request: SubmitRequest, environment: Mapping[str, str]) -> SubmitAnsw
     if refusal := _refusal(check, request):
         return replace(refusal, notices=notices, store_uri=uri, cluster=cluster)
     store = check.probed_store()
+    if packages:
+        from orchestrator.backends.ray.simulation_packages import keep_packages
+
+        keep_packages(packages)
     link = ensure_controller(uri, cluster, settings.namespace)
     ensure_publisher(uri, settings.tracking_uri(), settings.namespace)
     notices += (link.notice,) if link.notice else ()
@@ -80,6 +89,23 @@ def accept(request: SubmitRequest, environment: Mapping[str, str]) -> SubmitAnsw
     counts = Counter(disposition.value for disposition in found.dispositions.values())
     answer = replace(_settled(ledger, message), counts=dict(counts))
     return replace(answer, notices=notices, store_uri=uri, cluster=cluster)
+
+
+def brought_simulations(plan: Plan, folder: Path) -> Mapping[str, bytes]:
+    """Packages of the plan's simulations in plain files, by digest. What lies on the cluster's disks does not count.
+
+    Raises:
+        UserError: a package is not there, or does not hold what was planned.
+    """
+    packages = {}
+    for digest, file in sorted(plan.simulation_files.items()):
+        path = folder / simulation_name(digest)
+        if not path.is_file():
+            message = f"the submit did not bring the simulation {Path(file).name} (sha256 {digest[:12]})"
+            raise UserError(f"{message}; send it with the release that the cluster runs")
+        packages[digest] = path.read_bytes()
+        SimulationCode.from_package(packages[digest], digest)
+    return packages
 
 
 def _settled(ledger: SweepLedger, message: str) -> SubmitAnswer:
@@ -131,10 +157,11 @@ def main(arguments: list[str]) -> int:
     """Read the request, submit it, print the answer; returns the exit code."""
     redaction.install()
     try:
-        request = SubmitRequest.from_bytes(Path(arguments[0]).read_bytes())
+        file = Path(arguments[0])
+        request = SubmitRequest.from_bytes(file.read_bytes())
         environment = dict(os.environ)
         os.environ.pop(_JOB_CONFIG, None)  # else Ray would give this job's whole environment to the controller
-        answer = accept(request, environment)
+        answer = accept(request, file.parent, environment)
     except OrchestratorError as error:
         answer = SubmitAnswer(verdict=SubmitVerdict.REFUSED, message=str(error), exit_code=exit_code_of(error))
     sys.stdout.write(f"\n{answer.to_line()}\n")

@@ -288,7 +288,12 @@ class Controller:
     def _settle(self, owned: OwnedSweeps, owned_sweep: OwnedSweep, message: Message) -> None:
         if message.message_id not in owned_sweep.snapshot.handled:
             events = handle_request(
-                self._store, owned_sweep.ledger, message, now=self._now(), on_alive=self._stay_alive
+                self._store,
+                owned_sweep.ledger,
+                message,
+                now=self._now(),
+                on_alive=self._stay_alive,
+                why_not=self._backend.why_not,
             )
             owned.append(owned_sweep, events)
             if isinstance(message, Submit | Retry):  # somebody may have deleted results since

@@ -11,7 +11,7 @@ import tempfile
 import time
 import zipfile
 from base64 import urlsafe_b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,7 +35,14 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 _LEFT_OUT = {".pyc", ".pyo"}
 
 
-def start_job(dashboard: Dashboard, job_id: str, content: bytes, *, code: tuple[str, str] | None = None) -> str:
+def start_job(
+    dashboard: Dashboard,
+    job_id: str,
+    content: bytes,
+    *,
+    code: tuple[str, str] | None = None,
+    simulations: Mapping[str, bytes] | None = None,
+) -> str:
     """Start the job that submits; returns its id. Nothing of this machine is needed afterwards.
 
     Args:
@@ -43,11 +50,13 @@ def start_job(dashboard: Dashboard, job_id: str, content: bytes, *, code: tuple[
         job_id: two jobs of one id are one job.
         content: the request, as ``orchestrator.cli.accept`` reads it there.
         code: release and digest of the running code, to send it along; None = what is installed there.
+        simulations: packages of simulations in plain files, by the digest of their sources.
 
     Raises:
         ClusterError: the cluster does not answer.
     """
-    archive = pack(FILE, content)
+    packages = {simulation_name(digest): package for digest, package in (simulations or {}).items()}
+    archive = pack({FILE: content, **packages})
     runtime_env: dict[str, Any] = {
         # The name that Ray itself gives to an archive of this content.
         "working_dir": dashboard.upload(f"_ray_pkg_{sha256(archive).hexdigest()[:40]}.zip", archive)
@@ -148,13 +157,19 @@ def build_wheel(folder: Path, *, release: str, digest: str) -> Path:
     return path
 
 
-def pack(name: str, content: bytes) -> bytes:
-    """A zip archive with one file, of the same bytes every time; what Ray takes for a working directory."""
+def simulation_name(digest: str) -> str:
+    """Of the package of a simulation, in the job's working directory."""
+    return f"simulations/{digest}.zip"
+
+
+def pack(contents: Mapping[str, bytes]) -> bytes:
+    """A zip archive of files by name, of the same bytes every time; what Ray takes for a working directory."""
     from io import BytesIO
 
     buffer = BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr(_entry(name), content)
+        for name, content in contents.items():
+            archive.writestr(_entry(name), content)
     return buffer.getvalue()
 
 

@@ -24,6 +24,7 @@ from orchestrator.core.code import package_digest
 from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.core.security.json_text import parse_json
+from orchestrator.core.simulation_files import SimulationCode
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import Change, PlanDiff, diff_plans
 from orchestrator.planning.graph.plan import Plan
@@ -284,8 +285,7 @@ def check_submit(
         found: what its store holds.
         sender: who submits.
         consent: ``FORCE`` submits also what belongs to somebody else.
-        refusals: what the plan's preview found, to which files of simulations are added that are not here, because they
-            run where they lie. A cluster has none of the budget: it knows less of the data than the
+        refusals: what the plan's preview found. A cluster has none of the budget: it knows less of the data than the
             sender of a request, who read the sweep.yaml, and could refuse what is allowed.
 
     Raises:
@@ -296,21 +296,26 @@ def check_submit(
     if found.problems:
         raise StorageError("; ".join(found.problems))
     previous = find_previous(found.store, plan.sweep) if found.store is not None else None
-    told = (*refusals, *_absent_files(plan))
+    told = tuple(refusals)
     if not told and previous is not None and consent is not Consent.FORCE:
         told = tuple(filter(None, (previous.owned_by_other(sender),)))
     return SubmitCheck(plan=plan, store=found.store, previous=previous, refusals=told)
 
 
-def _absent_files(plan: Plan) -> Iterator[str]:
-    """Of simulations in plain files: jobs check their content, and nothing takes them from the store."""
-    files = {job.execution.label_files.get("simulation", "") for job in plan.jobs if job.kind is JobKind.THEORY}
-    for file in sorted(files - {""}):
-        if not Path(file).is_file():
-            yield (
-                f"the file {file} of a simulation is not on this machine: jobs read it from its path; put it into a "
-                "folder that all nodes share, or install it on them as a package (docs/theory.md)"
-            )
+def simulation_packages(plan: Plan) -> Mapping[str, bytes]:
+    """What travels with a plan to a cluster: the simulations in plain files, by the digest of their sources.
+
+    Raises:
+        UserError: a file is gone, or not as it was when it was planned.
+    """
+    packages = {}
+    for digest, file in plan.simulation_files.items():
+        sources = SimulationCode.read(Path(file))
+        if sources.digest != digest:
+            message = f"{Path(file).name}, or a module beside it that it imports, has changed since it was planned"
+            raise UserError(f"{message}; submit the sweep again")
+        packages[digest] = sources.to_package()
+    return packages
 
 
 def check_code_versions(plan: Plan) -> None:

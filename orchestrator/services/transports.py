@@ -26,7 +26,7 @@ from orchestrator.remote.job import start_job, wait_for_answer
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.settings_sources import Code
 from orchestrator.services.stores import ANSWER_S
-from orchestrator.services.submit import SubmitAnswer, SubmitRequest, SubmitVerdict, deliver
+from orchestrator.services.submit import SubmitAnswer, SubmitRequest, SubmitVerdict, deliver, simulation_packages
 from orchestrator.services.terminal import confirmed, say
 from orchestrator.stack.attach import attach_cluster, detach
 from orchestrator.storage.open import is_initialised, open_store
@@ -152,7 +152,8 @@ class DashboardTransport:
         # One id for one submit and one answer to the question whether to replace a plan.
         job_id = f"orchestrator-{request.message_id}{'-replace' if request.replaces else ''}"
         code = (request.program.release, request.program.digest) if self.settings.code is Code.WHEEL else None
-        job_id = start_job(self.dashboard, job_id, request.to_bytes(), code=code)
+        simulations = simulation_packages(request.plan)
+        job_id = start_job(self.dashboard, job_id, request.to_bytes(), code=code, simulations=simulations)
         answer = wait_for_answer(self.dashboard, job_id, SubmitAnswer.find, say=say)
         for notice in answer.notices:
             say(f"note: {notice}")
@@ -183,6 +184,9 @@ class RayTransport:
 
     def submit(self, request: SubmitRequest) -> str:
         """Leave the message, and tell the controller."""
+        from orchestrator.backends.ray.simulation_packages import keep_packages
+
+        keep_packages(simulation_packages(request.plan))
         message = deliver(request, self.store, self.settings.cluster)
         self.wake(request.plan.sweep)
         return message

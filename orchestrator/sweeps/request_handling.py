@@ -37,18 +37,25 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticErro
 
 
 def handle_request(
-    store: ObjectStore, ledger: SweepLedger, message: Message, *, now: float, on_alive: Callable[[], None]
+    store: ObjectStore,
+    ledger: SweepLedger,
+    message: Message,
+    *,
+    now: float,
+    on_alive: Callable[[], None],
+    why_not: Callable[[Plan], str],
 ) -> list[Event]:
     """Events that settle a message; for a new plan, the revision is in the store when this returns.
 
-    ``on_alive`` is called again and again where this takes long.
+    ``on_alive`` is called again and again where this takes long; ``why_not`` says why the
+    cluster cannot run a plan.
     """
     if isinstance(message, Unreadable | Superseded):
         return [MessageRefused(at_s=now, message_id=message.message_id, reason=message.reason)]
     try:
         _check_sender(ledger.snapshot, message)
         if isinstance(message, Submit):
-            return _handle_submit(store, ledger, message, now=now, on_alive=on_alive)
+            return _handle_submit(store, ledger, message, now=now, on_alive=on_alive, why_not=why_not)
         event = message.to_event(ledger.snapshot, now)
     except RefusalError as refusal:
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=str(refusal))]
@@ -75,10 +82,18 @@ def _check_sender(snapshot: Snapshot, message: ClientMessage) -> None:
 
 
 def _handle_submit(
-    store: ObjectStore, ledger: SweepLedger, message: Submit, *, now: float, on_alive: Callable[[], None]
+    store: ObjectStore,
+    ledger: SweepLedger,
+    message: Submit,
+    *,
+    now: float,
+    on_alive: Callable[[], None],
+    why_not: Callable[[Plan], str],
 ) -> list[Event]:
     """Events that settle a submit; a new plan's revision is in the store when this returns."""
     plan = _accepted_plan(message, ledger.sweep, store.uri)
+    if isinstance(plan, Plan):
+        plan = why_not(plan) or plan
     if not isinstance(plan, Plan):
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=plan)]
     snapshot = ledger.snapshot

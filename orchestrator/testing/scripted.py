@@ -10,6 +10,7 @@ from typing import TypeAlias
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Node, Placement
 from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Outcome, Progress, Resources, Timings
 from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 
@@ -89,6 +90,10 @@ class ScriptedBackend:
     def announce(self, epoch: int) -> None:
         """See ``Backend``."""
         self.epochs.append(epoch)
+
+    def why_not(self, plan: Plan) -> str:
+        """Never: what is run is scripted."""
+        return ""
 
     def capacity(self) -> Capacity:
         """One node that is the whole cluster."""

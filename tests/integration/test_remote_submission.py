@@ -21,6 +21,7 @@ import pytest
 from orchestrator.stack import Stack, ensure_stack, stop_stack
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
+from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.client import SweepLedger, list_sweeps
 from tests.commands import Ended
@@ -213,6 +214,43 @@ def test_guest_is_shown_what_a_changed_sweep_would_replace(invited: Guest, stack
     assert snapshot_of(stack, "changing").revision == 1
     assert invited.run("submit", "sweep.yaml", "-y").code == 0
     assert snapshot_of(stack, "changing").revision == 2
+
+
+SIMULATION = """\
+from pathlib import Path
+
+from steps import width
+
+
+def simulate(parameters, seeds, context):
+    for seed in seeds:
+        home = float(str(Path(__file__)).startswith({home!r}))
+        yield {{"end": width() * seed + parameters["offset"], "ran_at_home": home}}
+"""
+SIMULATED = """\
+version: 1
+name: {name}
+simulate:
+  ends: {{run: './mysim.py:simulate', factors: {{offset: [0, 1]}}, seeds: {{count: 4, per_job: 2}}, metric: end}}
+"""
+
+
+def test_plain_file_of_the_guest_travels_with_the_submit(
+    invited: Guest, stack: Stack, until: Callable[..., None]
+) -> None:
+    invited.write("mysim.py", SIMULATION.format(home=str(invited.home)))
+    invited.write("steps.py", "def width():\n    return 2.0\n")
+    invited.write("sweep.yaml", SIMULATED.format(name="plain-file"))
+    ended = invited.run("submit", "sweep.yaml", "-y")
+    assert ended.code == 0, ended.err
+    until(lambda: snapshot_of(stack, "plain-file").state.is_final, deadline_s=150)
+    snapshot = snapshot_of(stack, "plain-file")
+    assert snapshot.state is SweepState.SUCCEEDED
+    store = store_of(stack)
+    records = [read_record(store, view.key) for view in snapshot.jobs.values()]
+    assert sorted(record.metrics["end"] for record in records) == [1.0, 2.0, 5.0, 6.0]
+    # The stack's owner may read the guest's home here, and still the file was not taken from there.
+    assert {record.metrics["ran_at_home"] for record in records} == {0.0}
 
 
 def test_code_of_the_guest_replaces_that_of_an_idle_cluster(

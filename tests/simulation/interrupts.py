@@ -12,6 +12,7 @@ from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Capacity, Pl
 from orchestrator.backends.simulated import SimulatedBackend
 from orchestrator.core.contract import JobRequest, Resources
 from orchestrator.core.errors import FailureKind, StorageTimeoutError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.testing import SimulatedCrash
 from tests.simulation.audit import require
@@ -188,6 +189,9 @@ class GatedBackend:
     def announce(self, epoch: int) -> None:
         self._gate.enter()
         self.inner.announce(epoch)
+
+    def why_not(self, plan: Plan) -> str:
+        return self.inner.why_not(plan)
 
     def capacity(self) -> Capacity:
         self.num_looks += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
 import signal
 import subprocess
@@ -20,7 +21,7 @@ from pydantic import BaseModel
 
 from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import ExecutionContext
+from orchestrator.core.contract import ExecutionContext, Progress
 from orchestrator.core.errors import PreemptedError, SpecError, UserError
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.graph.build import build_plan
@@ -152,9 +153,11 @@ def test_killed_process_leaves_the_seeds_that_it_had_finished(tmp_path: Path, mo
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), text], cwd=Path(__file__).parents[2])
     try:
         written: list[str] = []
-        while not any(name.startswith("000000000019-") for name in written):  # 18 is the last seed that ends
+        folder = f"artifacts/theory/{job.key}/checkpoints/"
+        # 18 is the last seed that ends; a manifest says that a folder counts.
+        while not any("/000000000019-" in name and name.endswith("/manifest.json") for name in written):
             assert process.poll() is None
-            written = store.list_children(f"artifacts/theory/{job.key}/checkpoints/")
+            written = [one.name for one in store.list_objects(folder)]
             time.sleep(0.05)
     finally:
         os.kill(process.pid, signal.SIGKILL)
@@ -186,6 +189,56 @@ def test_what_is_no_metric_of_a_seed_is_refused(tmp_path: Path, what: str, messa
     text = SWEEP.replace("run: walk", "run: bad").replace("{length: 5}", f"{{what: {what}}}")
     with pytest.raises(UserError, match=message):
         run_job(plan_of(text).jobs[0], context_of(tmp_path))
+
+
+def test_simulation_that_yields_too_few_keeps_the_seeds_that_it_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, whole = plan_of(SWEEP).jobs[0], walk
+    monkeypatch.setattr(sys.modules[__name__], "walk", lambda *given: itertools.islice(whole(*given), 2))
+    with pytest.raises(UserError, match=r"ended before seed 2, after 2 of 3 seeds; yield one mapping for each"):
+        run_job(job, context_of(tmp_path))
+    monkeypatch.setattr(sys.modules[__name__], "walk", whole)
+    ran.clear()
+    finished = run_job(job, context_of(tmp_path))
+    assert ran == [2]
+    assert finished == run_job(job, context_of(tmp_path / "undisturbed"))
+
+
+def test_simulation_that_yields_too_many_leaves_no_seed_to_later_attempts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, whole, answers = plan_of(SWEEP).jobs[0], walk, iter([True])
+    with pytest.raises(PreemptedError):
+        run_job(job, context_of(tmp_path, should_stop=lambda: next(answers)))
+    monkeypatch.setattr(
+        sys.modules[__name__], "walk", lambda *given: itertools.chain(whole(*given), iter([{"end": 0.0}]))
+    )
+    with pytest.raises(UserError, match="yielded more than its 2 seeds"):
+        run_job(job, context_of(tmp_path))
+    monkeypatch.setattr(sys.modules[__name__], "walk", whole)
+    ran.clear()
+    run_job(job, context_of(tmp_path))
+    assert ran == [0, 1, 2]
+
+
+def test_resumed_job_is_measured_by_the_seeds_of_its_last_attempt(tmp_path: Path) -> None:
+    from orchestrator.planning.estimate.history import measure
+
+    job, answers = plan_of(SWEEP).jobs[0], iter([True])
+    reported: list[Progress] = []
+    with pytest.raises(PreemptedError):
+        run_job(job, context_of(tmp_path, should_stop=lambda: next(answers)))
+    run_job(job, context_of(tmp_path, report=reported.append))
+    told = [(one.step, one.eta_s > 0) for one in reported if one.phase == "simulate"]
+    assert told == [(2, True), (3, False)]
+    record = read_record(context_of(tmp_path).store, job.key)
+    summary = {**record.summary, "measured": {**record.summary["measured"], "work_s": 8.0}}
+    assert summary["rows_of_earlier_attempts"] == 1
+    found = measure(record.identity, record.metrics, summary)
+    assert found is not None
+    assert (found.ratio, found.seconds) == (4.0, 8.0)  # two seeds, of which the model assumes a second each
+    assert measure(record.identity, record.metrics, {**summary, "rows_of_earlier_attempts": 3}) is None
 
 
 def test_measured_seconds_tell_that_blocks_are_too_short(tmp_path: Path) -> None:

@@ -8,16 +8,28 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.errors import SpecError, StorageDeniedError, UserError
+from orchestrator.backends.inprocess import InprocessBackend
+from orchestrator.backends.ray import simulation_packages as kept_packages
+from orchestrator.cli.accept import brought_simulations
+from orchestrator.controller.attempt_requests import make_request
+from orchestrator.controller.controller import Controller
+from orchestrator.controller.run_inprocess import drive, run_sweep_inprocess
+from orchestrator.core.errors import ControllerError, SpecError, StorageDeniedError, UserError
+from orchestrator.core.simulation_files import SimulationCode
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.services.submit import _absent_files
+from orchestrator.remote.job import simulation_name
+from orchestrator.services.submit import simulation_packages
+from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load, load_sweep
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import Ownership
 from workloads.commands.simulations import check
+from workloads.jobs.theory import SavedObjects
+from workloads.runtime.fingerprint import pick_device
 from workloads.theory.loading import Simulation
 
 CODE = """
@@ -88,7 +100,6 @@ def test_changed_absent_and_stored_files_are_not_run(tmp_path: Path) -> None:
     file = write(tmp_path / "a")
     plan = plan_of(file)
     name, path = plan.jobs[0].identity["parameters"]["simulation"], plan.jobs[0].execution.label_files["simulation"]
-    assert not list(_absent_files(plan))
     store = LocalStore(tmp_path / "a")  # around the file
     ended = run_sweep_inprocess(store, replace(plan, store_uri=store.uri))
     assert ended.state is SweepState.FAILED
@@ -98,7 +109,111 @@ def test_changed_absent_and_stored_files_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "a" / "mysim.py").unlink()
     with pytest.raises(UserError, match="is not on this node"):
         Simulation.load(name, path)
-    assert "is not on this machine" in "".join(_absent_files(plan))
+
+
+def test_package_holds_the_file_and_what_it_imports_and_nothing_else(tmp_path: Path) -> None:
+    plan = plan_of(write(tmp_path / "a"))
+    ((digest, package),) = simulation_packages(plan).items()
+    assert simulation_packages(plan_of(write(tmp_path / "elsewhere"))) == {digest: package}
+    (tmp_path / "node").mkdir()
+    file = SimulationCode.from_package(package, digest).write(tmp_path / "node")
+    assert sorted(one.name for one in file.parent.iterdir()) == ["mysim.py", "steps.py"]
+    simulation = Simulation.load(plan.jobs[0].identity["parameters"]["simulation"], str(file))
+    given = simulation.checked({"scale": 2.0})
+    assert [row["end"] for row in simulation.function(given, [0, 1], SavedObjects(device=pick_device()))] == [0.0, 6.0]
+
+
+def test_submit_brings_what_was_planned_or_is_refused(tmp_path: Path) -> None:
+    plan, came = plan_of(write(tmp_path / "a")), tmp_path / "job"
+    ((digest, package),) = simulation_packages(plan).items()
+    with pytest.raises(UserError, match=r"did not bring the simulation mysim\.py \(sha256 "):
+        brought_simulations(plan, came)
+    path = came / simulation_name(digest)
+    path.parent.mkdir(parents=True)
+    path.write_bytes(package)
+    assert brought_simulations(plan, came) == {digest: package}
+    ((_, other),) = simulation_packages(plan_of(write(tmp_path / "b", helper="def width(): return 4.0\n"))).items()
+    for content, said in ((other, "are not what was planned"), (package[:-30], "is damaged"), (b"", "is damaged")):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=said):
+            brought_simulations(plan, came)
+    (tmp_path / "a" / "steps.py").write_text("def width(): return 5.0\n")
+    with pytest.raises(UserError, match="has changed since it was planned"):
+        simulation_packages(plan)
+
+
+def test_package_writes_modules_alone_and_into_its_folder(tmp_path: Path) -> None:
+    for name in ("../out.py", "/out.py", "a/../../out.py", "steps.pth"):
+        sources = SimulationCode(path=Path("mysim.py"), main=b"", modules={name: b""})
+        opened = SimulationCode.from_package(sources.to_package(), sources.digest)
+        with pytest.raises(UserError, match="which is no module"):
+            opened.write(tmp_path)
+    assert not list(tmp_path.parent.glob("out.py"))
+    huge = SimulationCode(path=Path("mysim.py"), main=b"", modules={"a.py": bytes(1 << 25)})
+    with pytest.raises(UserError, match="more than 16777216 bytes"):
+        huge.to_package()
+
+
+class Tables(dict[bytes, bytes]):
+    """Of Ray's head, as ``simulation_packages`` uses them."""
+
+    @classmethod
+    def at(cls, monkeypatch: pytest.MonkeyPatch) -> Tables:
+        tables = cls()
+        for name in ("exists", "get", "put"):
+            monkeypatch.setattr(kept_packages, f"_internal_kv_{name}", getattr(tables, f"call_{name}"))
+        return tables
+
+    def call_exists(self, key: bytes, *, namespace: bytes) -> bool:
+        return namespace + key in self
+
+    def call_get(self, key: bytes, *, namespace: bytes) -> bytes | None:
+        return self.get(namespace + key)
+
+    def call_put(self, key: bytes, value: bytes, *, overwrite: bool, namespace: bytes) -> None:
+        assert overwrite
+        self[namespace + key] = value
+
+
+def test_runner_takes_the_package_and_not_what_lies_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tables, file = Tables.at(monkeypatch), write(tmp_path / "a")
+    store = LocalStore(tmp_path / "store")
+    plan = plan_of(file, store.uri)
+    ((digest, package),) = simulation_packages(plan).items()
+    request = make_request(plan, plan.jobs[0], 1)
+    assert kept_packages.with_unpacked(request, tmp_path) == request
+    kept_packages.keep_packages({digest: package})
+    (tmp_path / "a" / "mysim.py").write_text("raise SystemExit\n")
+    (tmp_path / "scratch").mkdir()
+    unpacked = kept_packages.with_unpacked(request, tmp_path / "scratch")
+    assert unpacked.execution.label_files == {"simulation": str(tmp_path / "scratch" / "mysim.py")}
+    assert replace(unpacked, execution=request.execution) == request
+    (key,) = tables
+    tables[key] = SimulationCode(path=Path("mysim.py"), main=b"raise SystemExit", modules={}).to_package()
+    with pytest.raises(UserError, match="are not what was planned"):
+        kept_packages.with_unpacked(request, tmp_path / "scratch")
+
+
+def test_controller_refuses_a_plain_file_that_only_the_store_told_it_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Tables.at(monkeypatch)
+    file, store = write(tmp_path / "a"), LocalStore(tmp_path / "store")
+    plan = plan_of(file, store.uri)
+    packages = simulation_packages(plan)
+    (tmp_path / "a").rename(tmp_path / "on-another-machine")
+
+    def submitted() -> Snapshot:
+        backend = InprocessBackend(store, tmp_path / "cache")
+        monkeypatch.setattr(backend, "why_not", kept_packages.why_absent)  # as Ray's does
+        controller = Controller(store, backend, "c", "holder")
+        message_id = client.submit(store, plan, "", "c", ownership=Ownership.TAKE)
+        return drive(controller, store, plan.sweep, message_id)
+
+    with pytest.raises(ControllerError, match=r"no package of the simulation mysim\.py \(sha256 [0-9a-f]{12}\) came"):
+        submitted()
+    kept_packages.keep_packages(packages)
+    assert submitted().state is SweepState.FAILED  # accepted; this backend knows no packages
 
 
 def test_files_outside_the_allowed_places_are_neither_read_nor_run(
@@ -106,10 +221,10 @@ def test_files_outside_the_allowed_places_are_neither_read_nor_run(
 ) -> None:
     file = write(tmp_path / "a")
     plan = plan_of(file)
-    name, path = plan.jobs[0].identity["parameters"]["simulation"], plan.jobs[0].execution.label_files["simulation"]
+    Tables.at(monkeypatch)
     monkeypatch.setenv("ORCHESTRATOR_ALLOWED_URIS", f"file://{tmp_path}/other")
     with pytest.raises(StorageDeniedError, match="not below any of the allowed URIs"):
-        Simulation.load(name, path)
+        kept_packages.with_unpacked(make_request(plan, plan.jobs[0], 1), tmp_path)
     assert "4:9: simulate.one.run: file://" in problem(file)
 
 

@@ -14,6 +14,7 @@ import math
 import re
 import secrets
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +30,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, PreemptedError, StorageError, UserError
+from orchestrator.core.simulation_files import FILE_ROLE
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.digests import digest_of
@@ -62,20 +64,22 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
     """
     context.report(Progress(phase="setup"))
     parameters, device = request.parameters, pick_device()
-    file = request.execution.label_files.get("simulation", "")
+    file = request.execution.label_files.get(FILE_ROLE, "")
     _refuse_stored(file, request.store_uri)
     simulation = Simulation.load(parameters["simulation"], file)
     given = simulation.checked(parameters["parameters"])
     seeds = range(parameters["seeds"]["first"], parameters["seeds"]["stop"])
     with deterministic_numerics(request.execution.num_threads):
         with FinishedSeeds(context.store, request.key) as finished:
-            num_resumed = len(finished.rows)
+            num_resumed, began_s = len(finished.rows), time.perf_counter()
             todo = [seed for seed in seeds if seed not in finished.rows]
             saved = SavedObjects(device=device)
             running = iter(simulation.function(given, todo, saved) if todo else ())
             for seed, metrics in _each_seed(simulation.name, running, todo):
                 finished.add(seed, metrics, saved.take(seed))
-                _tick(request, context, done=len(finished.rows), total=len(seeds))
+                eta_s = (time.perf_counter() - began_s) / (len(finished.rows) - num_resumed)
+                eta_s *= len(seeds) - len(finished.rows)
+                _tick(request, context, done=len(finished.rows), total=len(seeds), eta_s=eta_s)
             if next(running, None) is not None:
                 finished.discard()  # nobody can say which of the rows belongs to which seed
                 message = f"the simulation {simulation.name!r} yielded more than its {len(todo)} seeds"
@@ -94,12 +98,11 @@ def _each_seed(
     name: str, running: Iterator[Mapping[str, float]], seeds: Sequence[int]
 ) -> Iterator[tuple[int, dict[str, float]]]:
     """Each seed with its metrics as they come."""
-    for seed in seeds:
+    for place, seed in enumerate(seeds):
         metrics = next(running, None)
         if metrics is None:
-            raise UserError(
-                f"the simulation {name!r} ended before seed {seed}; it must yield one mapping for each seed"
-            )
+            message = f"the simulation {name!r} ended before seed {seed}, after {place} of {len(seeds)} seeds"
+            raise UserError(f"{message}; yield one mapping for each, an empty one for a seed without metrics")
         yield seed, _plain(name, seed, metrics)
 
 
@@ -125,8 +128,8 @@ def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
     return plain
 
 
-def _tick(request: JobRequest, context: ExecutionContext, *, done: int, total: int) -> None:
-    context.report(Progress(phase="simulate", step=done, total_steps=total))
+def _tick(request: JobRequest, context: ExecutionContext, *, done: int, total: int, eta_s: float) -> None:
+    context.report(Progress(phase="simulate", step=done, total_steps=total, eta_s=eta_s))
     if context.should_stop() and done < total:
         raise PreemptedError(f"{request.job} was asked to stop; it goes on from its finished seeds when it runs again")
 

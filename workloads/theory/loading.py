@@ -15,9 +15,10 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
+from orchestrator.core.simulation_files import SimulationCode, file_identity
 from workloads.runtime.plugin_arguments import unknown_parameters
 from workloads.theory.context import SimulationContext
-from workloads.theory.files import SimulationCode, file_identity
+from workloads.theory.files import load_function
 from workloads.theory.shipped import SIMULATIONS
 
 Metrics: TypeAlias = Mapping[str, float]
@@ -92,15 +93,15 @@ class Simulation:
 
 def _load_file(path: Path, digest: str, name: str) -> Function:
     if not path.is_file():
-        message = f"the file {path} of the simulation is not on this node: jobs read it from its path"
-        raise UserError(f"{message}; put it into a folder that all nodes share, or install it on them as a package")
+        message = f"the file {path} of the simulation is not on this node, and no submit has brought it"
+        raise UserError(f"{message}; submit the sweep again where the file lies")
     sources = SimulationCode.read(path)
     if sources.digest != digest:
         message = (
             f"{path.name}, or a module in its folder that it imports, is not what was planned (sha256 {digest[:12]})"
         )
         raise UserError(f"{message}; submit the sweep again")
-    function: Function = sources.load(name)
+    function: Function = load_function(sources, name)
     return function
 
 

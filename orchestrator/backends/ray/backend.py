@@ -47,8 +47,10 @@ from orchestrator.backends.ray.runner.runner import (
     shape_of,
 )
 from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.backends.ray.simulation_packages import why_absent
 from orchestrator.core.contract import JobRequest, Progress, Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Plan
 
 ANNOUNCE_TIMEOUT_S = 20.0
 """A runner that does not acknowledge a new epoch in this time counts as lost."""
@@ -95,6 +97,10 @@ class RayBackend:
             link.announce(epoch)
         self._orphaned_groups.scan_after_death()  # runners may have died while there was no controller
         self._find_runners()
+
+    def why_not(self, plan: Plan) -> str:
+        """See ``Backend``: a simulation in a plain file must have come along, or lie here."""
+        return why_absent(plan)
 
     def capacity(self) -> Capacity:
         """See ``Backend``; at most a few seconds old."""

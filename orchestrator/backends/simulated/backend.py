@@ -11,6 +11,7 @@ from orchestrator.backends.simulated.cluster import SimulatedCluster
 from orchestrator.backends.simulated.hardware import NodeGroup, SimulatedNode
 from orchestrator.core.contract import JobRequest, Resources
 from orchestrator.core.errors import ClusterError, FailureKind
+from orchestrator.planning.graph.plan import Plan
 
 UNCLAIMED_S = 30.0
 """An attempt that its controller does not ask about for this long is ended, as on Ray."""
@@ -68,6 +69,10 @@ class SimulatedBackend:
         """See ``Backend``."""
         self._epoch = epoch
         self._cluster.epoch = max(self._cluster.epoch, epoch)
+
+    def why_not(self, plan: Plan) -> str:
+        """Never: nothing is run."""
+        return ""
 
     def capacity(self) -> Capacity:
         """See ``Backend``: of the nodes that are known to be up."""

@@ -36,6 +36,9 @@ _BRIEF_S = 10.0
 FAR_LARGER = 100.0
 """Times the work of a result: beyond that, one of less than ``_BRIEF_S`` seconds is not extrapolated."""
 
+_LEAST_SHARE = 0.2
+"""Of the rows of a job that its last attempt must have written, for its time to tell of the others."""
+
 
 class EstimateSource(StrEnum):
     """Where an estimate comes from, the best first."""
@@ -181,10 +184,8 @@ def _measure(
     summary: Mapping[str, Any],
     num_classes: int,
 ) -> Measurement | None:
-    if summary.get("rows_of_earlier_attempts"):  # the time is that of the last attempt alone
-        return None
     measured: Mapping[str, float] = summary["measured"]
-    work, seconds = _done(kind, identity, metrics, measured, num_classes)
+    work, seconds = _done(kind, identity, metrics, summary, num_classes)
     machine = _machine(summary.get("fingerprint", {}), measured)
     model_s = steady_s(work, machine)
     if not (seconds > 0 and model_s > 0 and math.isfinite(seconds)):
@@ -206,10 +207,12 @@ def _done(
     kind: JobKind,
     identity: Mapping[str, Any],
     metrics: Mapping[str, float],
-    measured: Mapping[str, float],
+    summary: Mapping[str, Any],
     num_classes: int,
 ) -> tuple[Work, float]:
-    """The work that a record stands for, and the seconds that it took."""
+    """The work that the last attempt at a record did, and the seconds that it took."""
+    measured: Mapping[str, float] = summary["measured"]
+    num_earlier = int(summary.get("rows_of_earlier_attempts", 0))
     parameters: Mapping[str, Any] = identity["parameters"]
     if is_cached(identity):
         raise LookupError("how many features a probe was trained on does not stand in its record")
@@ -225,7 +228,8 @@ def _done(
         return work.without_evaluation(), images / measured["images_per_s"]
     seconds = measured["work_s"]
     if kind is JobKind.EMBED:
-        return embed_work(parameters, network_of(parameters["model"]), metrics["num_samples"]), seconds
+        num_samples = _left(metrics["num_samples"], num_earlier)
+        return embed_work(parameters, network_of(parameters["model"]), num_samples), seconds
     if kind is JobKind.INDEX:
         return scan_work(index_size(metrics)), seconds
     if kind is JobKind.DATASET and "builtin" in parameters and not metrics.get("num_adopted"):
@@ -233,8 +237,18 @@ def _done(
     if kind is JobKind.LABELS:
         return label_work(), seconds
     if kind is JobKind.THEORY:
-        return simulation_work(parameters), seconds
+        span = parameters["seeds"]
+        first = span["stop"] - int(_left(span["stop"] - span["first"], num_earlier))
+        return simulation_work({"seeds": {"first": first, "stop": span["stop"]}}), seconds
     raise LookupError(f"how much work a {kind} job does does not stand in its record")
+
+
+def _left(num_rows: float, num_earlier: int) -> float:
+    """Rows that the last attempt wrote. Few of them tell of its start and not of the work: ``LookupError``."""
+    left = num_rows - num_earlier
+    if left < _LEAST_SHARE * num_rows:
+        raise LookupError("almost all of it was done before the last attempt")
+    return left
 
 
 def _machine(fingerprint: Mapping[str, Any], measured: Mapping[str, float]) -> Machine:

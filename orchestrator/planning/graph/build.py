@@ -9,6 +9,7 @@ from typing import Any
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
+from orchestrator.core.simulation_files import FILE_ROLE
 from orchestrator.planning.graph.analyses import analysis_jobs
 from orchestrator.planning.graph.features import SPLITS, cluster_job, embed_job
 from orchestrator.planning.graph.identity import KeyMaker, make_identity
@@ -219,7 +220,7 @@ def _simulation_jobs(simulation: Simulation) -> Iterator[Draft]:
                 },
                 inputs={},
                 facets={"simulation": simulation.name, "cell": cell.name, "seeds": f"{first}-{stop - 1}"},
-                execution={"label_files": {"simulation": simulation.file}} if simulation.file else {},
+                execution={"label_files": {FILE_ROLE: simulation.file}} if simulation.file else {},
             )
 
 

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeAlias
 
 from orchestrator.core.contract import Execution, Resources
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.simulation_files import FILE_ROLE, file_identity
 from orchestrator.planning.graph.identity import subject_of
 from orchestrator.sweepfile.values import Channel, Expectation, Level, Policy
 
@@ -162,6 +163,13 @@ class Plan:
     @cached_property
     def _by_name(self) -> Mapping[str, Job]:
         return {job.name: job for job in self.jobs}
+
+    @property
+    def simulation_files(self) -> Mapping[str, str]:
+        """Of simulations in plain files: by the digest of the sources, where the file lay when it was planned."""
+        theories = [job for job in self.jobs if job.kind is JobKind.THEORY and FILE_ROLE in job.execution.label_files]
+        named = [(file_identity(str(job.identity["parameters"].get("simulation"))), job) for job in theories]
+        return {found[0]: job.execution.label_files[FILE_ROLE] for found, job in named if found is not None}
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form. Where nothing uses them, it has no fields that earlier versions do not know."""

@@ -26,6 +26,7 @@ from orchestrator.backends.ray.placement_groups import (
 from orchestrator.backends.ray.search.driver import run_search
 from orchestrator.backends.ray.search.mailbox import TrialMailbox, mailbox_of
 from orchestrator.backends.ray.settings import RunnerSettings
+from orchestrator.backends.ray.simulation_packages import with_unpacked
 from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.metrics.attempts import AttemptMetrics
@@ -279,6 +280,7 @@ class AttemptRun:
                 report=self._show,
                 should_stop=self._stop.is_set,
             )
+            request = with_unpacked(request, place.scratch)
             execute = entry_point.load()
             waited_s = time.monotonic() - self._accepted_s
             result = execute(request, context)
