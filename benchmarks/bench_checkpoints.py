@@ -10,11 +10,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from threading import Event, Thread
+from threading import Event, Lock, Thread
 from typing import Any, cast
 
 import pytest
@@ -32,6 +32,7 @@ from workloads.checkpoint.snapshot import Snapshot
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter
 from workloads.train.optim import optimizer_tensors
+from workloads.train.saver import NodeCopies
 
 # ---------------------------------------------------------------------------------------------------------------------
 # What saving costs training: the pause of the loop, its speed while a checkpoint is written, and memory.
@@ -287,6 +288,39 @@ def test_checkpoint_memory_beyond_one_copy(
             work()
         beyond = (max(peak) - resting - size_bytes) / MIB
         say(f"{kind} {name}", f"state of {size_bytes / MIB:.0f} MiB: one copy and {beyond:.0f} MiB (asked 64)")
+
+
+class NarrowStore(LocalStore):
+    """A store that sends a node 200 MB/s, however many ask."""
+
+    line = Lock()
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        with self.line:
+            time.sleep(length / 200e6)
+        return super().get_range(name, start, length)
+
+
+def test_checkpoint_load_by_eight_ranks_of_a_node(tmp_path: Path) -> None:
+    """Asked: each object once per node. Ranks are threads here."""
+    store = NarrowStore(tmp_path / "store")
+    model = {f"layer{number}": torch.rand(1_000_000) for number in range(16)}
+    CheckpointFolder(store, KEY).save(Checkpoint(step=1, model=model, optimizer={}, state={}))
+    spent_s = {}
+    for arm in ("each for itself", "once per node"):
+
+        def load(_rank: int, arm: str = arm) -> None:
+            copies = NodeCopies(store, tmp_path / "cache")
+            copy = copies.copy if arm == "once per node" else None
+            assert CheckpointFolder(store, KEY, copy=copy).load_newest() is not None
+
+        started_s = time.perf_counter()
+        with ThreadPoolExecutor(8) as ranks:
+            list(ranks.map(load, range(8)))
+        spent_s[arm] = time.perf_counter() - started_s
+        say(f"64 MB by 8 ranks of a node at 200 MB/s, {arm}", f"{spent_s[arm]:.2f} s")
+    before_s, after_s = spent_s.values()
+    say("ratio", f"{before_s / after_s:.1f}")
 
 
 @contextmanager

@@ -19,12 +19,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
 
-from orchestrator.cli.commands.top import TopApp
-from orchestrator.cli.commands.watch import Watching, view
-from orchestrator.core.contract import JobKind, JobRequest, Outcome
+from orchestrator.cli.commands.live_view import LiveView
+from orchestrator.core.contract import JobRequest, Outcome
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.units import GIB, MIB
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector
@@ -115,27 +114,8 @@ def test_status_of_a_live_sweep_in_a_process_of_its_own(tmp_path: Path, num_tran
     sys.stdout.write(f"\nstatus of {len(plan.jobs)} jobs: {told}\n")
 
 
-def test_look_of_watch_at_a_live_sweep(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "store")
-    plan = write_live_sweep(store, num_transfers=10_000, now=time.time())
-    watching, console = Watching(store, SWEEP), Console(width=140, height=50, force_terminal=True, highlight=False)
-    looks = []
-    for _ in range(11):
-        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
-        watching.look()
-        with console.capture():
-            console.print(view(watching, console))
-        looks.append((time.perf_counter() - began_s, time.thread_time() - began_cpu_s))
-    watching.tracker.wait()
-    first, later, cpu = looks[0], sorted(looks[1:]), sorted(cpu_s for _, cpu_s in looks[1:])
-    sys.stdout.write(
-        f"\nwatch of {len(plan.jobs)} jobs: first look {first[0]:.2f} s, median of the others "
-        f"{1e3 * later[5][0]:.0f} ms ({1e3 * cpu[5]:.0f} ms CPU), longest {1e3 * later[-1][0]:.0f} ms\n"
-    )
-
-
 # ---------------------------------------------------------------------------------------------------------------------
-# Searching the logs of 1,000 attempts, and a look of `top` at a sweep of 10,000 jobs.
+# Searching the logs of 1,000 attempts, and a look of the live view at a sweep of 10,000 jobs.
 
 NUM_ATTEMPTS, NUM_LINES = 1_000, 500
 KEY = "finetune-x-0123456789abcdef"
@@ -177,10 +157,10 @@ def test_search_of_the_logs_of_a_thousand_attempts(tmp_path: Path) -> None:
     sys.stdout.write(f"\n{NUM_ATTEMPTS} logs, {num_bytes / 1e6:.0f} MB: {'; '.join(told)}\n")
 
 
-def test_look_of_top_at_a_large_sweep(tmp_path: Path) -> None:
+def test_look_of_the_live_view_at_a_large_sweep(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     plan = write_live_sweep(store, num_transfers=10_000, now=time.time(), is_served=True)
-    app = TopApp(store, SWEEP, every_s=3600.0)
+    app = LiveView(store, SWEEP, every_s=3600.0)
     reads: list[float] = []
     shows: list[float] = []
     cpu: list[float] = []
@@ -201,7 +181,7 @@ def test_look_of_top_at_a_large_sweep(tmp_path: Path) -> None:
 
     asyncio.run(run())
     sys.stdout.write(
-        f"\ntop of {len(plan.jobs)} jobs: median look {1e3 * statistics.median(reads):.0f} ms, "
+        f"\nlive view of {len(plan.jobs)} jobs: median look {1e3 * statistics.median(reads):.0f} ms, "
         f"median show {1e3 * statistics.median(shows):.0f} ms ({1e3 * statistics.median(cpu):.0f} ms CPU; all rows "
         f"anew), longest {1e3 * max(shows):.0f} ms\n"
     )

@@ -26,7 +26,8 @@ from orchestrator.backends.simulated import ClusterSpec, SimulatedBackend, Simul
 from orchestrator.controller.connect import ensure_controller
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import Execution, JobKind, JobRequest, Outcome, Progress, Resources
+from orchestrator.core.contract import Execution, JobRequest, Outcome, Progress, Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.metrics.attempts import AttemptMetrics
 from orchestrator.metrics.catalog import Metric
 from orchestrator.metrics.exporter import RayExporter
@@ -383,19 +384,8 @@ def test_short_jobs_cost_little_beyond_their_work(cluster: Any, tmp_path: Path) 
 # What grows with jobs: requests to the store, bytes of the journal, rows of MLflow. Prints for docs/scaling.md.
 
 METHODS = (
-    "put",
-    "put_file",
-    "put_if_absent",
-    "put_if_match",
-    "get",
-    "get_with_stat",
-    "get_range",
-    "download",
-    "stat",
-    "exists",
-    "list_objects",
-    "list_children",
-    "delete",
+    *("put", "put_file", "put_if_absent", "put_if_match", "get", "get_with_stat", "get_range", "download", "stat"),
+    *("exists", "list_objects", "list_children", "delete"),
 )
 CLUSTER = "counted"
 

@@ -17,14 +17,15 @@ import torch
 from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
-from orchestrator.core.contract import Execution, JobKind, JobRequest
+from orchestrator.core.contract import Execution, JobRequest
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.recipe import LOOK_FIELDS, LogisticSpec
 from tests.tiny_training import RECIPE, TinyTraining
 from tests.unit.test_kmeans import Held
 from workloads.data.index import SampleIndex
-from workloads.runtime.arrays import npy_bytes
+from workloads.runtime.npy import npy_bytes
 from workloads.solvers.kmeans import Library, Settings, kmeans, one_thread_per_call, open_search
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from workloads.data.index import LeafSets, SplitIndex
 from workloads.data.order import SampleOrder
 from workloads.data.subset import SampleView, Subset
 from workloads.labels.label_map import ClassLabels
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 from workloads.labels.wordnet import open_wordnet
 
 # ---------------------------------------------------------------------------------------------------------------------

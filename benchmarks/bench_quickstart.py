@@ -21,7 +21,7 @@ import pytest
 from scipy import stats
 
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.power import ALPHA, Comparisons
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage.artifacts import read_record

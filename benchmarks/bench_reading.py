@@ -14,6 +14,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from io import BytesIO
@@ -27,18 +28,120 @@ from PIL import Image
 from torchvision.transforms import v2
 
 from orchestrator.core.units import MIB
+from orchestrator.storage.local import LocalStore
 from tests.data_jobs import DataPlane, encoded, tar_of
 from tests.photographs import jpeg, photograph
+from tests.shard_cases import sample, write_shards
 from workloads.commands.data import index
 from workloads.data.augment import Augment, Augmenter
+from workloads.data.cache import ShardCache, ahead
+from workloads.data.cache import folder as folder_of_cache
+from workloads.data.cache.objects import ObjectCache
 from workloads.data.decode import DecoderName
 from workloads.data.index import BadSamples, Shard, SplitIndex
 from workloads.data.index_writer import SplitColumns
+from workloads.data.loader import PlannedBatch, Window, batches_ahead
 from workloads.data.pixels import PixelSpec
 from workloads.data.scan import ClassRule
 from workloads.data.scan_splits import ShardSource, scan_sources
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Batches of 512 images (77 MB) at 0.1 s per step, made in 20 ms each; every 40th takes 1.5 s, as where a store is slow
+# once in a while. The window of before (what fits into 128 MiB) beside the one by time, in one run.
+
+STEP_S, FILL_S, STALL_S, NUM_STEPS, STALLED_EVERY = 0.1, 0.02, 1.5, 120, 40
+
+
+def wait_for_batches_s() -> float:
+    """Seconds that a consumer of batches waits for them."""
+
+    def plan(step: int) -> PlannedBatch:
+        squares = torch.zeros((8, 4, 4, 3), dtype=torch.uint8)
+        return PlannedBatch(step=step, start=8 * step, ordinals_B=np.zeros(8, dtype=np.int64), squares_BHWC=squares)
+
+    def fill(batch: PlannedBatch, _: slice) -> None:
+        time.sleep(STALL_S if batch.step % STALLED_EVERY == STALLED_EVERY - 1 else FILL_S)
+
+    batches = batches_ahead(
+        plan, fill, range(NUM_STEPS), batch_bytes=512 * 3 * 224**2, num_workers=1, memory_bytes=2**40
+    )
+    waited_s = 0.0
+    while True:
+        started_s = time.perf_counter()
+        if next(batches, None) is None:
+            return waited_s
+        waited_s += time.perf_counter() - started_s
+        time.sleep(STEP_S)
+
+
+def test_wait_for_batches_of_a_store_that_is_slow_at_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked: batches ready for 2 s of training."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Window, "note", lambda _window, _step_s: None)
+        before_s = wait_for_batches_s()
+    after_s = wait_for_batches_s()
+    print(  # noqa: T201 - a benchmark's result
+        f"\n{NUM_STEPS} steps: waited {before_s:.2f} s with 128 MiB ahead, {after_s:.2f} s with 2 s ahead, ratio "
+        f"{before_s / after_s:.1f}"
+    )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Shards of a distant store: each takes a second however it is asked for. One process or several of a node, as ranks
+# are, each of which needs all of them; beside the same requests with nothing around them, in one run.
+
+DISTANT_SHARDS, SHARD_S = 16, 1.0
+
+
+class DistantShards(LocalStore):
+    """Each shard comes after a second, any number of them at once."""
+
+    def get_range(self, name: str, start: int, length: int) -> bytes:
+        time.sleep(SHARD_S)
+        return super().get_range(name, start, length)
+
+
+def all_shards_s(folder: Path, shards: list[Shard], num_ranks: int, store: LocalStore) -> float:
+    """Seconds until every rank of a node has read from every shard."""
+    started_s, children = time.perf_counter(), []
+    for _ in range(num_ranks):
+        child = os.fork()
+        if child == 0:
+            with ShardCache(store, folder, shards) as cache:
+                cache.prefetch(range(len(shards)))
+                for shard_id in range(len(shards)):
+                    assert cache.read_sample(shard_id, 0, 10) == sample(shard_id, 0)[:10]
+            os._exit(0)
+        children.append(child)
+    assert all(os.waitpid(child, 0)[1] == 0 for child in children)
+    return time.perf_counter() - started_s
+
+
+def test_distant_shards_of_a_node_with_several_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked: >= 0.9 of the raw rate with 1, 2 and 8 ranks."""
+    store = DistantShards(tmp_path / "store")
+    shards = write_shards(store, DISTANT_SHARDS)
+    started_s = time.perf_counter()
+    with ThreadPoolExecutor(folder_of_cache.NUM_FETCHERS) as pool:
+        list(pool.map(lambda shard: store.get_range(shard.object_name, 0, shard.size_bytes), shards))
+    raw_s = time.perf_counter() - started_s
+    print(f"\nraw, {folder_of_cache.NUM_FETCHERS} requests at once: {raw_s:.2f} s")  # noqa: T201 - a benchmark's result
+    for num_ranks in (1, 2, 8):
+        spent_s = {}
+        for arm in ("before", "now"):
+            with monkeypatch.context() as patch:
+                if arm == "before":  # two threads per rank, and whoever meets a shard that another fetches waits for it
+                    patch.setattr(ahead, "NUM_FETCHERS", 2)
+                    patch.setattr(ObjectCache, "pin_ahead", ObjectCache.pin)
+                spent_s[arm] = all_shards_s(tmp_path / f"{num_ranks}-{arm}", shards, num_ranks, store)
+        before_s, after_s = spent_s.values()
+        print(  # noqa: T201 - a benchmark's result
+            f"{num_ranks} ranks: {before_s:.2f} s before, {after_s:.2f} s now, ratio "
+            f"{before_s / after_s:.1f}; {raw_s / after_s:.2f} of raw"
+        )
+
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Scanning and indexed access, against webdataset's iteration over the very same shards in the same run.

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from tests.data_jobs import DataPlane, tar_of

@@ -64,7 +64,7 @@ def answer(folder: Path) -> None:
     import time
 
     try:
-        from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest
+        from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest  # type: ignore[attr-defined]
         from orchestrator.core.ids import make_key
     except ModuleNotFoundError:  # commits before there was a core
         from orchestrator.contract import ExecutionContext, JobKind, JobRequest  # type: ignore[import-not-found,no-redef]

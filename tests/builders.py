@@ -10,9 +10,10 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from orchestrator.core.contract import Execution, JobKind, JobRequest, Outcome, Resources
+from orchestrator.core.contract import Execution, JobRequest, Outcome, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.events import Event

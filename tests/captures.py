@@ -12,19 +12,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from rich.console import Console
 
 from orchestrator.cli.commands.plan import PlanOptions, show_plan
-from orchestrator.cli.commands.report import compute
-from orchestrator.cli.commands.watch import Watching, view
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
@@ -37,9 +33,7 @@ from orchestrator.report.results import Report
 from orchestrator.services.fleets import StatedCluster
 from orchestrator.services.stores import open_existing_store
 from orchestrator.storage import ObjectStore
-from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
-from tests.live_sweep import SWEEP, write_live_sweep
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "docs" / "captures"
@@ -47,7 +41,6 @@ README, CURVE, RESULTS = ROOT / "README.md", ROOT / "docs" / "quickstart.svg", F
 _DEMO = re.compile(r"(?<=ends like this:\n\n```\n).*?(?=\n```\n)", re.DOTALL)
 """What README.md shows of the quickstart's report."""
 _WIDTH, _README_WIDTH = 118, 100
-_HEIGHT = 40
 
 
 def capture_plan(console: Console) -> None:
@@ -57,27 +50,12 @@ def capture_plan(console: Console) -> None:
         show_plan("quickstart", options)
 
 
-def capture_watch(console: Console) -> None:
-    """A sweep of a thousand transfers in the midst of its run."""
-    with TemporaryDirectory() as folder:
-        store = LocalStore(Path(folder))
-        write_live_sweep(store, num_transfers=1_000, now=time.time(), is_served=True)
-        watching = Watching(store, SWEEP)
-        watching.look()
-        watching.tracker.wait()
-        watching.look()
-        with patch.object(Console, "height", _HEIGHT):
-            console.print(view(watching, console))
-
-
 def capture_report(console: Console) -> None:
-    """The answer of the quickstart, from this directory's store (``make demo`` fills it) or ``ORCHESTRATOR_STORE``."""
-    _, report = compute(open_existing_store(""), "quickstart")
-    console.print(render_terminal(report))
+    """The report of the quickstart, from the results that are kept."""
+    console.print(render_terminal(demo_report()))
 
 
 CAPTURES: Mapping[str, tuple[str, Callable[[Console], None]]] = {
-    "watch": (f"orchestrator watch {SWEEP}", capture_watch),
     "plan": ("orchestrator plan quickstart --cpus 4", capture_plan),
     "report": ("orchestrator report quickstart", capture_report),
 }

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest
+from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_record
 from orchestrator.storage.local import LocalStore
 from workloads.data.index import SampleIndex

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from typing import Any, cast
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector
 from orchestrator.retention.gc_rules import Graces, Tally

@@ -6,7 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 
-from orchestrator.core.contract import JobKind, Progress, Resources
+from orchestrator.core.contract import Progress, Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events

@@ -11,7 +11,8 @@ import timm
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage import ObjectStore
 from tests.tiny_training import RECIPE
 from workloads.data.order import rank_slice

@@ -19,7 +19,7 @@ from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import Counted, Definition, LabelSources
 from orchestrator.sweepfile.load import canonical_text, shipped_recipes
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
-from orchestrator.sweepfile.plugins import PluginSources
+from orchestrator.sweepfile.plugin_uses import PluginSources
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from orchestrator.sweepfile.values import Dataset, ResolvedSweep

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, JobResult, Progress
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage import ObjectStore
 from workloads.run import execute
 

@@ -1,4 +1,4 @@
-"""One rank that sums a tensor with the others, and how long it took: ``orchestrator.core.data_plane.RANK``.
+"""One rank that sums a tensor with the others, and measures the time: ``orchestrator.core.data_plane.RANK``.
 
 ``python -m workloads.all_reduce PLACE`` is the same for the ranks of one node, which ``workloads.node_check`` starts.
 """

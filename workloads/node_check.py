@@ -1,4 +1,4 @@
-"""Whether this node computes, remembers and moves data: answers ``orchestrator.core.data_plane.NODE``.
+"""Checks the arithmetic, memory and transfers of this node: answers ``orchestrator.core.data_plane.NODE``.
 
 For each GPU (for the processor where there is none): a matrix product that is known beforehand, again and again; a
 pattern written over most of the free memory and read back. If asked for: a kernel compiled by ``torch.compile``, which

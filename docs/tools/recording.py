@@ -1,35 +1,35 @@
-"""The recording of the live view in README.md, from the repository's root: ``python -m docs.tools.recording``.
+"""The live view in README.md and docs/cli.md, from the repository's root: ``python -m docs.tools.recording``.
 
 A sweep of the tests moves on by itself, frame by frame; browsers play the frames in turn, without a script.
 """
 
 from __future__ import annotations
 
-import io
+import asyncio
 import re
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
-from rich.console import Console
-
+from orchestrator.cli.commands.live_view import LiveView
 from orchestrator.cli.commands.watch import Watching
-from orchestrator.cli.commands.watch_frame import frame
 from orchestrator.services.status import SweepStatus
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.local import LocalStore
 from tests.live_sweep import SWEEP, write_live_sweep
 
-RECORDING = Path("docs/captures/watch-recording.svg")
-_WIDTH, _HEIGHT, _NUM_FRAMES, _FRAME_S = 100, 28, 5, 1.2
+FOLDER = Path("docs/captures")
+RECORDING = FOLDER / "watch-recording.svg"
+_SIZE_OF_RECORDING, _SIZES = (100, 30), {"watch-60": (60, 30), "watch": (140, 40), "watch-200": (200, 50)}
+_NUM_FRAMES, _FRAME_S = 5, 1.2
 _SIZE = re.compile(r'viewBox="0 0 (\S+) (\S+)"')
 
 
 def main() -> None:
-    """Write the recording."""
-    frames = list(_frames())
+    """Write the recording, and pictures of a larger sweep in terminals of three widths."""
+    frames = _frames(120, _SIZE_OF_RECORDING, _NUM_FRAMES)
     match = _SIZE.search(frames[0])
     assert match is not None
     total_s, share = _NUM_FRAMES * _FRAME_S, 100 / _NUM_FRAMES
@@ -41,22 +41,39 @@ def main() -> None:
     for number, shown in enumerate(frames):
         parts.append(f'<g class="frame" style="animation-delay:{number * _FRAME_S:g}s">{shown}</g>')
     RECORDING.write_text("\n".join([*parts, "</svg>\n"]), encoding="utf-8")
+    for name, size in _SIZES.items():
+        (FOLDER / f"{name}.svg").write_text(_frames(1_000, size, 1)[0], encoding="utf-8")
 
 
-def _frames() -> Iterator[str]:
+def _frames(num_transfers: int, size: tuple[int, int], num_frames: int) -> list[str]:
     with TemporaryDirectory() as folder:
         store = LocalStore(Path(folder))
-        write_live_sweep(store, num_transfers=120, now=time.time(), is_served=True)
-        watching = Watching(store, SWEEP)
-        watching.look()
-        watching.tracker.wait()
-        status = watching.look()
-        for number in range(_NUM_FRAMES):
-            console = Console(record=True, file=io.StringIO(), width=_WIDTH, force_terminal=True, highlight=False)
-            watching.matrix.update(status.snapshot)
-            console.print(frame(status, watching.matrix, watching.events, height=_HEIGHT, width=_WIDTH))
-            yield console.export_svg(title=f"orchestrator watch {SWEEP}", unique_id=f"frame{number}")
-            status = _later(status)
+        write_live_sweep(store, num_transfers=num_transfers, now=time.time(), is_served=True)
+        return asyncio.run(_record(store, size, num_frames))
+
+
+async def _record(store: LocalStore, size: tuple[int, int], num_frames: int) -> list[str]:
+    view, frames = LiveView(store, SWEEP, every_s=3600.0, is_alone=True), []
+    async with view.run_test(size=size) as pilot:
+        while view.shown.snapshot is None:
+            await pilot.pause(0.05)
+        await pilot.pause(2.0)  # the time that is left is estimated by a thread
+        view.look_again()
+        for number in range(num_frames):
+            await pilot.pause(1.0)
+            frame = view.export_screenshot(title=f"orchestrator watch {SWEEP}")
+            # Each has styles of its own, by names that are the same in all.
+            frames.append(re.sub(r"terminal-(\d+)", rf"frame{number}-\1", frame))
+            with patch.object(Watching, "look", _look_later):
+                view.look_again()
+                await pilot.pause(1.0)
+    return frames
+
+
+def _look_later(watching: Watching) -> SweepStatus:
+    watching.status = _later(watching.status)
+    watching.matrix.update(watching.status.snapshot)
+    return watching.status
 
 
 def _later(status: SweepStatus) -> SweepStatus:

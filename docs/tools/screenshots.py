@@ -5,14 +5,17 @@
 
 writes ``report-390.png``, ``report-1280.png`` and ``report-1920.png``: a telephone, a laptop and a large screen.
 
-    python -m docs.tools.screenshots mlflow STORE_URI quickstart docs/captures/mlflow-compare.png
+    python -m docs.tools.screenshots mlflow STORE_URI quickstart docs/captures
+    python -m docs.tools.screenshots notebook http://127.0.0.1:8888/lab/tree/quickstart.ipynb docs/captures
 
     orchestrator up
     orchestrator submit quickstart -y --set resources.pretrain.workers=2 &
     python -m docs.tools.screenshots stack .orchestrator docs/captures
 
 ``mlflow`` publishes a sweep of any store into an MLflow of its own, which is gone afterwards, and opens the link that
-``status`` prints. ``stack`` writes ``ray-jobs.png``, ``ray-actors.png`` and ``mlflow-runs.png``; pictures show what is
+``status`` prints: ``mlflow-compare-1024.png``, ``-1600`` and ``-1920``. ``notebook`` opens
+docs/notebooks/quickstart.ipynb in a JupyterLab that runs in that folder: ``notebook-800.png``, ``-1280`` and ``-1920``.
+``stack`` writes ``ray-jobs.png``, ``ray-actors.png`` and ``mlflow-runs.png``; pictures show what is
 there at that moment, so wait until backbones train. Needs what ``tests/browser.py`` needs.
 """
 
@@ -42,6 +45,8 @@ MAX_BYTES = 150_000
 """Pictures are kept with the docs, so they are small."""
 _WIDTHS, _HEIGHT = (390, 1280, 1920), 1400
 _NUM_COLORS = (256, 128, 64, 32)
+_MLFLOW_WIDTHS, _MLFLOW_HEIGHT = (1024, 1600, 1920), 850
+_NOTEBOOK_WIDTHS, _NOTEBOOK_HEIGHT = (800, 1280, 1920), 1500
 _STACK_SIZE = {"width": 1500, "height": 760}
 _PATIENCE_MS = 60_000
 _SETTLING_MS = 3_000
@@ -60,18 +65,34 @@ def take_report(report: Path, folder: Path) -> None:
             _save(page, folder / f"report-{width}.png")
 
 
-def take_mlflow(store_uri: str, sweep: str, picture: Path) -> None:
+def take_mlflow(store_uri: str, sweep: str, folder: Path) -> None:
     """The page of MLflow that compares a sweep's levels."""
     store = open_store(store_uri)
     with tempfile.TemporaryDirectory(prefix="orc-shot-") as name:
         uri = new_database(Path(name, "mlflow.db"))
         Publisher(store, uri).publish_once(sweep)
         with MlflowServer(Path(name), uri) as server, contextmanager(launch_browser)() as browser:
-            page = browser.new_page(viewport={"width": 1600, "height": 850})
-            page.add_init_script(_NO_ASSISTANT)
-            page.goto(find_compare_link(store, sweep, uri, server.url))
-            page.locator(".parcoords").first.wait_for(timeout=_PATIENCE_MS)
-            _save(page, picture)
+            for width in _MLFLOW_WIDTHS:
+                page = browser.new_page(viewport={"width": width, "height": _MLFLOW_HEIGHT})
+                page.add_init_script(_NO_ASSISTANT)
+                page.goto(find_compare_link(store, sweep, uri, server.url))
+                page.locator("img[src*='images']").first.wait_for(timeout=_PATIENCE_MS)
+                _save(page, folder / f"mlflow-compare-{width}.png")
+
+
+def take_notebook(url: str, folder: Path) -> None:
+    """The notebook of the docs, with the outputs that it holds, in JupyterLab."""
+    for browser in launch_browser():
+        for width in _NOTEBOOK_WIDTHS:
+            page = browser.new_page(viewport={"width": width, "height": _NOTEBOOK_HEIGHT})
+            page.goto(url)
+            report = page.get_by_role("heading", name="Report of sweep quickstart")
+            report.wait_for(timeout=_PATIENCE_MS)
+            page.wait_for_timeout(_SETTLING_MS)
+            if (news := page.get_by_role("button", name="No", exact=True)).is_visible():
+                news.click()
+            report.evaluate("heading => heading.scrollIntoView(true)")
+            _save(page, folder / f"notebook-{width}.png")
 
 
 def take_stack(directory: Path, folder: Path) -> None:
@@ -130,6 +151,7 @@ def _save(page: Page, path: Path) -> None:
 _PICTURES: Mapping[str, Callable[[list[str]], None]] = {
     "report": lambda words: take_report(Path(words[0]), Path(words[1])),
     "mlflow": lambda words: take_mlflow(words[0], words[1], Path(words[2])),
+    "notebook": lambda words: take_notebook(words[0], Path(words[1])),
     "stack": lambda words: take_stack(Path(words[0]).absolute(), Path(words[1])),
 }
 

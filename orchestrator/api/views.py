@@ -235,6 +235,8 @@ class ProgressDisplay:
             from IPython.display import display
 
             self._handle = display(status, display_id=True)  # type: ignore[no-untyped-call] # of IPython
+        elif status.snapshot.state.is_final:  # one line: the status is what the cell returns, and is shown whole there
+            self._handle.update({"text/plain": told.strip("<>")}, raw=True)
         else:
             self._handle.update(status)
 

@@ -1,4 +1,4 @@
-"""From what ended an attempt (an exception, an exit status, a log's end) to a failure value; for all backends."""
+"""Failure values from exceptions, exit statuses and ends of logs; for all backends."""
 
 from __future__ import annotations
 

@@ -13,16 +13,9 @@ from typing import TypeAlias
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, AttemptStatus, Capacity, Node, Placement
-from orchestrator.core.contract import (
-    ENTRY_POINT,
-    ExecutionContext,
-    JobKind,
-    JobRequest,
-    JobResult,
-    Progress,
-    Resources,
-)
+from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobRequest, JobResult, Progress, Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.search.sequential import run_in_turn
 from orchestrator.storage.protocol import ObjectStore

@@ -1,4 +1,4 @@
-"""What the controller asks of a backend. Every command is idempotent by attempt id."""
+"""The interface of a backend for the controller. Every command is idempotent by attempt id."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The cluster's side of a submit from elsewhere: ``python -m orchestrator.cli.accept REQUEST``, run as a Ray job.
 
-It does what ``submit`` does on the spot: checks the plan, starts or finds the controller, leaves the message, and says
-what became of it. Whatever happens, one line of its output is the answer. Older clients name this module.
+It does the same as a local ``submit``: checks the plan, starts or finds the controller, sends the message, and reports
+the result. One line of its output is the answer in all cases. Older clients name this module.
 """
 
 from __future__ import annotations

@@ -77,7 +77,11 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
             "watch",
             "Show a sweep live, or all sweeps; keys pause and cancel; on a pipe, print one line per ended job.",
         ),
-        Command("top", "Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel."),
+        Command(
+            "top",
+            "Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel.",
+            "commands.watch",
+        ),
         Command("logs", "Print the log of a job; without a job, the logs of all selected jobs in order of time."),
         Command(
             "describe",

@@ -1,4 +1,4 @@
-"""Addresses of MLflow's pages about a sweep, from the store alone."""
+"""Addresses of MLflow's pages about a sweep, read only from the store."""
 
 from __future__ import annotations
 

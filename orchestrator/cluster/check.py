@@ -1,4 +1,4 @@
-"""What can be wrong with a cluster before it exists. A check says what it found, or what is wrong and what to do."""
+"""Checks of a cluster before it exists. Each returns what it found, or what is wrong and what to do."""
 
 from __future__ import annotations
 

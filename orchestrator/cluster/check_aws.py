@@ -1,4 +1,4 @@
-"""Whether Amazon would give what a launcher configuration asks for. Reads only; creates nothing."""
+"""Checks whether AWS offers what a launcher configuration asks for. Reads only; creates nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether Google Cloud would give what a launcher configuration asks for. Reads only; creates nothing."""
+"""Checks whether Google Cloud offers what a launcher configuration asks for. Reads only; creates nothing."""
 
 from __future__ import annotations
 

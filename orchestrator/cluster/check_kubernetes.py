@@ -1,6 +1,6 @@
-"""What can be wrong with a Ray cluster on Kubernetes: of its manifests alone, and against the cluster it is for.
+"""Checks of a Ray cluster on Kubernetes: of its manifests alone, and compared with the target cluster.
 
-Of KubeRay's objects (``ray.io/v1``) only what is looked at here is read.
+Only the fields of KubeRay's objects (``ray.io/v1``) that are checked here are read.
 """
 
 from __future__ import annotations

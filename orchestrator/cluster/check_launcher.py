@@ -1,4 +1,4 @@
-"""What can be wrong with a configuration of Ray's cluster launcher, whatever cloud it is for."""
+"""Checks of a configuration of Ray's cluster launcher, for any cloud."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bringing a cluster up and down with the tool that its file is written for."""
+"""Starting and ending a cluster with the tool of its file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster file is, reading it, and running the programs that clusters are driven by."""
+"""Kinds of cluster files, how they are read, and running the programs that manage clusters."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""``python -m orchestrator.cluster.leave``: this node leaves its Ray cluster, and waits until its attempts have gone.
+"""``python -m orchestrator.cluster.leave``: this node leaves its Ray cluster, and waits until its attempts have left.
 
-For whatever ends a node with some seconds' notice: the preStop hook of a pod, the SIGTERM trap of an allocation, the
+Used when a node ends with some seconds' notice: the preStop hook of a pod, the SIGTERM trap of an allocation, the
 watcher of a cloud's preemption notices, a person before maintenance. The node is drained in Ray; the controller sees
 that, asks the attempts on it for a checkpoint and starts them elsewhere; a drained node that holds nothing ends itself.
 """

@@ -1,11 +1,11 @@
-"""Live attempts as a controller follows them: what they are allowed, whether they hang, and their ends on request.
+"""Live attempts as a controller follows them: their time limits, whether they hang, and stops on request.
 
 Invariants:
 
-- Time is the controller's, and only that counts in which it looked: while the store is away, or the controller stands
-  still, attempts may wait for the same cause, and must not all be ended at the first look afterwards.
-- What was seen of an attempt is forgotten with the controller: the next one waits as long again. Only what journals
-  tell of preemptions goes on.
+- Only time counts in which the controller ran and looked: while the store does not answer, or the controller is
+  suspended, attempts may wait for the same reason, and must not all be ended at the first look afterwards.
+- Observations of an attempt end with the controller: the next one starts to count from zero. Only preemptions, which
+  are in journals, are kept.
 - An attempt that was asked to end is asked again until it does, and is ended when its grace is over.
 - A runner is released only once the end of its attempt is in the journal.
 """

@@ -1,9 +1,9 @@
-"""Calls to the services of a directory's stack, made by a process of their own.
+"""Calls to the services of a directory's stack, made by a separate process.
 
-Ray's C++ ends the process that is connected when the cluster is gone for a minute, with a text of its own, and holds it
-up meanwhile. A command that follows a sweep for hours must outlive its Ray: so it never connects, but lets
-``python -m orchestrator.controller.calls DIRECTORY`` do it, which answers one line of JSON for each that it reads, ends
-with its input, and can be killed and started again. With ``--revive`` it starts what the stack remembers and ends.
+If a cluster is gone for a minute, Ray's C++ code blocks connected processes and then ends them with its own message. A
+command that follows a sweep for hours must outlive its Ray. So it never connects, but starts
+``python -m orchestrator.controller.calls DIRECTORY``, which answers each line of JSON with one line, ends with its
+input, and can be killed and started again. With ``--revive`` it starts the controllers that the stack lists, and ends.
 """
 
 from __future__ import annotations

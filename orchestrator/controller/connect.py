@@ -1,7 +1,7 @@
-"""From a Ray connection to a controller that answers, and a watchdog that keeps it so.
+"""Finds or creates a controller that answers, and a watchdog that replaces it when necessary.
 
-A dead controller is restarted by Ray. One that hangs (SIGSTOP, a blocked file system) is not, and its callers would
-wait for ever: it is killed by its handle and created anew, here and in the watchdog.
+Ray restarts a dead controller. It does not restart one that hangs (SIGSTOP, a blocked file system), and its callers
+would wait without end: it is killed by its handle and created again, here and in the watchdog.
 """
 
 from __future__ import annotations

@@ -1,58 +1,58 @@
 """The loop that owns all sweeps of a cluster: observe -> append -> fold -> decide -> execute.
 
 Everything it knows is in the store or comes from the backend, so it may die between any two lines: the next controller
-replays the journals, asks the backend about the attempts that these believe live, and goes on. Invariants:
+replays the journals, asks the backend about the attempts that are live in them, and continues. Invariants:
 
-- One controller per cluster acts: it keeps its lease before every round, and asks again before it believes that an
-  attempt is lost.
+- One controller per cluster acts: it renews its lease before every round, and checks it again before it declares an
+  attempt lost.
 - Events are durable before anything follows from them: launches, releases of runners, deletions of messages.
-- One sweep's fault never stops the others; what cannot be read keeps its room and its keys.
+- An error in one sweep never stops the others; a sweep that cannot be read keeps its resources and its keys.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import TypeAlias
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
+from orchestrator.controller.attempt_outcomes import judge_report
 from orchestrator.controller.attempt_tracker import AttemptLimits, AttemptTracker
-from orchestrator.controller.attempts import NodePricing, judge_report
 from orchestrator.controller.execution import Executor
 from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_health import NodeHealth
+from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.controller.owned_sweeps import Identification, OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, OrchestratorError
 from orchestrator.metrics.attempts import CounterBook
 from orchestrator.metrics.sweeps import Observed
 from orchestrator.planning.estimate.estimates import estimate
-from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.scheduling.commands import Command, LaunchJob
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
-from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Running
+from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Event, Running
 from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.sweeps.quotas import Cap, read_quotas
 from orchestrator.sweeps.request_handling import handle_request
-from orchestrator.sweeps.requests import Message, Retry, Submit, discard
+from orchestrator.sweeps.requests import Message, Retry, Submit, discard, discard_marker, list_inbox, read_markers
 
 INBOX_EVERY_S = 1.0
-QUIET_AFTER_S = 3600.0
-QUIET_EVERY_S = 30.0
-"""The inbox of a sweep that ended so long ago is looked into so seldom: a store keeps sweeps for years, and each look
-is a request that somebody pays for.
-"""
+LIST_EVERY_S = 60.0
+"""Between two lists of the store's sweeps, for messages without a marker."""
 LOOK_UP_S = 2.0
 """In one round, for asking the store which ready jobs it has: the others wait for the next round."""
 _ENDS_OF_CONTACT = {AttemptStatus.LOST, AttemptStatus.OVERTAKEN}
 _UNKNOWN: Mapping[str, float] = MappingProxyType({})
+_Verdicts: TypeAlias = Mapping[str, Callable[[], AttemptEvent | None]]
 _LOG = logging.getLogger(__name__)
 
 
@@ -77,6 +77,7 @@ class Controller:
         limits: AttemptLimits | None = None,
     ) -> None:
         self._store = store
+        self._pool = RequestPool.of(store.uri)
         self._backend = backend
         self._now = now
         self._max_live_attempts = max_live_attempts
@@ -88,7 +89,7 @@ class Controller:
         limits = limits or AttemptLimits()
         self._health = NodeHealth(backend, store.uri)
         self._pricing = NodePricing()
-        self._keys = KeyCache(store, cluster, self._stay_alive)
+        self._keys = KeyCache(store, cluster, self._pool, self._stay_alive)
         self._tracker = AttemptTracker(backend, limits, now())
         self._executor = Executor(
             store,
@@ -103,7 +104,7 @@ class Controller:
         self._durations = _EstimatedDurations()
         self._drain: Drain | None = None
         self._quotas: Mapping[str, Cap] = {}
-        self._inbox_at_s = self._quiet_at_s = 0.0
+        self._inbox_at_s = self._list_at_s = 0.0
         self._woken: set[str] = set()
 
     @property
@@ -198,7 +199,7 @@ class Controller:
         # Runners refuse the former controller from here on; only then does this one read what that one wrote last.
         self._backend.announce(epoch)
         me = Identification(cluster=self._cluster, epoch=epoch, holder=self._holder)
-        owned = OwnedSweeps(self._store, me, self._now, self._stay_alive)
+        owned = OwnedSweeps(self._store, me, self._now, self._stay_alive, self._pool)
         owned.adopt_all()
         return owned
 
@@ -226,26 +227,49 @@ class Controller:
 
     def _read_inbox(self, owned: OwnedSweeps) -> None:
         woken, self._woken = self._woken, set()
-        if self._now() >= self._inbox_at_s or "" in woken:
-            self._inbox_at_s = self._now() + INBOX_EVERY_S
-            sweeps = self._sweeps_to_look_at(owned, woken)
-            owned.check_fences()
-            self._drain = self._read_drain()
-            self._read_quotas()
-        else:
-            sweeps = sorted(woken)
-        for owned_sweep, message in owned.messages(sweeps):
-            with owned.guard(owned_sweep.snapshot.sweep):
-                self._settle(owned, owned_sweep, message)
+        for sweep in woken - {""}:
+            owned.looks.want(sweep)
+        if self._now() < self._inbox_at_s and "" not in woken:
+            self._settle_messages(owned, sorted(woken), set)
+            return
+        self._inbox_at_s = self._now() + INBOX_EVERY_S
+        with self._pool.batch() as batch:
+            find, drain = batch.start(self._find_messages, woken), batch.start(self._read_drain)
+            quotas = batch.start(self._read_quotas)
 
-    def _sweeps_to_look_at(self, owned: OwnedSweeps, woken: set[str]) -> list[str]:
-        sweeps, now = self._store.list_children("sweeps/"), self._now()
-        if now >= self._quiet_at_s or "" in woken:
-            self._quiet_at_s = now + QUIET_EVERY_S
-            return sweeps
-        ends_s = {owned_sweep.snapshot.sweep: owned_sweep.snapshot.finished_at_s for owned_sweep in owned.all()}
-        quiet = {sweep for sweep, end_s in ends_s.items() if end_s is not None and end_s + QUIET_AFTER_S < now}
-        return [sweep for sweep in sweeps if sweep not in quiet - woken]
+            def finish() -> set[str]:
+                """Take these answers; the sweeps that are due by them."""
+                sweeps, markers = find()
+                self._drain, self._quotas = drain(), quotas()
+                told = owned.looks.follow_markers(markers, self._now())
+                if sweeps is not None:
+                    self._list_at_s = self._now() + LIST_EVERY_S
+                    new = owned.looks.follow_sweeps(sweeps)
+                    told |= set(sweeps) if "" in woken else new
+                return told
+
+            self._settle_messages(owned, owned.looks.due(self._now()), finish)
+        with self._pool.batch() as batch:
+            for done in [batch.start(discard_marker, self._store, *marker) for marker in owned.looks.take_settled()]:
+                done()
+
+    def _settle_messages(self, owned: OwnedSweeps, due: Sequence[str], finish: Callable[[], set[str]]) -> None:
+        """Look into the inboxes of these sweeps, and of those that turn out to be due meanwhile."""
+        with self._pool.batch() as batch:
+            lists = {sweep: batch.start(list_inbox, self._store, sweep) for sweep in due}
+            owned.check_fences(due)
+            told = finish()
+            # Anew where a marker has just come: its message may have come after the list above.
+            lists |= {sweep: batch.start(list_inbox, self._store, sweep) for sweep in sorted(told)}
+            owned.check_fences(told)
+            for owned_sweep, message in owned.messages(lists):
+                with owned.guard(owned_sweep.snapshot.sweep):
+                    self._settle(owned, owned_sweep, message)
+
+    def _find_messages(self, woken: Collection[str]) -> tuple[list[str] | None, list[tuple[str, str]]]:
+        """The store's sweeps, when it is time to list them, and all markers."""
+        is_time = self._now() >= self._list_at_s or "" in woken
+        return self._store.list_children("sweeps/") if is_time else None, read_markers(self._store)
 
     def _read_drain(self) -> Drain | None:
         try:
@@ -254,11 +278,12 @@ class Controller:
             _LOG.error("%s", error)
             return Drain(cluster=self._cluster, running=Running.FINISH, reason=str(error))
 
-    def _read_quotas(self) -> None:
+    def _read_quotas(self) -> Mapping[str, Cap]:
         try:
-            self._quotas = read_quotas(self._store, self._cluster)
+            return read_quotas(self._store, self._cluster)
         except ControllerError as error:
             _LOG.error("%s", error)
+            return self._quotas
 
     def _settle(self, owned: OwnedSweeps, owned_sweep: OwnedSweep, message: Message) -> None:
         if message.message_id not in owned_sweep.snapshot.handled:
@@ -274,7 +299,8 @@ class Controller:
             if isinstance(message, Submit | Retry):  # somebody may have deleted results since
                 self._keys.forget_all(owned_sweep.snapshot)
         # Only now: a message that is deleted before its event is durable would be lost by a crash in between.
-        discard(self._store, owned_sweep.snapshot.sweep, message.message_id)
+        discard(self._store, owned_sweep.snapshot.sweep, message)
+        owned.looks.forget_marker(owned_sweep.snapshot.sweep, message.message_id)
 
     def _observe(self, owned: OwnedSweeps) -> None:
         owned_sweeps = owned.active()
@@ -289,20 +315,43 @@ class Controller:
             # A controller that slept past its lease finds runners that do not talk to it any more. Its journals may be
             # open to it still, and there must never stand that they are lost.
             self._lease.verify()
-        for owned_sweep in owned_sweeps:
-            with owned.guard(owned_sweep.snapshot.sweep):
-                self._record(owned, owned_sweep, reports)
+        self._record(owned, owned_sweeps, reports)
         self._tracker.release_orphans(reports)
         self._tracker.retain(asked)
 
-    def _record(self, owned: OwnedSweeps, owned_sweep: OwnedSweep, reports: Mapping[str, AttemptReport]) -> None:
+    def _record(
+        self, owned: OwnedSweeps, owned_sweeps: Sequence[OwnedSweep], reports: Mapping[str, AttemptReport]
+    ) -> None:
+        news: list[_News] = []
+        with self._pool.batch() as batch:
+            verdicts: _Verdicts = {
+                attempt.attempt_id: batch.start(judge_report, self._store, attempt, report, self._now())
+                for owned_sweep in owned_sweeps
+                for attempt in owned_sweep.snapshot.live_attempts
+                if (report := reports.get(attempt.attempt_id)) and report.status is not AttemptStatus.RUNNING
+            }
+            for owned_sweep in owned_sweeps:
+                with owned.guard(owned_sweep.snapshot.sweep):
+                    news.append(self._news_of(owned_sweep, reports, verdicts))
+        durable = owned.append_each([(one.owned_sweep, one.events) for one in news if one.events])
+        for one in news:
+            if one.owned_sweep.snapshot.sweep in durable:
+                with owned.guard(one.owned_sweep.snapshot.sweep):
+                    # A runner keeps the outcome until here: a crash before lets the next controller ask again.
+                    for event in one.ended:
+                        if isinstance(event, AttemptSucceeded):
+                            one.owned_sweep.board.quarantine(event.job, event.quarantined)
+                        self._tracker.release(event.attempt_id)
+
+    def _news_of(self, owned_sweep: OwnedSweep, reports: Mapping[str, AttemptReport], verdicts: _Verdicts) -> _News:
         ended: list[AttemptEvent] = []
         news = self._pricing.placement_events(owned_sweep.snapshot, reports, self._now())
         for attempt in owned_sweep.snapshot.live_attempts:
             report = reports.get(attempt.attempt_id)
             if report is not None and report.progress is not None:
                 self._tracker.counters.see(owned_sweep.snapshot, attempt, report.progress)
-            event = judge_report(self._store, attempt, report, self._now()) if report else None
+            judge = verdicts.get(attempt.attempt_id)
+            event = None if judge is None else judge()
             if event is not None:
                 ended.append(event)
                 owned_sweep.board.remove(attempt.job)
@@ -311,13 +360,7 @@ class Controller:
             elif report is not None and report.progress is not None:
                 owned_sweep.board.show(attempt.job, attempt.attempt_id, report.progress, report.worker_nodes)
                 self._tracker.follow(attempt.attempt_id, report.node, report.progress, self._now())
-        if news or ended:
-            owned.append(owned_sweep, [*news, *ended])
-        # A runner keeps the outcome until here: a crash before this line lets the next controller ask again.
-        for event in ended:
-            if isinstance(event, AttemptSucceeded):
-                owned_sweep.board.quarantine(event.job, event.quarantined)
-            self._tracker.release(event.attempt_id)
+        return _News(owned_sweep=owned_sweep, events=[*news, *ended], ended=ended)
 
     def _drain_sweeps(self, owned: OwnedSweeps) -> None:
         """Ask for checkpoints where a pause or a drain wants them, and note when a drained cluster rests."""
@@ -329,8 +372,7 @@ class Controller:
             elif owned_sweep.snapshot.pause is Running.CHECKPOINT:
                 reason = "the sweep is paused"
             if reason:
-                with owned.guard(owned_sweep.snapshot.sweep):
-                    self._executor.preempt(owned, owned_sweep, reason, self._now())
+                self._executor.preempt(owned, owned_sweep, reason, self._now())
         snapshots = [*(owned_sweep.snapshot for owned_sweep in owned.active()), *owned.shelved()]
         is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._tracker.orphans
         if drain is not None and drain.drained_at_s is None and is_at_rest:
@@ -340,19 +382,10 @@ class Controller:
         self._keys.end_waits(self._now())
         look_until_s = self._now() + LOOK_UP_S
         while commands := self._decide(owned, look_until_s):
-            for sweep, group in groupby(commands, key=lambda command: command.sweep):
-                owned_sweep = owned.get(sweep)
-                if owned_sweep is not None:
-                    with owned.guard(sweep):
-                        self._executor.execute(owned, owned_sweep, list(group), self._now())
+            self._executor.execute(owned, commands, self._now)
 
     def _decide(self, owned: OwnedSweeps, look_until_s: float) -> list[Command]:
-        self._keys.unknown.clear()
-        for owned_sweep in owned.active():
-            with owned.guard(owned_sweep.snapshot.sweep):
-                ready = self._scheduler.unlaunched(owned_sweep.snapshot)
-                if refused := self._keys.look_up(ready, self._now, look_until_s):
-                    owned.append(owned_sweep, refused)
+        self._look_up(owned, look_until_s)
         snapshots = [owned_sweep.snapshot for owned_sweep in owned.active()]
         if not snapshots:
             return []
@@ -383,6 +416,21 @@ class Controller:
             commands = [command for command in commands if not isinstance(command, LaunchJob)]
         return self._executor.without_repeats(commands)
 
+    def _look_up(self, owned: OwnedSweeps, until_s: float) -> None:
+        """Which ready jobs the store has already."""
+        self._keys.unknown.clear()
+        ready: list[tuple[str, Job]] = []
+        for owned_sweep in owned.active():
+            sweep = owned_sweep.snapshot.sweep
+            with owned.guard(sweep):
+                ready += [(sweep, job) for job in self._scheduler.unlaunched(owned_sweep.snapshot)]
+        looks = self._keys.look_up(ready, self._now, until_s)
+        for sweep, error in looks.errors.items():
+            with owned.guard(sweep):
+                raise error
+        found = [(owned.get(sweep), events) for sweep, events in looks.refused.items() if sweep not in looks.errors]
+        owned.append_each([(owned_sweep, events) for owned_sweep, events in found if owned_sweep is not None])
+
     def _drop_fenced(self, owned: OwnedSweeps) -> None:
         if not owned.is_contested:
             return
@@ -394,14 +442,28 @@ class Controller:
         owned.fenced.clear()
 
     def _show_progress(self, owned: OwnedSweeps) -> None:
-        for owned_sweep in owned.all():
-            sweep = owned_sweep.snapshot.sweep
-            owned_sweep.board.explain(self._scheduler.waits.get(sweep, {}), self._scheduler.behind.get(sweep, {}))
-            owned_sweep.board.warn(self._scheduler.warnings.get(owned_sweep.snapshot.sweep, ""))
-            try:
-                owned_sweep.board.flush(self._now())
-            except OrchestratorError as error:
-                _LOG.warning("progress of sweep %s is not shown: %s", owned_sweep.snapshot.sweep, error)
+        with self._pool.batch() as batch:
+            writes: dict[str, Callable[[], None]] = {}
+            for owned_sweep in owned.all():
+                sweep, board = owned_sweep.snapshot.sweep, owned_sweep.board
+                board.explain(self._scheduler.waits.get(sweep, {}), self._scheduler.behind.get(sweep, {}))
+                board.warn(self._scheduler.warnings.get(sweep, ""))
+                if board.is_due(self._now()):
+                    writes[sweep] = batch.start(board.flush, self._now())
+            for sweep, write in writes.items():
+                try:
+                    write()
+                except OrchestratorError as error:
+                    _LOG.warning("progress of sweep %s is not shown: %s", sweep, error)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _News:
+    """What the reports of a sweep's attempts come to."""
+
+    owned_sweep: OwnedSweep
+    events: Sequence[Event]
+    ended: Sequence[AttemptEvent]
 
 
 class _EstimatedDurations:

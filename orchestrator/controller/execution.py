@@ -2,9 +2,9 @@
 
 Invariants:
 
-- Intent before effect: no attempt runs that the journal does not know.
+- Intent before effect: no attempt runs that is not in the journal.
 - A launch takes the key's claim first and an attempt number then, so that a crash in between leaves nothing that
-  another controller cannot take over.
+  another controller cannot take over. Launches of several jobs do so side by side.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import TypeAlias
 
 from orchestrator.backends.protocol import ANYWHERE, Backend, Placement
+from orchestrator.controller.attempt_requests import Claimant, allocate_attempt, make_request
 from orchestrator.controller.attempt_tracker import GRACE_S, StopRequests
-from orchestrator.controller.attempts import Claimant, NodePricing, allocate_attempt, make_request
 from orchestrator.controller.key_cache import KeyCache
+from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import JobRequest, Progress, Resources
 from orchestrator.core.errors import (
@@ -43,11 +45,12 @@ from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
+from orchestrator.storage.claims import Claim
 from orchestrator.storage.protocol import ObjectStore
 
 MAX_BATCH = 64
-"""Commands of a sweep per segment of its journal. Each launch asks the store four times: a thousand in one go would be
-lost, all of them, with a controller that dies before they are on record.
+"""Commands between two rounds of journal segments. Each launch asks the store three times: a thousand in one go would
+be lost, all of them, with a controller that dies before they are on record.
 """
 _LOG = logging.getLogger(__name__)
 _Plain: TypeAlias = MarkReused | FailJob | SkipJob | CancelJob | FinishSweep | TripSweep | ExcludeNode
@@ -70,6 +73,7 @@ class _StopOrder:
 class _Batch:
     """What one sweep's commands come to: events for one segment, then effects."""
 
+    owned_sweep: OwnedSweep
     events: list[Event] = field(default_factory=list)
     launches: list[_Launch] = field(default_factory=list)
     stops: list[_StopOrder] = field(default_factory=list)
@@ -95,37 +99,72 @@ class Executor:
         self._keys = keys
         self._stops = stops
         self._pricing = pricing
+        self._pool = keys.pool
         self._grace_s = grace_s
 
     def without_repeats(self, commands: Sequence[Command]) -> list[Command]:
         """Commands less the stops that were given before; a new controller gives them once more."""
         return [c for c in commands if not (isinstance(c, StopAttempt) and c.attempt_id in self._stops)]
 
-    def execute(self, owned: OwnedSweeps, owned_sweep: OwnedSweep, commands: Sequence[Command], now: float) -> None:
-        """Carry out commands of one sweep; use inside ``OwnedSweeps.guard``."""
+    def execute(self, owned: OwnedSweeps, commands: Sequence[Command], clock: Callable[[], float]) -> None:
+        """Carry out commands, those of a sweep one after the other; use outside of ``OwnedSweeps.guard``. What is left
+        of a sweep that fails is dropped.
+        """
+        failed: set[str] = set()
         for start in range(0, len(commands), MAX_BATCH):
-            batch = _Batch()
-            for command in commands[start : start + MAX_BATCH]:
-                self._on_alive()
-                self._add(batch, owned, owned_sweep, command, now)
-            self._carry_out(batch, owned, owned_sweep, now)
+            some = [command for command in commands[start : start + MAX_BATCH] if command.sweep not in failed]
+            now = clock()
+            batches = self._prepare(owned, some, now)
+            done = self._carry_out(batches, owned, now)
+            failed |= {command.sweep for command in some} - done
 
-    def _carry_out(self, batch: _Batch, owned: OwnedSweeps, owned_sweep: OwnedSweep, now: float) -> None:
-        if batch.events:
-            # Intent before effect: an attempt that the journal does not know would run unseen after a crash here. One
-            # that is in the journal and was never launched is reported as lost, and tried again.
-            owned.append(owned_sweep, batch.events)
-        for launch in batch.launches:
-            self._launch(launch)
-        for stop in batch.stops:
-            self._stops.ask(stop.attempt_id, stop.reason, now, self._grace_s)
+    def _prepare(self, owned: OwnedSweeps, commands: Sequence[Command], now: float) -> list[_Batch]:
+        """Batches of the sweeps that could be prepared. All launches ask for their claims and numbers side by side."""
+        batches: list[_Batch] = []
+        with self._pool.batch(self._on_alive) as requests:
+            numbers = [
+                requests.start(self._claim, one.snapshot, command, now)
+                if isinstance(command, LaunchJob) and (one := owned.get(command.sweep)) is not None
+                else None
+                for command in commands
+            ]
+            asked = groupby(zip(commands, numbers, strict=True), key=lambda pair: pair[0].sweep)
+            for sweep, pairs in asked:
+                owned_sweep = owned.get(sweep)
+                if owned_sweep is None:
+                    continue
+                with owned.guard(sweep):
+                    batch = _Batch(owned_sweep=owned_sweep)
+                    for command, number in pairs:
+                        self._on_alive()
+                        self._add(batch, owned, command, number, now)
+                    batches.append(batch)
+        return batches
+
+    def _carry_out(self, batches: Sequence[_Batch], owned: OwnedSweeps, now: float) -> set[str]:
+        """Sweeps whose batch is on record and had its effects."""
+        # Intent before effect: an attempt that the journal does not know would run unseen after a crash here. One
+        # that is in the journal and was never launched is reported as lost, and tried again.
+        durable = owned.append_each([(batch.owned_sweep, batch.events) for batch in batches if batch.events])
+        done: set[str] = set()
+        for batch in batches:
+            sweep = batch.owned_sweep.snapshot.sweep
+            if batch.events and sweep not in durable:
+                continue
+            with owned.guard(sweep):
+                for launch in batch.launches:
+                    self._launch(launch)
+                for stop in batch.stops:
+                    self._stops.ask(stop.attempt_id, stop.reason, now, self._grace_s)
+                done.add(sweep)
+        return done
 
     def preempt(self, owned: OwnedSweeps, owned_sweep: OwnedSweep, reason: str, now: float) -> None:
-        """Ask all running attempts of a sweep for a checkpoint and their room; use inside ``OwnedSweeps.guard``."""
-        batch = _Batch()
+        """Ask all running attempts of a sweep for a checkpoint and their room; use outside of ``OwnedSweeps.guard``."""
+        batch = _Batch(owned_sweep=owned_sweep)
         for attempt in owned_sweep.snapshot.live_attempts:
             self._add_preemption(batch, attempt, reason, now)
-        self._carry_out(batch, owned, owned_sweep, now)
+        self._carry_out([batch], owned, now)
 
     def _launch(self, launch: _Launch) -> None:
         try:
@@ -134,9 +173,29 @@ class Executor:
             # The next observation finds the attempt lost, which journals it and counts it.
             _LOG.warning("attempt %s was not launched: %s", launch.request.attempt_id, error)
 
-    def _add(self, batch: _Batch, owned: OwnedSweeps, owned_sweep: OwnedSweep, command: Command, now: float) -> None:
+    def _claim(self, snapshot: Snapshot, command: LaunchJob, now: float) -> Claim | int:
+        """The claim that stands in the way of a launch, or the number of its attempt. Called by several threads."""
+        _, job = _planned(snapshot, command.job)
+        # Before the attempt has a number: a crash in between leaves a claim of ours, which the next controller takes.
+        obstacle = self._keys.claim(job.key, snapshot.sweep, now)
+        if obstacle is not None:
+            return obstacle
+        claimant = Claimant(sweep=snapshot.sweep, cluster=snapshot.cluster, epoch=snapshot.epoch)
+        has_run = snapshot.jobs[job.name].num_attempts > 0
+        return allocate_attempt(self._store, job, claimant, has_run=has_run)
+
+    def _add(
+        self,
+        batch: _Batch,
+        owned: OwnedSweeps,
+        command: Command,
+        number: Callable[[], Claim | int] | None,
+        now: float,
+    ) -> None:
+        owned_sweep = batch.owned_sweep
         if isinstance(command, LaunchJob):
-            self._add_launch(batch, owned, owned_sweep, command, now)
+            if number is not None:
+                self._add_launch(batch, owned, command, number(), now)
         elif isinstance(command, StopAttempt):
             batch.stops.append(_StopOrder(attempt_id=command.attempt_id, reason="nobody wants its outcome any more"))
         elif isinstance(command, PreemptAttempt):
@@ -159,19 +218,16 @@ class Executor:
         )
 
     def _add_launch(
-        self, batch: _Batch, owned: OwnedSweeps, owned_sweep: OwnedSweep, command: LaunchJob, now: float
+        self, batch: _Batch, owned: OwnedSweeps, command: LaunchJob, number: Claim | int, now: float
     ) -> None:
+        owned_sweep = batch.owned_sweep
         snapshot = owned_sweep.snapshot
         plan, job = _planned(snapshot, command.job)
-        # Before the attempt has a number: a crash in between leaves a claim of ours, which the next controller takes.
-        obstacle = self._keys.claim(job.key, snapshot.sweep, now)
-        if obstacle is not None:
-            reason = f"waits: sweep {obstacle.sweep} works on {job.key} on cluster {obstacle.cluster}"
+        if isinstance(number, Claim):
+            reason = f"waits: sweep {number.sweep} works on {job.key} on cluster {number.cluster}"
             owned_sweep.board.show(job.name, "", Progress(phase=reason))
             return
         owned_sweep.board.remove(job.name)
-        claimant = Claimant(sweep=snapshot.sweep, cluster=snapshot.cluster, epoch=snapshot.epoch)
-        number = allocate_attempt(self._store, job, claimant)
         given = _as_given(_with_history(job, snapshot.jobs[job.name], owned, now), command)
         request = make_request(plan, given, number)
         placement = Placement(nodes=command.nodes, exclude=command.exclude)

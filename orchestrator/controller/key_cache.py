@@ -1,16 +1,17 @@
-"""What this controller knows of keys: committed or not, as the store last said, and claimed by whom.
+"""What this controller knows about keys: whether they are committed, as last read from the store, and who claims them.
 
 Invariants:
 
 - A key is in ``committed`` only after its record was read and its identity compared.
-- What is known is forgotten whenever an attempt at the key ends or a client may have deleted its record: it is looked
-  up again before anything is decided by it.
-- A claim only saves work. Where one is lost, two clusters work on a key and the record decides between them.
+- An entry is dropped whenever an attempt at the key ends or a client may have deleted its record; it is read again
+  before the next decision.
+- A claim only saves work. If one is lost, two clusters work on a key and the record decides between them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from orchestrator.core.errors import CorruptObjectError, IdentityMismatchError, NotFoundError
 from orchestrator.planning.graph.plan import Job
@@ -20,15 +21,29 @@ from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claim, Claims
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.request_pool import RequestPool
+
+
+@dataclass(slots=True)
+class Looks:
+    """What looking keys up came to, by sweep."""
+
+    refused: dict[str, list[JobFailed]] = field(default_factory=dict)
+    """Ends of jobs whose record cannot be used."""
+    errors: dict[str, Exception] = field(default_factory=dict)
+    """Why a sweep's keys are not known: the store did not answer, or the sweep's plan is damaged."""
 
 
 class KeyCache:
     """Remembers which keys the store has, and holds the claims of those worked on."""
 
-    def __init__(self, store: ObjectStore, cluster: str, on_alive: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, store: ObjectStore, cluster: str, pool: RequestPool, on_alive: Callable[[], None] = lambda: None
+    ) -> None:
         self._store = store
+        self.pool = pool
         self._on_alive = on_alive
-        self._claims = Claims(store, cluster)
+        self._claims = Claims(store, cluster, pool)
         self._absent: set[str] = set()
         self.committed: set[str] = set()
         """Keys whose record was read, identity included."""
@@ -40,31 +55,50 @@ class KeyCache:
         """Keys on which nothing may start: other clusters work on them, or nobody has looked yet."""
         return self._claims.waited_for() | self.unknown
 
-    def look_up(self, ready: Iterable[Job], clock: Callable[[], float], until_s: float) -> list[JobFailed]:
-        """Find out which jobs that are ready have been committed already; each key is looked up once.
+    def look_up(self, ready: Iterable[tuple[str, Job]], clock: Callable[[], float], until_s: float) -> Looks:
+        """Find out which jobs that are ready, given with their sweeps, have been committed already; each key is looked
+        up once.
 
-        Ten thousand keys take minutes on a distant store: what is not looked up by ``until_s`` goes to ``unknown``.
-        Returns the ends of jobs whose record cannot be used.
+        A hundred thousand keys take minutes on a distant store: what is not looked up by ``until_s`` goes to
+        ``unknown``.
         """
-        refused: list[JobFailed] = []
-        for job in ready:
-            if job.key in self.committed or job.key in self._absent:
+        looks, together = Looks(), self.pool.num_threads
+        unknown = [(sweep, job) for sweep, job in ready if not self._is_known(job.key)]
+        for start in range(0, len(unknown), together):
+            some = unknown[start : start + together]
+            wanted = [(sweep, job) for sweep, job in some if sweep not in looks.errors and not self._is_known(job.key)]
+            if clock() > until_s:
+                self.unknown |= {job.key for _, job in wanted}
                 continue
-            now = clock()
-            if now > until_s:
-                self.unknown.add(job.key)
-                continue
-            self._on_alive()
-            try:
-                read_record(self._store, job.key, identity=job.identity)
-                self.committed.add(job.key)
+            with self.pool.batch(self._on_alive) as batch:
+                started = [(sweep, job, batch.start(self._has_record, job)) for sweep, job in wanted]
+                for sweep, job, answer in started:
+                    if sweep not in looks.errors:
+                        self._note(looks, sweep, job, answer, clock())
+        return looks
+
+    def _is_known(self, key: str) -> bool:
+        return key in self.committed or key in self._absent
+
+    def _has_record(self, job: Job) -> bool:
+        try:
+            read_record(self._store, job.key, identity=job.identity)
+        except NotFoundError:
+            return False
+        return True
+
+    def _note(self, looks: Looks, sweep: str, job: Job, answer: Callable[[], bool], now: float) -> None:
+        try:
+            is_committed = answer()
+        except (CorruptObjectError, IdentityMismatchError) as error:
+            # The same at every look: without an end of the job the sweep would be read again for ever.
+            looks.refused.setdefault(sweep, []).append(JobFailed(at_s=now, job=job.name, reason=str(error)))
+        except Exception as error:  # noqa: BLE001 - raised again where the sweep is guarded
+            looks.errors[sweep] = error
+        else:
+            (self.committed if is_committed else self._absent).add(job.key)
+            if is_committed:
                 self._claims.forget(job.key)
-            except NotFoundError:
-                self._absent.add(job.key)
-            except (CorruptObjectError, IdentityMismatchError) as error:
-                # The same at every look: without an end of the job the sweep would be read again for ever.
-                refused.append(JobFailed(at_s=now, job=job.name, reason=str(error)))
-        return refused
 
     def forget(self, key: str) -> None:
         """Look a key up again: an attempt at it has ended, or somebody may have deleted it."""
@@ -95,8 +129,7 @@ class KeyCache:
         live = {attempt.key: snapshot.sweep for snapshot in snapshots for attempt in snapshot.live_attempts}
         self._claims.keep(live, now)
         idle = set(self._claims.held) - live.keys()
-        for key in sorted(idle - (_pending_keys(snapshots) if idle else set())):
-            self._claims.release(key)
+        self._claims.release(*sorted(idle - (_pending_keys(snapshots) if idle else set())))
 
 
 def _pending_keys(snapshots: Sequence[Snapshot]) -> set[str]:

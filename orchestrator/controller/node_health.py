@@ -1,8 +1,8 @@
-"""Which nodes are checked, and what of it: a node is let back in by a passed check, not by the clock alone.
+"""Checks of nodes: an excluded node comes back after a passed check, not only after some time.
 
-A node with GPUs is checked when it is first seen without an attempt, so before its first gang, and once it is left out
-for failures. One that fails stays out and is checked again; where no check can be made, the clock decides as before. In
-the journal both are ``NodeExcluded``: with an end in the future, or at once, as older readers understand it.
+A node with GPUs is checked when it is first seen without an attempt, so before its first gang, and when it is excluded
+for failures. A node that fails stays excluded and is checked again; if no check is possible, the exclusion ends after
+its time. In the journal both are ``NodeExcluded``: with an end in the future, or now, as older readers expect.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Notifications beside a controller: a thread of its process that never keeps it waiting, and never ends it."""
+"""Notifications of a controller, in a thread of its process that never delays or ends it."""
 
 from __future__ import annotations
 

@@ -2,24 +2,27 @@
 
 Invariants:
 
-- A sweep is owned once an adoption of ours is its journal's latest; then no earlier writer can append any more.
-- After an append whose outcome is unknown, memory is put aside and the journal read again. A failed read leaves memory
-  true.
-- A sweep that cannot be served keeps its live attempts, their room and their keys: see ``shelved``.
+- A sweep is owned when our adoption is the latest one in its journal; then no earlier writer can append any more.
+- After an append whose outcome is unknown, the state in memory is dropped and the journal read again. After a failed
+  read the state in memory is still valid.
+- A sweep that cannot be served keeps its live attempts, their resources and their keys: see ``shelved``.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from orchestrator.core.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
 from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.request_pool import RequestPool
+from orchestrator.sweeps.inbox_looks import InboxLooks
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.progress import ProgressBoard
@@ -78,11 +81,14 @@ class OwnedSweeps:
         me: Identification,
         now: Callable[[], float],
         on_alive: Callable[[], None] = lambda: None,
+        pool: RequestPool | None = None,
     ) -> None:
         self._store = store
         self._me = me
         self._now = now
         self._on_alive = on_alive
+        self._pool = pool or RequestPool(1)
+        self.looks = InboxLooks()
         self._sweeps: dict[str, OwnedSweep] = {}
         self._retry_at_s: dict[str, float] = {}
         self._delays: dict[str, _Delay] = {}
@@ -162,17 +168,34 @@ class OwnedSweeps:
                 self._load(sweep)
                 self._shelved.pop(sweep, None)  # it is owned again, or another cluster's
 
-    def check_fences(self) -> None:
-        """Drop the sweeps that another cluster has taken over."""
-        for owned_sweep in self.active():
-            with self.guard(owned_sweep.snapshot.sweep):
-                owned_sweep.ledger.check_fence()
+    def check_fences(self, sweeps: Collection[str]) -> None:
+        """Of these sweeps, and of those with messages to other clusters, drop those that another cluster has taken."""
+        wanted = [one for one in self.active() if one.snapshot.sweep in sweeps or self._ignored.get(one.snapshot.sweep)]
+        with self._pool.batch() as batch:
+            checks = [(owned_sweep, batch.start(owned_sweep.ledger.check_fence)) for owned_sweep in wanted]
+            for owned_sweep, check in checks:
+                with self.guard(owned_sweep.snapshot.sweep):
+                    check()
 
     def append(self, owned_sweep: OwnedSweep, events: Sequence[Event]) -> None:
         """Journal some events of a sweep; use inside ``guard``."""
+        self._finish_append(owned_sweep, partial(owned_sweep.ledger.append, events))
+
+    def append_each(self, news: Sequence[tuple[OwnedSweep, Sequence[Event]]]) -> set[str]:
+        """Journal events of several sweeps side by side; use outside of ``guard``. Sweeps whose events are durable."""
+        durable: set[str] = set()
+        with self._pool.batch() as batch:
+            writes = [(owned_sweep, batch.start(owned_sweep.ledger.append, events)) for owned_sweep, events in news]
+            for owned_sweep, write in writes:
+                with self.guard(owned_sweep.snapshot.sweep):
+                    self._finish_append(owned_sweep, write)
+                    durable.add(owned_sweep.snapshot.sweep)
+        return durable
+
+    def _finish_append(self, owned_sweep: OwnedSweep, write: Callable[[], object]) -> None:
         sweep = owned_sweep.snapshot.sweep
         try:
-            owned_sweep.ledger.append(events)
+            write()
         except StorageError:
             self._in_doubt.add(sweep)
             raise
@@ -233,16 +256,20 @@ class OwnedSweeps:
             length_s = min(factor * previous.length_s, MAX_RETRY_EVERY_S)
         return _Delay(until_s=self._now() + length_s, length_s=length_s)
 
-    def messages(self, sweeps: Sequence[str]) -> Iterator[tuple[OwnedSweep, Message]]:
-        """Messages for this controller. Those for others are noted and not read again."""
-        for sweep in sweeps:
+    def messages(self, lists: Mapping[str, Callable[[], list[str]]]) -> Iterator[tuple[OwnedSweep, Message]]:
+        """Messages for this controller, by what each sweep's inbox holds. Those for others are noted and not read
+        again.
+        """
+        for sweep, names in lists.items():
             if sweep in self._retry_at_s:
                 continue  # first its journal must be read
             with self.guard(sweep):
-                yield from self._messages_of(sweep)
+                yield from self._messages_of(sweep, names())
 
-    def _messages_of(self, sweep: str) -> Iterator[tuple[OwnedSweep, Message]]:
-        for message in read_inbox(self._store, sweep, skip=self._ignored.get(sweep, ())):
+    def _messages_of(self, sweep: str, names: Sequence[str]) -> Iterator[tuple[OwnedSweep, Message]]:
+        ids = {name.removesuffix(".json") for name in names}
+        self._ignored[sweep] = self._ignored.get(sweep, set()) & ids
+        for message in read_inbox(self._store, sweep, skip=self._ignored[sweep], names=names):
             if sweep in self._retry_at_s:
                 return  # settling the message before this one failed
             owned_sweep = self._addressee(sweep, message)
@@ -255,6 +282,8 @@ class OwnedSweeps:
                 if self._sweeps.get(sweep) is not owned_sweep:
                     return  # settling one of these failed
             yield owned_sweep, message
+        if sweep not in self._retry_at_s and sweep not in self._troubled:
+            self.looks.done(sweep, ids, self._now())
 
     def _overtaken(self, sweep: str, submit: Submit) -> Iterator[Message]:
         """What was sent before a submit and is in the inbox still, left there for another controller.
@@ -305,6 +334,7 @@ class OwnedSweeps:
         self._sweeps[sweep] = owned_sweep
         self._loaded.append(owned_sweep)
         self._ignored.pop(sweep, None)
+        self.looks.want(sweep)
         if needs_adoption and _is_active(snapshot):
             self.append(owned_sweep, [])
         return owned_sweep

@@ -1,4 +1,4 @@
-"""What a rank of a gang does at this moment: the data plane writes it, the gang's runner reads it to find a hang."""
+"""The present activity of a rank of a gang: the data plane writes it, the gang's runner reads it to find a hang."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""RFC 8785 (JSON Canonicalization Scheme), several times as fast as the package ``rfc8785`` for what records hold.
+"""RFC 8785 (JSON Canonicalization Scheme), several times as fast as the package ``rfc8785`` for typical records.
 
 Only common values are encoded here: text, whole and plain decimal numbers, lists and mappings. Numbers in any other
-notation are left to the package, which also stays the judge in the tests.
+notation are left to the package; tests compare both.
 """
 
 from __future__ import annotations

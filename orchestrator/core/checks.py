@@ -1,4 +1,4 @@
-"""Checks of an installation: each says what it found, or why it failed and what to do, within its own time limit."""
+"""Checks of an installation: each returns what it found, or why it failed and what to do, within its own time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The digest of the code on disk: what tells two results of one ``code_version`` apart when the code was edited."""
+"""The digest of the code on disk: it distinguishes two results of one ``code_version`` if the code was edited."""
 
 from __future__ import annotations
 

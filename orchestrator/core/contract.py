@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from orchestrator.core.activity import RankActivity
 from orchestrator.core.errors import FailureKind
-from orchestrator.core.job_kinds import JobKind as JobKind  # noqa: PLC0414 - part of the contract
+from orchestrator.core.job_kinds import JobKind
 
 if TYPE_CHECKING:
     from orchestrator.storage.protocol import ObjectStore

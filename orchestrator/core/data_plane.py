@@ -1,12 +1,12 @@
-"""Questions that the control plane asks the data plane; a process of its own answers each.
+"""Questions of the control plane to the data plane; each is answered by a separate process.
 
-The control plane imports nothing of the data plane, so what only that can tell is asked here, and nowhere else. A row
-of `QUESTIONS` names a question with the types of its request and its answer, and the function that answers it as a
-string. `ask` starts ``python -m workloads.answer NAME``, which calls `answer`. Invariants:
+The control plane imports nothing of the data plane, so it asks questions, only through this module. A row of
+`QUESTIONS` has a question with the types of its request and its answer, and the name of the function that answers it.
+`ask` starts ``python -m workloads.answer NAME``, which calls `answer`. Invariants:
 
-- The request is JSON on stdin: it may be larger than a command line, and no list of processes shows it.
-- The last line of stdout is the reply, ``{"answer": ...}`` or ``{"error": ...}``; all else that a library prints goes
-  to stderr. Whatever goes wrong is one error, `NoAnswerError`, which says why in one line.
+- The request is JSON on stdin: it may be larger than a command line, and lists of processes do not show it.
+- The last line of stdout is the reply, ``{"answer": ...}`` or ``{"error": ...}``; other output of
+  libraries goes to stderr. Every failure is a `NoAnswerError`, which says why in one line.
 - Both sides check the types: a reply of another version is an error here, not a KeyError later.
 """
 

@@ -1,7 +1,7 @@
 """The tree of errors of both planes.
 
-Every error says what is wrong (with the value), why it matters and what to do. All of them survive pickling, because
-Ray ships exceptions between processes: an error keeps its constructor arguments in ``args``.
+Every error says what is wrong (with the value), why it matters and what to do. All of them can be pickled, because
+Ray sends exceptions between processes: an error keeps its constructor arguments in ``args``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _TRANSPORT = re.compile(
 
 
 class FailureKind(StrEnum):
-    """Why an attempt failed; the policy table in ``orchestrator.state.failure_policy`` maps a kind to an action."""
+    """Why an attempt failed. ``orchestrator.state.failure_policy`` has a row per kind; its first lines say what else a
+    new kind needs.
+    """
 
     USER_ERROR = "user_error"
     OUT_OF_MEMORY = "out_of_memory"

@@ -1,14 +1,15 @@
-"""The kinds of jobs: whatever is said of a kind stands in its row of ``KINDS``; sets of kinds follow from the rows.
+"""The kinds of jobs: all properties of a kind are in its row of ``KINDS``; sets of kinds follow from the rows.
 
 Invariants:
 
-- Every ``JobKind`` has exactly one row. The order of the rows is that in which kinds are listed to people.
-- ``code_version`` is part of every key. It rises by hand whenever the code of a kind computes another result from the
-  same parameters, and never falls.
+- Every ``JobKind`` has exactly one row. Kinds are listed to people in the order of the rows.
+- ``code_version`` is part of every key. It is raised by hand whenever the code of a kind computes another result from
+  the same parameters, and never lowered.
 - The handler is a string, so that the control plane imports nothing of the data plane.
 
-A new kind is a member and a row here, a builder in ``orchestrator.planning.graph``, what it computes and writes in
-``orchestrator.planning.estimate.volumes``, and its handler.
+A new kind is a member and a row here, its jobs in ``orchestrator.planning.graph`` (``build`` calls them), its work and
+output in ``orchestrator.planning.estimate.volumes``, and its handler in ``workloads.jobs``. If no group of resources
+fits, it also has a field in ``orchestrator.sweepfile.resources.ResourceGroups``.
 """
 
 from __future__ import annotations

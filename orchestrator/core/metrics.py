@@ -1,6 +1,7 @@
 """The metrics that results are compared by, and which direction is better: one row per metric. Pure.
 
-Records may hold others, of plug-ins for instance: for those a word in the name decides; without one, lower is better.
+Records may have other metrics, for instance of plug-ins: their direction follows from a word in the name, else lower
+is better.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class RecordedMetric:
     the same value of it."""
 
 
-METRICS: Final[Mapping[str, RecordedMetric]] = {
+RECORDED_METRICS: Final[Mapping[str, RecordedMetric]] = {
     "val_error": RecordedMetric(),
     "best_val_error": RecordedMetric(),
     "val_top5_error": RecordedMetric(),
@@ -73,5 +74,5 @@ def unit_of(metric: str) -> str:
 
 
 def _row(metric: str) -> RecordedMetric | None:
-    begins = [name for name in METRICS if metric == name or metric.startswith(f"{name}_")]
-    return METRICS[max(begins, key=len)] if begins else None
+    begins = [name for name in RECORDED_METRICS if metric == name or metric.startswith(f"{name}_")]
+    return RECORDED_METRICS[max(begins, key=len)] if begins else None

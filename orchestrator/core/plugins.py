@@ -1,8 +1,8 @@
-"""Code of other packages: which plug-ins are installed, what an identity says of one, and how it is found again.
+"""Code of other packages: which plug-ins are installed, how an identity names one, and how it is loaded.
 
 A package offers them as entry points of the groups below. The control plane reads the metadata of installed packages
 and imports none of them; the data plane loads what an identity names. An identity holds a *reference*,
-``<distribution>==<version>:<name>``. Of a package that is installed editable, whose sources change under one version,
+``<distribution>==<version>:<name>``. If a package is installed editable, its sources change under one version, so
 the version has a local label: ``<version>+src.<16 hex of its sources' digest>``.
 
 The digest is over all files of the importable packages that the distribution's entry points name, by path and content,

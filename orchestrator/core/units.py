@@ -1,4 +1,4 @@
-"""Conversions between the units that names carry (``_bytes``, ``_gib``, ``_s``) and what people read."""
+"""Conversions between the units in names (``_bytes``, ``_gib``, ``_s``) and text for people."""
 
 from __future__ import annotations
 

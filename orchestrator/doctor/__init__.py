@@ -1,1 +1,1 @@
-"""Whether a machine, a store and every node of a cluster can do what sweeps need."""
+"""Checks that a machine, a store and every node of a cluster have what sweeps need."""

@@ -1,7 +1,7 @@
-"""``python -m orchestrator.doctor.cluster``: asks every node of a cluster, in a process that can be ended at any time.
+"""``python -m orchestrator.doctor.cluster``: checks all nodes, in a process that can be ended.
 
-A driver whose control store does not answer tries for minutes and cannot be interrupted. So this one reads what to ask
-from stdin (``ClusterQuestion`` as JSON) and prints a line of JSON for each thing that it has found, as it finds it.
+If Ray's control store does not answer, a driver tries for minutes and cannot be interrupted. So this program reads the
+question from stdin (``ClusterQuestion`` as JSON) and prints a line of JSON for each result at once.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class ClusterQuestion:
 
 
 def ask(question: ClusterQuestion, tell: Tell) -> None:
-    """Ask everything; each stage is told as soon as it is known.
+    """Run all checks; each stage is printed as soon as it is known.
 
     Raises:
         ClusterError: the cluster cannot be joined.

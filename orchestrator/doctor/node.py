@@ -1,5 +1,7 @@
-"""What runs on each node of the cluster, in an actor. It travels by value, so that it also runs where the package is of
-another version or missing: that is one of the things it is to find out. So nothing of ours is imported up here.
+"""The checks that run on each node of the cluster, in an actor.
+
+It is pickled by value, so that it also runs on nodes where the package has another version or is missing, which it must
+find out. So this module imports nothing of ours at the top.
 """
 
 from __future__ import annotations
@@ -226,7 +228,7 @@ def _writing_speed(folder: Path) -> float:
 
 
 def _gpus() -> dict[str, Any]:
-    """What the driver tells of every GPU."""
+    """The driver's data of every GPU."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return {"devices": []}

@@ -1,4 +1,4 @@
-"""Whether shards are where a sweep says and are tars, and whether a tracking server can be published to."""
+"""Checks that a sweep's shards exist and are tars, and that a tracking server can be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only stores on S3 are asked: credentials, bucket, clock, uploads in parts, checksums."""
+"""Checks of S3 stores only: credentials, bucket, clock, uploads in parts, checksums."""
 
 from __future__ import annotations
 

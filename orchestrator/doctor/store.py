@@ -1,4 +1,4 @@
-"""What a store must be able to do, asked one thing after the other: ``orchestrator doctor``."""
+"""Checks of the requirements of a store, one after the other: ``orchestrator doctor``."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 
 from orchestrator.core.checks import Check, ConcernError
 from orchestrator.core.errors import NoSpaceError, StorageDeniedError, StorageError, UnsupportedStoreError
-from orchestrator.core.units import format_bytes
+from orchestrator.core.units import GIB, format_bytes
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_s3, open_store, split_s3
 from orchestrator.storage.os_errors import our_errors
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
 
-GIB = 1024**3
 FEW_BYTES, SCARCE_BYTES = 1 * GIB, 10 * GIB
 """Free space below which nothing useful fits, and below which it soon may not."""
 _CONTENT = b"orchestrator doctor " * 64

@@ -1,7 +1,6 @@
-"""Asking a cluster from outside, and judging what its nodes told.
+"""Checks a cluster from outside, and evaluates the answers of its nodes.
 
-``orchestrator.doctor.cluster`` asks the nodes, in a process of its own with a deadline that holds whatever hangs. What
-follows from the answers is pure.
+``orchestrator.doctor.cluster`` asks the nodes, in a separate process with a deadline. The evaluation is pure.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What attempts say of themselves: their pace as gauges of their process, and sums for the controller to export.
+"""Metrics of attempts: rates as gauges of their process, and sums that the controller exports.
 
-The sums travel with the attempt's progress. Exported by the process they would be a series per process, as Ray labels
-each with its worker, and a node's agent keeps the counters of workers that are gone until Ray is started anew: ten
-thousand gangs would leave a million series. Gauges vanish with their process.
+The sums are part of the attempt's progress. If the process exported them, there would be a series per process, because
+Ray labels each with its worker, and a node's agent keeps the counters of workers that are gone until Ray is restarted:
+ten thousand gangs would leave a million series. Gauges disappear with their process.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every metric that this project exports: name, unit, labels and meaning. Pure.
 
-Ray puts ``ray_`` before each name, and labels of its own beside ours (``NodeAddress``, ``SessionName``, ``Version``).
+Ray puts ``ray_`` before each name, and adds its own labels (``NodeAddress``, ``SessionName``, ``Version``).
 Labels take few values: sweeps, kinds of jobs, states and causes. Never jobs, attempts or keys, of which there are tens
 of thousands.
 """
@@ -92,15 +92,15 @@ def _of_runner(name: str, meaning: str) -> Metric:
 
 
 JOBS: Final = _of_sweep("jobs", "Jobs of the sweep's plan, by state.", "state")
-READY_JOBS: Final = _of_sweep("ready_jobs", "Jobs that wait for nothing but room.")
+READY_JOBS: Final = _of_sweep("ready_jobs", "Jobs that wait only for resources.")
 QUEUE_AGE: Final = _of_sweep(
     "queue_age_seconds",
-    "How long the job that is first in line has been ready without running; of several shapes, the longest.",
+    "How long the first job of the queue has been ready without running; of several shapes, the longest.",
     unit="s",
 )
 PROGRESS_AGE: Final = _of_sweep(
     "progress_age_seconds",
-    "Since anything of the sweep moved: an attempt began, ended or made a step. 0 while it is paused or has ended.",
+    "Time since an attempt of the sweep began, ended or made a step. 0 while the sweep is paused or has ended.",
     unit="s",
 )
 LIVE: Final = _of_sweep("live", "1 while the sweep has a plan that has not ended, else 0.")
@@ -111,7 +111,7 @@ GPU_HOURS: Final = _of_sweep("gpu_hours", "GPU-hours that its attempts used, run
 BUDGET: Final = _of_sweep("budget_gpu_hours", "GPU-hours that it may use; absent without policy.budget.", unit="h")
 GOODPUT: Final = _of_sweep(
     "goodput_ratio",
-    "Share in [0, 1] of the time that attempts held GPUs (without any: CPUs) that made progress which was kept.",
+    "Share in [0, 1] of the attempts' GPU time (CPU time without GPUs) that made progress which was kept.",
 )
 SLOWDOWN: Final = _of_sweep(
     "slow_rank_slowdown_ratio",
@@ -123,16 +123,16 @@ SLOWDOWN: Final = _of_sweep(
 ATTEMPTS: Final = _of_sweep(
     "attempts_total", "Attempts that ended, by outcome: succeeded, or the kind of failure.", "outcome"
 )
-CAPACITY: Final = _of_controller("capacity", "What the cluster has: CPUs, GPUs.", "resource")
-EPOCH: Final = _of_controller("epoch", "Epoch of the controller's lease: it is there as long as the controller turns.")
+CAPACITY: Final = _of_controller("capacity", "CPUs and GPUs of the cluster.", "resource")
+EPOCH: Final = _of_controller("epoch", "Epoch of the controller's lease; present as long as the controller runs.")
 ROUND: Final = _of_controller("round_seconds", "Longest round since the last export.", unit="s")
 ERRORS: Final = _of_controller("errors_total", "Rounds that failed, by type of error.", "error")
 
 RUNNER_IMAGES: Final = _of_runner(
-    "images_per_second", "Images trained on per second, as of the last seconds; rank 0 tells for all ranks."
+    "images_per_second", "Images trained on per second, during the last seconds; reported by rank 0 for all ranks."
 )
 RUNNER_DATA_WAIT: Final = _of_runner(
-    "data_wait_ratio", "Share in [0, 1] of the last seconds that training waited for batches (rank 0)."
+    "data_wait_ratio", "Share in [0, 1] of the last seconds in which training waited for batches (rank 0)."
 )
 IMAGES: Final = _of_attempts("images", "Images trained on, over all ranks.")
 STEPS: Final = _of_attempts("steps", "Training steps.")
@@ -141,7 +141,7 @@ TRAIN_SECONDS: Final = _of_attempts(
 )
 DATA_WAIT: Final = _of_attempts("data_wait_seconds", "Part of it that training waited for batches (rank 0).", unit="s")
 STALL: Final = _of_attempts(
-    "checkpoint_stall_seconds", "Part of it that training stood still for checkpoints (rank 0).", unit="s"
+    "checkpoint_stall_seconds", "Part of it that training waited for checkpoints (rank 0).", unit="s"
 )
 CACHE_HITS: Final = _of_attempts("cache_hits", "Samples whose shard was on the node when it was needed (rank 0).")
 CACHE_MISSES: Final = _of_attempts("cache_misses", "Samples whose shard was not on the node (rank 0).")
@@ -149,12 +149,12 @@ READ_BYTES: Final = _of_attempts("store_read_bytes", "Bytes of samples read from
 BAD_SAMPLES: Final = _of_attempts("bad_samples", "Samples that could not be decoded (rank 0).")
 STORE_ERRORS: Final = _of_attempts(
     "store_errors",
-    "Requests to the object store that failed, those included that a retry cured; by type of error.",
+    "Requests to the object store that failed, including those that succeeded when retried; by type of error.",
     "source",
     "error",
 )
 
-METRICS: Final = (
+EXPORTED_METRICS: Final = (
     JOBS,
     READY_JOBS,
     QUEUE_AGE,
@@ -194,5 +194,5 @@ def reference() -> str:
     return head + "".join(
         f"| `{metric.exported_name}` | {metric.source} | {', '.join(metric.labels)} | {metric.unit} | "
         f"{metric.meaning} |\n"
-        for metric in METRICS
+        for metric in EXPORTED_METRICS
     )

@@ -1,6 +1,6 @@
-"""What a process runs on: interpreter, processor, GPUs and their driver. Read, never asked for.
+"""The machine of a process: interpreter, processor, GPUs and their driver, read from files.
 
-Nothing here starts a program or waits for one, so that a controller may ask within a round.
+No program is started, so that a controller can use it within a round.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a controller knows of its sweeps, as metrics, and how well their attempts use what they hold."""
+"""Metrics of a controller's sweeps, and how well their attempts use their resources."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Notifications: which events people hear of, on which channels, exactly once per channel."""
+"""Notifications: events that are sent to people over channels; at least once, always with the same id."""

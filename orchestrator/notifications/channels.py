@@ -1,10 +1,12 @@
-"""The channels of notifications: one entry per kind, what each sends, and the connections that are made to receivers.
+"""The channels of notifications: one entry per kind, the message of each, and the connections to receivers.
 
-Receivers are what people write into files: no metadata services, no redirects, no clear text to far away. A receiver
-that sends a byte now and then keeps every read alive, so besides each step the whole has a deadline.
+Receivers come from files of users: metadata services, redirects and unencrypted remote connections are refused. A
+receiver that slowly sends single bytes could keep every read alive, so the whole delivery has a deadline, too.
 
-A new channel is an entry of ``_KINDS`` here, a field of ``sweepfile.values.Channel``, and the same
-field of ``sweepfile.notify.NotifySpec``, which says how it is written in a file.
+Services that take Slack's format, or JSON through a relay, need no channel of their own. A new channel is an entry of
+``_KINDS`` here, a field of ``sweepfile.values.Channel``, and the same field of ``sweepfile.notify.NotifySpec``, which
+says how it is written in a file. The three are apart because a plan stores channels: reading a plan imports no schema
+(pydantic), and reading a sweep imports nothing that sends (mail, TLS).
 """
 
 from __future__ import annotations
@@ -114,7 +116,7 @@ def checked_address(host: str, port: int) -> str:
     """The address of a host. Raises ``UserError`` if it leads to a metadata service, ``OSError`` if to nothing."""
     address = str(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0])
     if reason := forbidden_host(address):
-        raise UserError(f"the host {host} leads to {address}, {reason}; name a server of your own")
+        raise UserError(f"the host {host} leads to {address}, {reason}; name your own server")
     return address
 
 
@@ -193,7 +195,7 @@ def describe_channel(channel: Channel) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
-    """How one kind of channel sends, and how people are told of it."""
+    """How one kind of channel sends, and its description for people."""
 
     send: Callable[[Notice, Channel], None]
     describe: Callable[[Channel], str]

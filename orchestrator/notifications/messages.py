@@ -1,7 +1,7 @@
-"""What people are told about sweeps, derived from journals and snapshots. Pure.
+"""Notifications about sweeps, derived from journals and snapshots. Pure.
 
-An id comes from the journal: that of the event, by its segment and line, or that of the condition, by the numbers that
-brought it about. The same thing has the same id in every process and after every restart, so that receivers can tell a
+An id comes from the journal: that of the event, by its segment and line, or that of the condition, by its
+numbers. The same event has the same id in every process and after every restart, so that receivers can recognise a
 repetition.
 """
 
@@ -53,7 +53,7 @@ class Notice:
 
 
 def notice_of_event(event: Mapping[str, Any], sequence: int, line: int, snapshot: Snapshot) -> Notice | None:
-    """What an event of the journal is told as; most are not.
+    """The notification of an event of the journal; most have none.
 
     Args:
         event: its JSON form.

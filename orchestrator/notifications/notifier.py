@@ -1,7 +1,7 @@
-"""Tells people what happens to sweeps: an outbox in the store, and the thread that sends what waits there.
+"""Sends notifications about sweeps: an outbox in the store, and the thread that sends its entries.
 
 A notice is written before anything is sent, and marked after it was: a process that dies in between sends again, at
-least once and always with the same id. All that the notifier knows is in the store, so a new one goes on where another
+least once and always with the same id. The notifier's whole state is in the store, so a new one continues where another
 stopped.
 """
 
@@ -218,7 +218,7 @@ class Notifier:
             try:
                 self._look(snapshot, channels)
             except (OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
-                _LOG.warning("what happens to sweep %s is told later: %s", snapshot.sweep, redacted(str(error)))
+                _LOG.warning("notifications of sweep %s are delayed: %s", snapshot.sweep, redacted(str(error)))
         self._send_due()
 
     def _begin(self) -> float:
@@ -267,7 +267,7 @@ class Notifier:
         except NotFoundError:
             pass
         except (ValueError, TypeError, LookupError) as error:
-            _LOG.warning("%s is damaged (%s): the journal is read again, and nothing is told twice", name, error)
+            _LOG.warning("%s is damaged (%s): the journal is read again, and nothing is sent twice", name, error)
         if snapshot.accepted_at_s >= (self._since_s or 0.0):
             return 0
         segments = self._store.list_children(journal_folder(snapshot.sweep))

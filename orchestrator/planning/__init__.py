@@ -1,1 +1,1 @@
-"""The planner, in two packages: `graph` (which jobs, which keys) and `estimate` (how long, how much, at what cost)."""
+"""The planner, in two packages: `graph` (jobs and keys) and `estimate` (how long, how much, at what cost)."""

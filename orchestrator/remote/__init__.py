@@ -1,1 +1,1 @@
-"""Submitting to a cluster that this machine is no part of: through its dashboard, or through its store."""
+"""Submitting to a cluster from a machine outside of it: through its dashboard, or through its store."""

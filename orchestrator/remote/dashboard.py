@@ -1,6 +1,6 @@
 """Jobs of a Ray cluster through its dashboard: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html
 
-Asked without Ray, whose client waits for as long as the server does, and with end after a stated time.
+It does not use Ray's client, which has no time limit; every request here has one.
 """
 
 from __future__ import annotations

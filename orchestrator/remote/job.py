@@ -1,7 +1,7 @@
-"""A submit as a job of a Ray cluster: sending it, with the running code if need be, and waiting for what it says.
+"""A submit as a job of a Ray cluster: sending it, with this machine's code if necessary, and waiting for its answer.
 
-The code travels as a wheel, made of a checkout or an installation alike. It names no requirements: Ray installs it into
-a folder of its own, where pip would fetch all of them once more. What it needs is what the cluster's image has.
+The code is sent as a wheel, made from a checkout or an installation. The wheel has no requirements, because Ray
+installs it into a separate folder, where pip would download all of them again; the cluster's image must have them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What analyses found, by label space and checkpoint over seeds, beside the errors of transfers; pure."""
+"""What analyses found, by label space and checkpoint over seeds, together with the errors of transfers; pure."""
 
 from __future__ import annotations
 

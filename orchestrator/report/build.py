@@ -42,10 +42,10 @@ from orchestrator.storage.protocol import ObjectStore
 
 _ABSENT = AblationCell(num_expected=0, summary=None)
 FINAL, ALL = "final", "all"
-"""What checkpoints and fractions without a name are called."""
+"""Names of checkpoints and fractions that have none."""
 _UNPRICED = (
-    "cost unknown: what was used has no price, neither by a node's label nor by the table of prices (where nobody "
-    "recorded whether a machine was spot, only by an entry that is the same for both)"
+    "cost unknown: neither labels of nodes nor the table of prices give a price for the nodes that were used (if it is "
+    "not recorded whether a node was spot, only an entry with one price for both applies)"
 )
 _FAILED = frozenset({"failed", "skipped", "cancelled"})
 
@@ -167,14 +167,14 @@ def notes_on(
     yield from _data_notes(committed)
     failed = [job.name for job in plan.jobs if job.name not in committed and _has_failed(views.get(job.name))]
     is_whole = all(job.name in committed for job in plan.jobs if job.kind in TIMED_KINDS)
-    if failed and not is_whole:  # of kinds that no report reads, nobody has looked for artifacts
+    if failed and not is_whole:  # artifacts of kinds that no report reads were not looked up
         view = views[failed[0]]
         reason = f": {view.reason}" if view.reason else ""
         yield f"{len(failed)} jobs {view.state.value} (first: {failed[0]}{reason}); their cells lack these runs"
     for entry in unused:
         yield (
-            f"the published number of {entry.label_space or 'one-pass'} under {entry.transfer} "
-            f"({entry.source or 'no source'}) stands beside nothing: the sweep has no such row"
+            f"the published number of {entry.label_space or 'direct training'} under {entry.transfer} "
+            f"({entry.source or 'no source'}) is not shown: the sweep has no such row"
         )
 
 
@@ -183,14 +183,14 @@ def _data_notes(committed: Mapping[str, Committed]) -> Iterator[str]:
     rewound = {name: found.num_rewinds for name, found in committed.items() if found.num_rewinds}
     if rewound:
         yield (
-            f"{len(rewound)} runs went back after a NaN, an infinity or a spike and left out the batches before it, "
+            f"{len(rewound)} runs were rewound after a NaN, an infinity or a spike, and skipped the batches before it, "
             f"{sum(rewound.values())} times in all (first: {next(iter(rewound))}); their records name the samples"
         )
     bad = {name: found.num_bad_samples for name, found in committed.items() if found.num_bad_samples}
     if bad:
         yield (
-            f"{len(bad)} runs met samples that cannot be decoded, up to {max(bad.values())} of them, and replaced them "
-            f"in training or left them out of validation (first: {next(iter(bad))}); their records name them"
+            f"{len(bad)} runs found samples that cannot be decoded, up to {max(bad.values())} per run; training "
+            f"replaced them and validation left them out (first: {next(iter(bad))}); their records name them"
         )
 
 

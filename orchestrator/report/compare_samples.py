@@ -1,8 +1,9 @@
 """Two networks, or two label spaces, on the same validation images: what differs image by image; pure.
 
-A pair of networks has McNemar's exact test: of the images that one of the two gets wrong, is it the same number either
-way? (McNemar, Psychometrika 12 (1947); the binomial test of the discordant images.) It speaks of these two networks, on
-images like these. Only several seeds speak of two ways of pretraining; the second bootstrap draws them, too.
+A pair of networks has McNemar's exact test: of the images that only one of the two predicts correctly, is the number
+equal for both? (McNemar, Psychometrika 12 (1947); the binomial test of the discordant images.) It is about these two
+networks, on images like these. Only several seeds say something about two ways of pretraining; the second bootstrap
+draws them, too.
 """
 
 from __future__ import annotations
@@ -288,7 +289,9 @@ def sample_sentences(comparison: SampleComparison) -> tuple[str, ...]:
     images = f"{comparison.num_samples:,} validation images; {fixed:,} fixed and {broken:,} broken{per}"
     lines = [f"{comparison.second} - {comparison.first}: {difference} points of error on {images}"]
     if comparison.num_left_out:
-        lines.append(f"{comparison.num_left_out:,} images of the split are left out: some network has no outcome there")
+        lines.append(
+            f"{comparison.num_left_out:,} images of the split are left out: some networks have no outcome for them"
+        )
     found = [test for test in tests if test.p_holm < _SIGNIFICANT]
     corrected = f", Holm's correction for {len(tests)} pairs" if len(tests) > 1 else ""
     verdict = f"{len(found)} of {len(tests)} pairs of networks differ" if len(tests) > 1 else _verdict(tests[0])
@@ -373,7 +376,7 @@ def render_samples_page(comparison: SampleComparison, *, figure_png: bytes, shee
 
 def _verdict(test: NetworkTest) -> str:
     if test.p_value >= _SIGNIFICANT:
-        return f"the two networks cannot be told apart: p = {p_text(test.p_value)}"
+        return f"no significant difference between the two networks: p = {p_text(test.p_value)}"
     return (
         f"the two networks differ: p {p_text(test.p_value) if test.p_value < 0.0005 else '= ' + p_text(test.p_value)}"
     )
@@ -384,8 +387,8 @@ def _about_seeds(comparison: SampleComparison) -> str:
         return "two pretraining seeds are too few for an interval over seeds"
     if comparison.over_both is None:
         return (
-            "one pretraining seed: this is an interval of these networks, not of the ways in which they were trained; "
-            "networks of other seeds may differ otherwise"
+            "one pretraining seed: this interval is about these two networks, not about the ways in which they were "
+            "trained; networks of other seeds may differ in another way"
         )
     is_doubtful = comparison.num_pretrain_seeds < _FEW_SEEDS
     doubt = "; covers less than 95 % with so few seeds: see docs/report.md" if is_doubtful else ""

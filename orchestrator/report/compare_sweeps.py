@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.core.errors import UsageError, UserError
-from orchestrator.planning.estimate.power import METHOD
+from orchestrator.planning.estimate.power import FAMILY_METHOD
 from orchestrator.report.comparisons import values_of
 from orchestrator.report.render.columns import (
     DIFFERENCE_COLUMNS,
@@ -197,7 +197,7 @@ def _caption(comparison: SweepComparison) -> str:
     cells = [cell for some in comparison.places.values() for cell in some]
     tested = sum(found is not None and found.p_family is not None for cell in cells for found in cell.differences)
     pairs = f"{tested} comparison{'s' * (tested > 1)}"
-    return f"corrected: simultaneous over {pairs}, all cells of all sweeps ({METHOD})" if tested else ""
+    return f"corrected: simultaneous over {pairs}, all cells of all sweeps ({FAMILY_METHOD})" if tested else ""
 
 
 def _text_row(cell: ComparedCell, metric: str) -> tuple[str, ...]:

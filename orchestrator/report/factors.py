@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.pairing import Sharing, sharing_of
 from orchestrator.planning.graph.plan import Job, Plan

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.metrics import Better, better_of
 from orchestrator.planning.graph.plan import Job, Published
 from orchestrator.report.simulations import SimulationReport

@@ -9,9 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from orchestrator.core.contract import JobKind
-from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS
-from orchestrator.core.metrics import METRICS
+from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS, JobKind
+from orchestrator.core.metrics import RECORDED_METRICS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.comparisons import compared
@@ -174,7 +173,7 @@ def with_backbone_metric(
     Hours are those of the table's column of hours, of the backbone alone; images per second are those of its record.
     Records that hold a metric of this name themselves keep it, and runs of unknown time have none.
     """
-    metric, jobs = METRICS.get(plan.metric), plan.by_name()
+    metric, jobs = RECORDED_METRICS.get(plan.metric), plan.by_name()
     if metric is None or not metric.is_of_backbone:
         return committed
     found = dict(committed)

@@ -1,7 +1,7 @@
-"""Reports every object of a store that is missing, short or altered, and repairs what can be made again.
+"""Reports every object of a store that is missing, short or altered, and repairs those that can be made again.
 
 ``check_store`` compares what records and manifests name; ``check_documents`` reads the documents of the control plane,
-which carry their own digests. What only a sweep's journal can tell is checked by ``check_sweep``.
+which carry their own digests. ``check_sweep`` compares them with a sweep's journal.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ def _check_identity(key: str, head: str, content: bytes) -> Iterator[Finding]:
 
 @dataclass(slots=True)
 class SweepFindings:
-    """What is wrong with a sweep, and what its journal tells of its revisions."""
+    """Problems of a sweep, and its revisions as in its journal."""
 
     findings: list[Finding] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)

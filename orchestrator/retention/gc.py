@@ -1,20 +1,19 @@
 """Garbage collection: hide what no root reaches, and destroy what has been hidden for long enough.
 
-A *tombstone* says what was condemned, when, and the content of the records and manifests that were hidden. Nothing is
-copied: condemning a folder deletes its *heads* alone (``record.json``, ``manifest.json``), whose bytes are in the
-tombstone first, so putting the heads back undoes it. One object holds the tombstones of a whole batch. Invariants,
-which make it safe while sweeps run:
+A *tombstone* records which folder was condemned, when, and the content of the hidden records and manifests. Nothing is
+copied: condemning a folder deletes only its *heads* (``record.json``, ``manifest.json``), after their bytes were
+written into the tombstone, so writing the heads again undoes it. One object holds the tombstones of a whole batch.
+Invariants, which make it safe while sweeps run:
 
-- What readers can see is hidden before it is destroyed, and roots are read again after the hiding: whoever asked for a
-  key in the meantime gets it back. Whoever asks later finds it absent.
-- Bytes are destroyed only if they were invisible *before* the roots were read that do not reach them. Whoever asks for
-  the key after that reading looks for its record after it too, finds none, and makes the artifact anew, under other
-  names.
-- Everything is decided from the store alone, so an interrupted collection is continued by the next one.
+- Visible folders are hidden before they are destroyed, and roots are read again after the hiding: a sweep that asked
+  for a key in the meantime gets it back. A sweep that asks later does not find it.
+- Bytes are destroyed only if no root reaches them in a reading *after* they were hidden. A sweep that asks for the key
+  after that reading also looks for its record after it, finds none, and makes the artifact again, under other names.
+- All decisions use only the store, so an interrupted collection is continued by the next one.
 - One collection at a time, by a lease, so that a dead one does not block the next for long. One that is suspended for
-  longer than its lease looks at it again before every deletion. The request that it may have been in the middle of
-  does no harm: what it hides late comes back, for whoever took its lease away keeps the tombstones of what lives on
-  for another trash grace, and what it destroys late has been marked as past restoring.
+  longer than its lease checks it again before every deletion. The single request during which it was suspended is
+  harmless: a folder that it hides late is restored, because the next collection keeps the tombstones of needed folders
+  for another trash grace; a folder that it destroys late was already marked as not restorable.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a store holds, folder by folder, and the names of what retention and garbage collection own.
+"""The content of a store by folder, and the names of objects of retention and garbage collection.
 
 Listings are streamed: memory holds one folder, and the names of all.
 """

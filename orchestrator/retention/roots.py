@@ -1,4 +1,4 @@
-"""What must stay in a store: read from plans, journals, inboxes, pins and the identities of what these name."""
+"""What a store must keep: read from plans, journals, inboxes, pins and the identities of the keys in them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import (
     ControllerError,
     CorruptObjectError,
@@ -17,6 +16,7 @@ from orchestrator.core.errors import (
     StorageError,
     TooLargeError,
 )
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc_rules import Roots
 from orchestrator.retention.inventory import PINS, forgotten_name, pin_name

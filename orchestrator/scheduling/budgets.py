@@ -1,4 +1,4 @@
-"""What a sweep may still use: GPU-hours, cost, time, GPUs and attempts at once. Pure; every refusal says its sums."""
+"""What a sweep may still use: GPU-hours, cost, time, GPUs and attempts at once. Pure; every refusal has its numbers."""
 
 from __future__ import annotations
 

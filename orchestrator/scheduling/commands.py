@@ -1,4 +1,4 @@
-"""What the scheduler wants done; the controller journals and carries it out."""
+"""Commands of the scheduler; the controller journals and executes them."""
 
 from __future__ import annotations
 

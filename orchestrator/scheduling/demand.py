@@ -1,4 +1,4 @@
-"""Amounts of CPUs, GPUs and memory, and the shapes of attempts that ask for them. Pure.
+"""Amounts of CPUs, GPUs and memory, and the shapes of attempts. Pure.
 
 Amounts are whole numbers: sums of fractional CPUs must come out the same in any order.
 """

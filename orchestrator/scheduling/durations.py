@@ -1,4 +1,4 @@
-"""How long attempts take: estimates before anything ran, what a stopped one still needs, when a live one ends. Pure."""
+"""How long attempts take: estimates, the remaining time of stopped attempts, the ends of live ones. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each sweep holds and used, and its fair share: weighted dominant-resource fairness between sweeps. Pure.
+"""Present and past use of each sweep, and its fair share: weighted dominant-resource fairness between sweeps. Pure.
 
-Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011). Past use decides who goes first once every sweep has its
-share.
+Source: Ghodsi et al., Dominant Resource Fairness (NSDI 2011). When every sweep has its share, past use decides which
+one goes first.
 """
 
 from __future__ import annotations

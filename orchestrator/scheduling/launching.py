@@ -1,10 +1,10 @@
-"""One round of starting attempts: whose turn, where, at which size, and what waits for which reason. Pure.
+"""One round of starting attempts: in which order, where, at which size, and why others wait. Pure.
 
 Invariants:
 
-- What is started takes its room at once, so that nothing later in the round counts on it.
-- A sweep is ranked again after each of its starts: shares are compared as they are then.
-- What goes ahead of a blocked job ends before that one's reservation begins, or leaves what it needs.
+- A started attempt takes its resources at once, so that nothing later in the round uses them.
+- A sweep is ranked again after each of its starts, by its new share.
+- An attempt that passes a blocked job ends before that job's reservation begins, or leaves the resources it needs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What follows from the states of a sweep's jobs alone, whatever room there is. Pure."""
+"""Events that follow only from the states of a sweep's jobs, not from resources. Pure."""
 
 from __future__ import annotations
 

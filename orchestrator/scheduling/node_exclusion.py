@@ -1,4 +1,4 @@
-"""Which nodes are at fault for failures and are left out for a while. Pure."""
+"""Which nodes are at fault for failures and are excluded for some time. Pure."""
 
 from __future__ import annotations
 

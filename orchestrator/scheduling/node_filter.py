@@ -1,11 +1,12 @@
-"""The cluster in one round of decisions: its nodes, what fits on them at all, and what is closed for this round."""
+"""The cluster in one round of decisions: its nodes, shapes that fit, and nodes closed for this round."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
 
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.scheduling.demand import AttemptDemand, amount_of, count_workers
 from orchestrator.scheduling.placement import Machines
 from orchestrator.state.nodes import ZONE_LABEL, Node

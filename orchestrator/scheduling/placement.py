@@ -1,14 +1,14 @@
-"""Where an attempt fits: the nodes, what is free on them, and room kept for what does not fit yet. Pure.
+"""Where an attempt fits: the nodes, their free resources, and reservations for attempts that do not fit yet. Pure.
 
 Invariants:
 
-- Free amounts only shrink while one round of decisions is made (what ends shows in the next snapshot).
-- An attempt lies on as few nodes as possible, the fullest of those; the same state gives the same nodes.
-- Nothing that ends after a reservation begins takes what the reserved attempt needs.
+- Free amounts only decrease within one round of decisions (ended attempts appear in the next snapshot).
+- An attempt is placed on as few nodes as possible, the fullest of those; the same state gives the same nodes.
+- No attempt that ends after a reservation begins uses resources of the reserved attempt.
 
 Source of the reservations: Lifka, The ANL/IBM SP Scheduling System (1995): EASY backfilling. Others may use the nodes
-that the first in line waits for as long as they end, by estimate, before it starts, and what it will leave free for as
-long as they like. Smaller attempts thus cannot keep a large one waiting for ever.
+of a reservation if, by estimate, they end before it begins; resources that it does not need can be used without limit.
+So smaller attempts cannot delay a large one without end.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Which live attempts are asked to write a checkpoint and end: for others of higher priority, to leave nodes that go
-away, or to grow. Pure.
+"""Which live attempts are asked to write a checkpoint and end: for attempts of higher priority, because their node
+leaves, or to grow. Pure.
 """
 
 from __future__ import annotations

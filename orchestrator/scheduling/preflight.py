@@ -1,7 +1,7 @@
-"""Before many jobs of a sort start, one of them goes ahead until it has trained two steps. Pure.
+"""Before many similar jobs start, one of them runs first until it has trained two steps. Pure.
 
 A model that does not fit, a recipe that diverges at once or a shard that cannot be read then costs one attempt and not
-a thousand GPUs' worth of them. Nothing is run for the test alone: the one that goes ahead goes on to its end.
+a thousand. No extra job is run: the first one continues to its end.
 """
 
 from __future__ import annotations

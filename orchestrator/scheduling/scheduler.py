@@ -1,15 +1,15 @@
-"""From one view of the cluster to commands. Pure: the controller carries the commands out and journals what happened.
+"""Commands from one view of the cluster. Pure: the controller executes the commands and journals the results.
 
 Sweeps of higher priority go first; those of one priority share the cluster by weight; within a sweep the job with the
-longest way to the sweep's end goes first. What does not fit is waited for with reserved room, and smaller jobs go ahead
-as long as they delay nothing. Invariants:
+longest path to the sweep's end goes first. A job that does not fit gets a reservation, and smaller jobs may start
+before it if they do not delay it. Invariants:
 
-- The same ``ClusterView`` gives the same commands, whatever the scheduler has seen before: a controller that takes over
-  goes on where the former one stopped.
+- The same ``ClusterView`` gives the same commands, independent of earlier calls: a controller that takes over continues
+  where the former one stopped.
 - No two live attempts work on one key, and none starts whose key is committed or claimed elsewhere.
-- What the launches of a round take together is free now, or asked of an autoscaler; nothing is counted on that a
-  preemption has yet to free.
-- A job starts only once all that it needs is done.
+- The resources of all launches of a round are free now, or requested from an autoscaler; resources that a preemption
+  will free do not count.
+- A job starts only after all jobs that it needs are done.
 """
 
 from __future__ import annotations

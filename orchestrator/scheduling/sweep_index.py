@@ -1,10 +1,10 @@
-"""One sweep as the scheduler needs it, kept up to date from what changed since the last look.
+"""One sweep as the scheduler needs it, updated from the changes since the last round.
 
 Invariants:
 
-- All of it follows from the snapshot: an index made anew decides the same (a property test compares them).
+- It follows from the snapshot: a new index gives the same decisions (a property test compares them).
 - A pending job is in exactly one place: hopeless, waiting for others, given up, or in the queue of its shape.
-- Sums are whole numbers, so that adding and taking out again leaves nothing behind.
+- Sums are whole numbers, so that adding and removing leaves no rounding error.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
-from orchestrator.planning.estimate.corrections import DurationCorrections, factor
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.estimate.duration_ratios import DurationRatios, factor
 from orchestrator.planning.estimate.eta import longest_paths
 from orchestrator.planning.graph.plan import DurationClass, Job, Plan
 from orchestrator.scheduling.demand import AttemptDemand, DemandTable
@@ -29,8 +29,8 @@ from orchestrator.state.failure_policy import GiveUp, judge
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
-Likeness: TypeAlias = tuple[JobKind, FailureKind, str]
-"""Failures with the same likeness are one problem: kind of job, kind of failure and what its message says."""
+FailureGroup: TypeAlias = tuple[JobKind, FailureKind, str]
+"""Failures in one group are one problem: kind of job, kind of failure and what its message says."""
 
 _PARTICULARS = re.compile(r"0x[0-9a-f]+|[0-9a-f]{16,}|\d+(?:\.\d+)?|(?:/[\w.@=+-]+)+|'[^']*'|\"[^\"]*\"")
 _MAX_TEXT = 120
@@ -41,19 +41,19 @@ Ticket = tuple[int, int]
 # ---------------------------------------------------------------------------------------------- failures that are alike
 
 
-def likeness_of(job: Job, failure: Failure) -> Likeness:
+def failure_group_of(job: Job, failure: Failure) -> FailureGroup:
     """What a failure has in common with others: its message without numbers, paths and quoted names."""
     first = failure.message.strip().partition("\n")[0]
     return job.kind, failure.kind, " ".join(_PARTICULARS.sub("*", first).split())[:_MAX_TEXT]
 
 
 class FailureCounts:
-    """Failures by likeness and by node, and successes by kind of job."""
+    """Failures by group and by node, and successes by kind of job."""
 
     __slots__ = ("alike", "by_node", "numerics", "succeeded")
 
     def __init__(self) -> None:
-        self.alike: dict[Likeness, set[str]] = {}
+        self.alike: dict[FailureGroup, set[str]] = {}
         """Names of the jobs that failed for good."""
         self.succeeded: dict[JobKind, int] = {}
         self.by_node: dict[str, dict[str, Failure]] = {}
@@ -73,7 +73,7 @@ class FailureCounts:
         if failure is None:
             return
         if view.state is JobState.FAILED and view.failures:
-            _keep(self.alike.setdefault(likeness_of(job, failure), set()), job.name, count)
+            _keep(self.alike.setdefault(failure_group_of(job, failure), set()), job.name, count)
         if failure.node:
             on_node = self.by_node.setdefault(failure.node, {})
             if count > 0:
@@ -135,7 +135,7 @@ class SweepIndex:
         """When an attempt of the sweep ended last."""
         self._unmet = [len(job.needs) for job in plan.jobs]
         self._lost = [0] * len(plan.jobs)
-        self._corrections = DurationCorrections()
+        self._duration_ratios = DurationRatios()
         self._classes = [job.duration_class for job in plan.jobs]
         self._estimates_s = [estimate_s(job, durations) for job in plan.jobs]
         self._steps: Mapping[DurationClass, int] = {}
@@ -259,11 +259,11 @@ class SweepIndex:
         if view.num_attempts:
             self.proven[demand] = self.proven.get(demand, 0) + count
         if view.state is JobState.SUCCEEDED and view.ran_s:
-            self._corrections.add(self._classes[place], view.ran_s, self._estimates_s[place], count)
+            self._duration_ratios.add(self._classes[place], view.ran_s, self._estimates_s[place], count)
         self.failures.count(job, view, count)
 
     def _correct(self) -> None:
-        steps = self._corrections.steps
+        steps = self._duration_ratios.steps
         if steps == self._steps:
             return
         ready = [place for queue in self.queues.values() for _, place in queue]

@@ -1,6 +1,6 @@
-"""Searches: which values of a recipe, or which label space, are best, for a fraction of what trying all would cost.
+"""Searches: which values of a recipe, or which label space, are best, for a fraction of the cost of all.
 
-A search asks and tells: a sampler asks for trials, trials tell how far they are, a rule ends those that fall behind.
-All of it is written into a log before it takes effect, and the log alone rebuilds a search after a crash. What runs the
-trials (Ray Tune, or one after the other) is the backends' business; nothing here knows it.
+A sampler proposes trials, trials report their progress, and a rule stops the worse ones. Everything is written into a
+log before it takes effect, and the log alone rebuilds a search after a crash. The backends run the trials (Ray Tune, or
+one after the other); nothing here depends on that.
 """

@@ -1,7 +1,7 @@
-"""Asynchronous successive halving: which trials may go on. Pure.
+"""Asynchronous successive halving: which trials may continue. Pure.
 
 The stopping rule of Ray Tune's ``AsyncHyperBandScheduler`` (Li et al. 2020, "A System for Massively Parallel
-Hyperparameter Tuning", section 3.1, in its stopping variant), as a function of what was told, so that a log rebuilds
+Hyperparameter Tuning", section 3.1, in its stopping variant), as a function of the reports, so that a log rebuilds
 it. At each rung a trial ends if it is worse than the best ``1 / reduction`` of those that reached the rung before it.
 """
 

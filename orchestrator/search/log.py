@@ -1,10 +1,9 @@
 """The log of a search: immutable segments of JSON lines, each written by ``put_if_absent`` at the next number.
 
-The number is the fence: of two attempts at one search, of which the controller takes the older for dead, the one that
-is behind meets a segment that it did not write, and must end. Who begins a log writes its head first, which is a fence
-too.
+The number protects against two writers: if an older attempt at the search is still alive, one of the two finds a
+segment that it did not write, and must end. The head of a log, which is written first, protects in the same way.
 
-What a search writes down are events; the state of its trials follows from them.
+The log consists of events; the state of the trials follows from them.
 """
 
 from __future__ import annotations
@@ -167,7 +166,7 @@ def apply_search_event(state: State, event: SearchEvent) -> State:
 
 
 def fold_search(events: Iterable[SearchEvent]) -> State:
-    """The state that a log tells of."""
+    """The state of a search by its log."""
     state: State = {}
     for event in events:
         state = apply_search_event(state, event)

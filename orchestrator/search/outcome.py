@@ -1,4 +1,4 @@
-"""What a search found, what it saved, what that risked, and the record that says so."""
+"""The result of a search, what it saved, the risk of stopping early, and its record."""
 
 from __future__ import annotations
 
@@ -127,14 +127,14 @@ def notes_on(plan: SearchPlan, trials: Sequence[TrialView], saving: Saving, best
     if saving.num_stopped:
         notes.append(
             f"{saving.num_stopped} of {len(trials)} trials were stopped before their end, which saved "
-            f"{100 * saving.share:.0f} % of the time; one of them might have overtaken the best"
+            f"{100 * saving.share:.0f} % of the time; one of them might have been the best"
         )
     if saving.num_failed:
         first = next(view for view in trials if view.state is TrialState.FAILED)
         notes.append(f"{saving.num_failed} of {len(trials)} trials failed (the first: {first.reason})")
     edges = [] if plan.over is Over.LABELS else _edges(plan, best)
     if edges:
-        notes.append(f"the best trial lies at the edge of the space ({', '.join(edges)}); widen it")
+        notes.append(f"the best trial is at the edge of the space ({', '.join(edges)}); widen it")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""The values that a search tries, how a number in [0, 1) becomes one of them, and who chooses what to try next."""
+"""Search spaces (values from numbers in [0, 1)), and the samplers that choose the next trial."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search job was asked for, from its identity, and the jobs that its trials are. Pure."""
+"""The settings of a search job, from its identity, and the jobs of its trials. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any, Self
 
 from pydantic import ValidationError
 
-from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import UserError
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.identity import make_identity
 from orchestrator.planning.graph.transfers import LABEL_SPACE
 from orchestrator.search.asha import AshaRule

@@ -1,6 +1,6 @@
-"""One search as its only driver sees it: asks for trials, takes what they tell, and decides.
+"""One search for its only driver: proposes trials, takes their reports, and decides.
 
-Everything that is decided is in the log before it takes effect; whoever reads the log decides the same.
+Every decision is in the log before it takes effect; a study that is rebuilt from the log makes the same decisions.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Study:
         events: list[SearchEvent] = [told]
         if verdict is not None:
             events.append(verdict)
-        # One segment: no log tells of a value without what was decided by it.
+        # One segment: no log has a value without the decision about it.
         self._write(*events)
         return verdict is None
 

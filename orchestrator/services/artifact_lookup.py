@@ -1,6 +1,6 @@
-"""What a store holds of a plan, and what its results measured.
+"""Finds the artifacts of a plan in a store, and their measurements.
 
-Reads only, many objects at a time, and never waits longer than it is told to.
+It only reads, many objects at a time, with a time limit.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
 from orchestrator.core.code import package_digest
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, OrchestratorError
 from orchestrator.core.ids import canonical_json
-from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS
+from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS, JobKind
 from orchestrator.planning.estimate.history import Measurement, SpeedHistory, index_size, measure
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.reuse import Disposition, dispositions

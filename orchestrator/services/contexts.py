@@ -1,4 +1,4 @@
-"""Contexts: named sets of settings in the user's file, so that one word says where a command acts."""
+"""Contexts: named sets of settings in the user's file, so that one word selects the cluster of a command."""
 
 from __future__ import annotations
 

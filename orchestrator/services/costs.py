@@ -1,4 +1,4 @@
-"""Money in answers: the table of prices, and what a sweep has cost and is going to."""
+"""Costs: the table of prices, and past and expected costs of a sweep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a sweep still takes: once for `status`, and beside the display of whoever follows it."""
+"""The remaining time of a sweep: once for `status`, and in the background for live displays."""
 
 from __future__ import annotations
 

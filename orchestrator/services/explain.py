@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, StorageTimeoutError, UsageError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.diff import FieldChange, causes, nearest
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.artifact_lookup import ArtifactSummary, ask_all, read_artifact_summary

@@ -1,6 +1,6 @@
-"""The text of a sweep.yaml for a data set that was looked at, small enough for the machine that looked at it. Pure.
+"""The text of a first sweep.yaml for a data set, small enough for this machine. Pure.
 
-Its numbers are where to begin, and no result of a search: networks, epochs and batches are chosen so that a backbone
+Its numbers are a start, not the result of a search: networks, epochs and batches are chosen so that a backbone
 takes minutes on two CPU cores, or hours on a GPU.
 """
 

@@ -1,4 +1,4 @@
-"""Which cluster a plan is estimated for: a stated one, the one that ``RAY_ADDRESS`` names, or this machine."""
+"""Which cluster a plan is estimated for: one from options, the one of ``RAY_ADDRESS``, or this machine."""
 
 from __future__ import annotations
 

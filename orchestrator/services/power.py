@@ -1,4 +1,4 @@
-"""How many seeds a difference needs, and what they cost: from a plan and what its store measured. Changes nothing."""
+"""How many seeds a difference needs, and what they cost: from a plan and measurements in its store. Read-only."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.estimates import Estimates, estimate
 from orchestrator.planning.estimate.power import (
     ALPHA,

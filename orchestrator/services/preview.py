@@ -1,4 +1,4 @@
-"""All that planning can say about a sweep before anything runs: what ``orchestrator plan`` prints."""
+"""Everything that ``orchestrator plan`` prints about a sweep before it runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UsageError
-from orchestrator.core.job_kinds import KINDS, RESULT_KINDS
+from orchestrator.core.job_kinds import KINDS, RESULT_KINDS, JobKind
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.estimate.estimates import Estimates, estimate, known_accelerator, refusals
 from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule, shortages

@@ -1,4 +1,4 @@
-"""A sweep as it was submitted, written so that it plans to the same keys again, and what stands in the way."""
+"""Writes a submitted sweep so that it gives the same keys again, and lists what prevents it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.code import package_digest
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import PlanDiff, diff_plans
 from orchestrator.planning.graph.plan import Plan

@@ -1,4 +1,4 @@
-"""Jobs of a sweep by what they are: names, kinds, states and facets. Pure."""
+"""Selects jobs of a sweep by names, kinds, states and facets. Pure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def select(snapshot: Snapshot, names: Sequence[str], conditions: Sequence[Condit
 
     Raises:
         NotFoundError: no job is named so.
-        typer.BadParameter: no job is told by the name of a condition.
+        typer.BadParameter: the name of a condition is unknown.
     """
     jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
     _check_conditions(jobs, conditions)

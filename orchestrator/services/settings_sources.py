@@ -1,10 +1,10 @@
-"""What can be set, and where settings come from: environment, ``.env``, the project's file, the user's file, defaults.
+"""All settings, and their sources: environment, ``.env``, the project's file, the user's file, defaults.
 
-The first place that says a setting counts. A *context* is a named set of settings in the user's file; it counts right
-before the place that chose it: a flag, the environment, or a file.
+The first source that has a setting is used. A *context* is a named set of settings in the user's file; it comes
+directly before the source that selected it: a flag, the environment, or a file.
 
-Every setting is an environment variable. What a file says is put into this process's environment where the environment
-itself says nothing, so that all who read it (S3 clients, Ray, MLflow, child processes) agree. Every command needs this
+Every setting is an environment variable. Values of files are put into this process's environment if the variable is not
+set, so that all readers (S3 clients, Ray, MLflow, child processes) agree. Every command needs this
 module, ``--help`` too: it imports nothing heavy.
 """
 

@@ -1,7 +1,7 @@
-"""A submit to this directory's stack, and what keeps the sweep going while somebody follows it.
+"""Submits to this directory's stack, and keeps the stack running while a command follows the sweep.
 
-This process never joins the stack's Ray: it reads the store and the stack's description, and ``controller.calls`` makes
-its calls. So it outlives whatever dies there, says so, and has it started again.
+This process never connects to the stack's Ray: it reads the store and the stack's description, and ``controller.calls``
+makes its calls. So it survives failures of the stack, reports them, and starts the stack again.
 """
 
 from __future__ import annotations
@@ -10,12 +10,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from orchestrator.controller.calls import ANSWER_TIMEOUT_S, CallsLostError, ServiceCalls, ServiceSettings
 from orchestrator.core.errors import ClusterError, OrchestratorError
 from orchestrator.services.settings import Settings
-from orchestrator.services.submit import SubmitRequest, deliver
 from orchestrator.services.terminal import say
 from orchestrator.stack.description import (
     BUCKET,
@@ -30,6 +29,9 @@ from orchestrator.stack.start import ensure_stack, why_stack_ended
 from orchestrator.stack.supervisor import StartLimit
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
+
+if TYPE_CHECKING:
+    from orchestrator.services.submit import SubmitRequest
 
 LOOK_EVERY_S: Final = 0.5
 ENSURE_EVERY_S: Final = 5.0
@@ -96,6 +98,9 @@ class StackTransport:
 
     def submit(self, request: SubmitRequest) -> str:
         """Leave the message, and tell the controller, which otherwise finds it a second later."""
+        # Planning takes 0.2 s to import; `status` reads this module for the stack's addresses alone.
+        from orchestrator.services.submit import deliver
+
         message = deliver(request, self.store, self.settings.cluster)
         try:
             if self._calls is not None:

@@ -1,6 +1,6 @@
-"""The status of a sweep, in words: what runs, waits and has failed, what it used of its budget, how long it takes.
+"""The status of a sweep, in words: what runs, waits and has failed, how much of its budget is used, how long it takes.
 
-Why a job that is ready does not start is said where that is decided, in ``scheduling.launching``.
+The reason why a ready job does not start comes from ``scheduling.launching``, which decides it.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ def _job_document(view: JobView) -> dict[str, Any]:
 def failure_lines(snapshot: Snapshot) -> list[str]:
     """One line for each reason why jobs have no result, with the number of jobs and the first one's name.
 
-    The cause may stand anywhere in a reason, so its line is told whole, and then where the rest is, if there is more.
+    The cause may be anywhere in a reason, so its line is shown whole, and then where the rest is, if there is more.
     """
     grouped: dict[str, list[str]] = {}
     whole: dict[str, str] = {}

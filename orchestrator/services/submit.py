@@ -1,11 +1,11 @@
 """Submitting a sweep: one procedure for the command line, for Python, and for requests from another machine.
 
-``prepare_submit`` plans a sweep and checks it, ``SubmitRequest`` is what then travels, and ``deliver`` puts it into the
-sweep's inbox. What holds for all three:
+``prepare_submit`` plans and checks a sweep, ``SubmitRequest`` is then sent, and ``deliver`` puts it into the sweep's
+inbox. Invariants:
 
-- ``check_submit`` decides what is refused, and nothing is written before it has.
-- Another plan takes the place of what was submitted under a name only if its sender agreed to that.
-- A request that is sent twice is followed once: ``sent_now`` gives it its one id.
+- Only ``check_submit`` refuses submits, and nothing is written before it.
+- Another plan replaces the one that was submitted under a name only if its sender agreed.
+- A request that is sent twice is handled once: ``sent_now`` gives it its id.
 """
 
 from __future__ import annotations
@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from orchestrator.core.code import package_digest
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import StorageError, UserError
-from orchestrator.core.job_kinds import KINDS
+from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.core.simulation_files import SimulationCode
 from orchestrator.planning.graph.build import build_plan

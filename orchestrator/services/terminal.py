@@ -1,4 +1,4 @@
-"""What services tell and ask whoever sits at the terminal, on stderr: results alone go to stdout, by the commands."""
+"""Messages and questions on the terminal, on stderr: commands print only results on stdout."""
 
 from __future__ import annotations
 

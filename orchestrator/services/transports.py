@@ -1,4 +1,4 @@
-"""What leads a submit to a controller: its store alone, the cluster's dashboard, or a connection to Ray.
+"""Ways from a submit to a controller: its store alone, the cluster's dashboard, or a connection to Ray.
 
 ``open_submitter`` chooses; the fourth way, this directory's stack, is ``stack_transport``.
 """
@@ -115,8 +115,8 @@ class DashboardTransport:
         self.dashboard = Dashboard(self.settings.jobs_address, self.settings.read_token())
         if self.dashboard.sends_token_in_clear:
             say(
-                f"warning: the token is sent to {self.dashboard.address} unencrypted, and whoever is on the way can "
-                "submit as you; use https, or a tunnel: ssh -L 8265:localhost:8265 HEAD"
+                f"warning: the token is sent to {self.dashboard.address} unencrypted, and anyone on the network "
+                "path can submit as you; use https, or a tunnel: ssh -L 8265:localhost:8265 HEAD"
             )
         self.dashboard.version()
         self.addresses = {"Ray dashboard": self.dashboard.address}

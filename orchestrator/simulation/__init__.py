@@ -1,4 +1,4 @@
-"""The real controller, scheduler, journal and store code on virtual time."""
+"""The real controller, scheduler, journal and store code in virtual time."""
 
 from orchestrator.simulation.forecast import Assumptions, ControllerLoop, Forecast, Pace, forecast
 

@@ -1,4 +1,4 @@
-"""What a plan would cost in time and money on a cluster that does not exist: the product itself, on virtual time."""
+"""Time and cost of a plan on a hypothetical cluster: the real controller in virtual time."""
 
 from __future__ import annotations
 

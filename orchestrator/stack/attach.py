@@ -1,8 +1,8 @@
 """Connecting this process to a Ray cluster. Ray itself is imported late: it takes a second.
 
-What Ray's own daemons tell a driver ("A worker died or was killed ...") becomes a log record, not a line on stdout. Ray
-prints it even with ``log_to_driver=False`` and has no setting against it; on stdout it would end up inside the JSON of
-``-o json``, coloured. What died, and what follows from that, our own lines say.
+Messages of Ray's daemons to a driver ("A worker died or was killed ...") become log records, not lines on stdout. Ray
+prints them even with ``log_to_driver=False``, without a setting to prevent it; on stdout they would break the JSON of
+``-o json``. Our own messages report what died and what happens next.
 """
 
 from __future__ import annotations

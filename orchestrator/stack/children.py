@@ -1,4 +1,4 @@
-"""The children of a supervisor: how they are started, and how each is ended with all that it started."""
+"""The children of a supervisor: how they are started, and how each is ended with all of its own children."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``stack.json``: what a running stack says of itself. Its truth is the supervisor, so every read checks for it."""
+"""``stack.json``: the description of a running stack. Every read checks that its supervisor runs."""
 
 from __future__ import annotations
 

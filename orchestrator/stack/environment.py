@@ -1,4 +1,4 @@
-"""The environment of Ray's processes: who may connect, from where, and where the code is."""
+"""The environment of Ray's processes: access, addresses, and the place of the code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What files the stack's MLflow server has to do with: those below one folder, by whatever way it is asked.
+"""Restricts the files of the stack's MLflow server to one folder.
 
-Whatever asks for files, of runs, models or traces, asks MLflow's registry of artifact stores for their place first. So
-that is where the places are bounded: no other scheme, no other folder, and no link that leads out of it.
+All requests for files, of runs, models or traces, use MLflow's registry of artifact stores. So the restriction is
+there: no other scheme, no other folder, and no link that leads out of it.
 """
 
 from __future__ import annotations

@@ -1,15 +1,16 @@
 """The stack's MLflow server, behind the project's token: ``python -m orchestrator.stack.mlflow_server DIRECTORY PORT``.
 
-MLflow itself lets everybody in who reaches its port, and serves any file that its user may read: whoever makes an
-experiment says where its files are. On a machine with several users that port would be the stack's user. So
+MLflow itself accepts every connection to its port, and serves any file that its user may read, because the creator of
+an experiment chooses the place of its files. On a machine with several users, that port would give the rights of the
+stack's user. So
 
 - nothing but ``/health`` answers without the token of ``mlflow_token``: a program sends it as ``Authorization: Bearer``
   (MLflow's own client does with ``MLFLOW_TRACKING_TOKEN``), a browser as the cookie that a link with ``?token=`` sets;
 - files are those below ``mlflow-artifacts``: no other scheme, no other folder, and no link that leads out of it.
 
 This is no plug-in of ``mlflow server --app-name``: such a plug-in is found by the metadata of an installation, which a
-checkout has not, nor an editable installation of before. The token never stands on a command line, and requests, whose
-addresses may hold it, are not logged.
+checkout does not have, nor an older editable installation. The token is never on a command line, and requests, whose
+addresses may contain it, are not logged.
 """
 
 from __future__ import annotations

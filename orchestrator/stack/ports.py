@@ -1,6 +1,6 @@
-"""Free ports for servers that must be told theirs, and whether a Ray cluster answers at all.
+"""Free ports for servers, and whether a Ray cluster answers at all.
 
-The second is asked without Ray, which tries for minutes before it says no.
+The second is checked without Ray, which would try for minutes before it gives up.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Starting and stopping the stack of a directory from outside, or a Ray cluster inside this command.
 
-The second is for tests and notebooks: it ends with the command, and so does what runs on it.
+The second is for tests and notebooks: it ends with the command, together with everything that runs on it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The parent of a stack: ``python -m orchestrator.stack.supervisor DIRECTORY [IDLE_TIMEOUT_S] [--s3]``.
 
 It starts Ray, MLflow and, if asked to, an S3 server side by side, publishes ``stack.json`` when Ray and the S3
-server answer, watches them, starts again what dies (after Ray, also the controllers that it had), and ends them when
-it is told to (SIGTERM), when its directory is deleted, or when nobody has used them for a while. A live sweep counts
+server answer, watches them, restarts those that die (after Ray, also its controllers), and ends them on
+SIGTERM, when its directory is deleted, or when they have not been used for some time. A live sweep counts
 as use.
 """
 
@@ -250,11 +250,11 @@ class Supervisor:
     def _watch(self) -> None:
         while not self._told_to_end.wait(WATCH_EVERY_S):
             if not self._lock.is_held:
-                _LOG.warning("%s was deleted or made anew: this stack is nobody's any more and ends", self._directory)
+                _LOG.warning("%s was deleted or made again: this stack is not used any more and ends", self._directory)
                 return
             idle_s = time.time() - touched_at_s(self._directory)
             if idle_s > self._idle_timeout_s:
-                _LOG.info("nobody has used this stack for %.0f s; it leaves", idle_s)
+                _LOG.info("this stack has not been used for %.0f s; it ends", idle_s)
                 return
             self._mind_ray()
             self._mind_mlflow()

@@ -1,4 +1,4 @@
-"""Frozen dataclasses to plain JSON and back, by their annotations: what journals and snapshots are written in."""
+"""Frozen dataclasses to plain JSON and back, by their annotations: the form of journals and snapshots."""
 
 from __future__ import annotations
 

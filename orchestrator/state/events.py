@@ -1,10 +1,10 @@
-"""What happened to a sweep, in the past tense: the lines of its journal.
+"""The events of a sweep: the lines of its journal.
 
 An event is a frozen dataclass; its JSON form carries the ``type`` and ``version`` under which it was written. Fields
 are only ever added, each with a default, so that a newer reader reads older journals. Invariants:
 
 - The name of a class is its type in the store, and the names of its fields are keys there: neither is ever changed.
-- An event says what happened, never what is to be done; what follows is decided anew from the snapshot.
+- An event says what happened, never what is to be done; consequences are decided from the snapshot.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class ArtifactMissed(JobEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLaunched(AttemptEvent):
-    """The intent to launch, appended before the backend is told."""
+    """The intent to launch, appended before the backend is called."""
 
     key: str
     number: int

@@ -1,11 +1,12 @@
-"""What a failed attempt means for its job: the table of failure kinds, and the marks in texts that tell a kind. Pure.
+"""What a failed attempt means for its job: the table of failure kinds, and patterns of messages that show a kind. Pure.
 
-A new kind is a member of ``core.errors.FailureKind`` and a row of ``POLICY``; what raises it is a signature here or a
-class of exceptions in ``backends.classify``. Invariants:
+A new kind is a member of ``core.errors.FailureKind`` and a row of ``POLICY``. A new way to recognise a kind is a row of
+``SIGNATURES`` here (by text) or an entry of ``_KINDS_BY_NAME`` in ``backends.classify`` (by class of exception).
+Invariants:
 
-- Budgets are counted from the journal's events alone, so that another controller comes to the same verdict.
+- Budgets are counted from the journal's events alone, so that another controller makes the same decision.
 - Every kind has one row. A kind whose charge is the cluster never uses up the job's own failures.
-- A wait depends on the attempt's id and not on the clock: it is the same wherever it is worked out.
+- A wait depends on the attempt's id and not on the clock: it is the same in every process.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class FailureRule:
     """Above 0: the budget grows by one whenever the job's attempts have run for so long on one node."""
     backoff_s: float = 0.0
     waits_for: str = ""
-    """What has to change outside before a further attempt can succeed; its last message is told along with it."""
+    """What has to change outside before a further attempt can succeed; its last message is shown with it."""
     is_deadly: bool = False
     """Whether such an end comes at any moment and loses what was not saved. A preempted attempt saves first; a wrong
     job dies again."""

@@ -3,7 +3,7 @@
 Invariants:
 
 - The fold of any prefix of a journal is a valid snapshot, and ``apply(fold(a), b) == fold(a + b)``.
-- Nothing but the events counts: no clock, no store, no order of keys.
+- It depends only on the events: not on a clock, a store or the order of keys.
 - An event that the table of transitions does not list raises; the snapshot given is never changed.
 """
 

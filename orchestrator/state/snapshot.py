@@ -1,11 +1,11 @@
-"""A sweep as its journal adds up: jobs, attempts and failures, the table that holds them, and the stored form.
+"""The state of a sweep from its journal: jobs, attempts and failures, their table, and the stored form.
 
 Invariants:
 
 - A snapshot and all in it is never changed; ``orchestrator.state.fold`` returns new ones, which share what is equal.
 - A job has a live attempt exactly while it is running. Attempts at jobs that are no longer wanted are in ``leaving``.
-- ``decode_snapshot(encode_snapshot(s), s.plan) == s``. A change of what the fold makes of the same events raises
-  ``SNAPSHOT_VERSION``: a stored snapshot of another version is passed over, and the journal read instead.
+- ``decode_snapshot(encode_snapshot(s), s.plan) == s``. If the fold gives another result for the same events,
+  ``SNAPSHOT_VERSION`` is raised: stored snapshots of other versions are ignored, and the journal is read instead.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What attempts cost: on which sort of nodes they ran, for how long, and at which price. Pure.
+"""Costs of attempts: the kinds of nodes on which they ran, for how long, and at which price. Pure.
 
-A price is what the label ``price`` of a node said when the attempt went there (of the node and an hour); where a node
-has none, that of a table of prices, by accelerator and market. What nobody recorded stays unknown: a bill with unknown
-parts says so, and is what the attempts cost at least.
+The price is the label ``price`` of the node when the attempt was placed there (per node and hour); for a node without
+it, that of a table of prices, by accelerator and market. Unrecorded prices stay unknown: a sum with unknown parts says
+so, and is a lower bound.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The states of jobs and sweeps, and the one table of what moves them. An unlisted pair raises.
+"""The states of jobs and sweeps, and the one table of their transitions. An unlisted pair raises.
 
-Waiting for other jobs, for room or for the end of a backoff are not states: they follow from the snapshot and the time.
-Invariants:
+Waiting for other jobs, for resources or for the end of a backoff are not states: they follow from the snapshot and the
+time. Invariants:
 
 - A final state is left only by an event that a client asked for.
 - Only a running job has a live attempt; a job that is done has an artifact, unless ``ArtifactMissed`` says otherwise.

@@ -1,6 +1,6 @@
 """The commit protocol: parts under the attempt's own nonce, then one ``record.json`` by ``put_if_absent``.
 
-The record names its objects with sizes and sha256, and vouches for itself with its own. Nothing under a committed name
+The record names its objects with sizes and sha256, and has its own sha256. Nothing under a committed name
 is ever rewritten; of two writers of one key the first commit wins and the other's parts are garbage, which no reader
 can reach.
 """

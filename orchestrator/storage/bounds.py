@@ -1,8 +1,8 @@
-"""How large the objects that are read whole may be.
+"""Size limits of objects that are read as a whole.
 
-What a program of ours writes stays far below: the bounds keep a damaged or altered object from filling the memory of
-a controller that serves a thousand other jobs. A reader that meets a larger one says which, and treats it as damaged.
-Writers keep to the same bounds, so that nothing is written that nobody would read.
+Our own objects are far smaller: the limits keep a damaged or altered object from filling the memory of a controller
+that serves a thousand other jobs. A reader reports a larger object and treats it as damaged. Writers have the same
+limits, so that every written object can be read.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Claims: which sweep, on which cluster, works on a job that several of them want.
 
-A claim is ``jobs/<key>/claim.json``, changed by conditional writes alone, each with a nonce (so that no content is
-written twice, and a lost acknowledgement is told from a lost race). It saves work and decides nothing: when it runs
-out, two clusters may work on one key, and the record decides between them as ever.
+A claim is ``jobs/<key>/claim.json``, changed only by conditional writes, each with a nonce (so that no content is
+written twice, and a lost acknowledgement differs from a lost race). It only saves work: when it expires, two clusters
+may work on one key, and the record decides between them.
 
-A claim runs out by the clock of whoever reads it. Its holder renews it at half its time, and others give
-``SKEW_TOLERANCE_S`` more: a live claim is safe while clocks differ by less than
+A claim expires by the clock of its reader. Its holder renews it after half its time, and others wait
+``SKEW_TOLERANCE_S`` longer: a live claim is safe while clocks differ by less than
 ``CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S``, which is six minutes.
 """
 
@@ -22,6 +22,7 @@ from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import claim_name
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.storage.seals import check_nonce, sealed_nonce
 
 CLAIM_DURATION_S = 600.0
@@ -75,10 +76,14 @@ class _Wait:
 
 
 class Claims:
-    """The claims of one cluster's controller. What it holds and is fresh costs no request."""
+    """The claims of one cluster's controller. What it holds and is fresh costs no request.
 
-    def __init__(self, store: ObjectStore, cluster: str) -> None:
+    ``take`` may be called for several keys at a time, by several threads.
+    """
+
+    def __init__(self, store: ObjectStore, cluster: str, pool: RequestPool | None = None) -> None:
         self._store = store
+        self._pool = pool or RequestPool(1)
         self._cluster = cluster
         self._held: dict[str, _HeldClaim] = {}
         self._waits: dict[str, _Wait] = {}
@@ -111,7 +116,7 @@ class Claims:
         return {key for key, wait in self._waits.items() if not wait.is_over}
 
     def end_waits(self, now: float) -> list[str]:
-        """Keys that it is time to look at again, at the record first and then at the claim; each is told once."""
+        """Keys that are due to be looked up again, first the record and then the claim; each is returned once."""
         over = [key for key, wait in self._waits.items() if not wait.is_over and now >= wait.until_s]
         for key in over:
             self._waits[key] = replace(self._waits[key], is_over=True)
@@ -123,18 +128,25 @@ class Claims:
         A claim that cannot be renewed runs out, and then the work may be done twice.
         """
         stale = [key for key in live if not self._is_kept(key, now)]
-        for key in stale[:_RENEWALS_PER_CALL]:
-            try:
-                obstacle = self._write(key, live[key], now)
-            except StorageError as error:
-                _LOG.warning("the claim of %s is not renewed now: %s", key, error)
-                return
-            if obstacle is not None:
-                _LOG.warning("sweep %s of cluster %s works on %s too", obstacle.sweep, obstacle.cluster, key)
-                self._contested[key] = now + CLAIM_DURATION_S / 2
+        with self._pool.batch() as batch:
+            writes = {key: batch.start(self._write, key, live[key], now) for key in stale[:_RENEWALS_PER_CALL]}
+            for key, write in writes.items():
+                try:
+                    obstacle = write()
+                except StorageError as error:
+                    _LOG.warning("the claim of %s is not renewed now: %s", key, error)
+                    return
+                if obstacle is not None:
+                    _LOG.warning("sweep %s of cluster %s works on %s too", obstacle.sweep, obstacle.cluster, key)
+                    self._contested[key] = now + CLAIM_DURATION_S / 2
 
-    def release(self, key: str) -> None:
-        """Let others have a key at once. Raises nothing: a claim that stays runs out."""
+    def release(self, *keys: str) -> None:
+        """Let others have keys at once. Raises nothing: a claim that stays runs out."""
+        with self._pool.batch() as batch:
+            for done in [batch.start(self._release, key) for key in keys]:
+                done()
+
+    def _release(self, key: str) -> None:
         held = self._held.get(key)
         self.forget(key)
         if held is None:

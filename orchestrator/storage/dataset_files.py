@@ -1,4 +1,4 @@
-"""The two small files that describe a data set beside its shards: ``dataset.json`` and ``classes.json``.
+"""The two small files that describe a data set, in the folder of its shards: ``dataset.json`` and ``classes.json``.
 
 ``classes.json`` is the class table: row c describes leaf class c with ``class``, ``name`` and one column per level of a
 hierarchy. ``dataset.json`` names every shard with its size and sha256, so that a plan needs no listing.

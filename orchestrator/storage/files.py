@@ -1,14 +1,14 @@
-"""Files on local disks: read with care, replaced as a whole, and scratch folders that do not outlive their process.
+"""Files on local disks: safe reading, atomic replacement, and scratch folders that do not outlive their process.
 
-Others may have put anything under a name: opening a named pipe waits for a writer, for ever; a device may have no end;
-a link may lead anywhere. So a file is opened without waiting (``O_NONBLOCK``) and its kind is looked at before
-anything is read. A link as the last part of the path may lead to a device that acts when it is opened: it is first
-resolved to a handle (``O_PATH``), which opens nothing. What is read is what was looked at, whoever exchanges the file
-or a folder above it meanwhile.
+A name may be anything: opening a named pipe waits for a writer without end; a device may have no end; a link may lead
+anywhere. So a file is opened without waiting (``O_NONBLOCK``) and its kind is checked before anything is read. A link
+as the last part of the path may lead to a device that acts when it is opened: it is first resolved to a handle
+(``O_PATH``), which opens nothing. The file that is read is the one that was checked, also if the file or a folder above
+it is exchanged meanwhile.
 
 ``tempfile`` removes a scratch folder when its process ends in order; one that is killed leaves it. So each folder is
-locked (``flock(2)``) by its process: the kernel frees the lock however the process ends, and whoever makes the next
-folder removes those that nobody locks. Locks, unlike process ids, mean the same in all containers that share ``/tmp``.
+locked (``flock(2)``) by its process: the kernel releases the lock however the process ends, and the process that makes
+the next folder removes unlocked ones. Locks, unlike process ids, mean the same in all containers that share ``/tmp``.
 """
 
 from __future__ import annotations

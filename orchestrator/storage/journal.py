@@ -2,16 +2,16 @@
 
 Invariants:
 
-- A segment is immutable and written by ``put_if_absent`` at the next sequence number. The number is the fence: a writer
-  that is behind meets a segment it did not write and must stop. A segment holds one JSON event per line after a header
-  line with the writer's nonce, so equal events of two writers stay two contents.
+- A segment is immutable and written by ``put_if_absent`` at the next sequence number. The number protects against two
+  writers: the slower one finds a segment that it did not write and must stop. A segment holds one JSON event per line
+  after a header line with the writer's nonce, so equal events of two writers stay two contents.
 - The header also holds the segment's seal (see ``seals``), the number of its events, and the sha256 of the segment
-  before: a chain, so that a segment that was changed, cut, exchanged or put back from another time is never taken for
-  the journal. Segments of earlier versions have none of that and are read as they are; the first one written after
-  them names the last of them.
-- Stored states save reading a long journal from its beginning. They are a shortcut, never truth: each says which
-  segments it covers and the sha256 of the last of them, is sealed (see ``seals``), and may be deleted at any time. One
-  that is damaged, or of another version, is passed over.
+  before: a chain, so that a segment that was changed, truncated, exchanged or replaced by an earlier version is always
+  found. Segments of earlier versions have none of these and are read without them; the first one written after them
+  names the last of them.
+- Stored states save reading a long journal from its beginning. They only save time: each has the segments that it
+  covers and the sha256 of the last of them, is sealed (see ``seals``), and may be deleted at any time. One that is
+  damaged, or of another version, is ignored.
 """
 
 from __future__ import annotations

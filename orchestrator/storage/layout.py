@@ -1,4 +1,4 @@
-"""The one owner of object names (the table of names is in ``docs/design.md``)."""
+"""All object names are made here (the table of names is in ``docs/design.md``)."""
 
 from __future__ import annotations
 
@@ -160,6 +160,15 @@ def inbox_folder(sweep: str) -> str:
 def inbox_message(sweep: str, message_id: str) -> str:
     """One message of a client."""
     return f"{inbox_folder(sweep)}{message_id}.json"
+
+
+MARKERS = "inbox/"
+"""Folder of what tells of messages: one list for all sweeps."""
+
+
+def marker_name(sweep: str, message_id: str) -> str:
+    """Tells that a sweep's inbox holds, or held, a message; empty."""
+    return f"{MARKERS}{sweep}/{message_id}"
 
 
 def progress_name(sweep: str) -> str:

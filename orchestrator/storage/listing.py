@@ -1,4 +1,4 @@
-"""What shards lie behind some URIs, told from names, sizes and versions alone: nothing is downloaded.
+"""Lists the shards of URIs by names, sizes and versions, without downloading them.
 
 The *version* of an object changes when its content does and survives a copy: S3's ETag; for a local file, whose times
 change with every copy, the sha256 of its size and of blocks spread over it. Two files can share a version and differ

@@ -3,10 +3,10 @@
 Objects are plain files under their own names, so every tool can read them. Files are never changed in place: an object
 is written to ``.tmp/``, flushed to disk, and then published by ``link`` (exclusive) or ``replace`` (atomic). A reader
 that has opened a file therefore always sees one whole version. Folders exist while they hold an object: a deletion
-removes those that it empties, and a write makes its folders again if they vanish under it. A listing is whole or an
-error: what cannot be looked into is never taken for empty. Anybody who may write into the directory may put more than
-files there, so nothing is opened before it is known to be a regular file, and links are followed only where they stay
-inside. NFS: ``link`` is atomic there; ``flock`` needs NFSv4 or a lock daemon.
+removes those that it empties, and a write makes its folders again if they vanish under it. A listing is complete or an
+error: an unreadable folder is never taken as empty. Users who may write into the directory may put other things than
+files there, so only regular files are opened, and links are followed only if they stay inside. NFS: ``link`` is atomic
+there; ``flock`` needs NFSv4 or a lock daemon.
 """
 
 from __future__ import annotations

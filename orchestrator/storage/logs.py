@@ -5,13 +5,13 @@ A record is one JSON object per line, complete in itself:
     {"time":"2026-11-21T10:24:10.123456Z","level":"info","sweep":"s","job":"pretrain/a/seed0","attempt":1,"rank":0,
      "source":"stdout","message":"epoch 3"}
 
-Fields stand in this order, so that a search need not parse lines that it can tell are not wanted. A line that is no
-such object is a record all the same: stacks that faulthandler writes from C, the end of a process that was killed
+Fields have this order, so that a search can skip lines without parsing them. Any other line is also
+a record: stacks that faulthandler writes from C, the end of a process that was killed
 within a line, and all of the plain logs of earlier versions.
 
-A log that is written anew every few seconds would cost its length each time. So while a process runs, what is new
-becomes a segment beside the log's name, ``rank0/<from>-<to>.log`` in bytes; a process that ends in good order puts the
-whole log under its name and deletes the segments. Of a process that was killed the segments stay, and are its log.
+Writing the whole log again every few seconds would cost its length each time. So while a process runs, new
+parts become segments, ``rank0/<from>-<to>.log`` in bytes; a process that ends normally writes the
+whole log under its name and deletes the segments. The segments of a killed process stay and are its log.
 """
 
 from __future__ import annotations

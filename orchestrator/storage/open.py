@@ -1,8 +1,8 @@
 """From URIs to stores and objects: which schemes there are, what may be opened at all, and patterns of object names.
 
 ``ORCHESTRATOR_ALLOWED_URIS`` says which places may be read and written, by scheme, bucket and prefix. A sweep.yaml
-names places, and whoever runs it reads them with the rights of the cluster. Where people submit who should not read
-all that the cluster may, its operators say here what sweeps may name. Part by part: ``s3://lab/public`` allows
+names places, and its jobs read them with the rights of the cluster. If people submit who should not read everything
+that the cluster may read, operators restrict here what sweeps may name. Parts are compared: ``s3://lab/public`` allows
 ``s3://lab/public/x`` and not ``s3://lab/public-not``; links on disks are followed before they are compared.
 
 A new scheme is an entry of ``_SCHEMES``, and a store that passes ``tests/contract``.

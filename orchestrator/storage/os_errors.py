@@ -1,6 +1,6 @@
-"""Errors of stores: those of the operating system as ours, and how many a process met, retried ones included.
+"""Errors of stores: maps those of the operating system to ours, and counts errors of a process, including retried ones.
 
-What callers ask on purpose is not counted: a name that does not exist, a conditional write that another one won.
+Expected errors are not counted: a name that does not exist, a lost conditional write.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A store whose writes go to one store and whose reads fall through to another: try something, keep nothing."""
+"""A store whose writes go to one store and whose reads fall through to another: for trials without changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asking a store, once and before anything depends on it, whether it keeps its promises."""
+"""Checks once, before anything depends on it, that a store meets the requirements."""
 
 from __future__ import annotations
 

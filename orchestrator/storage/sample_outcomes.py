@@ -1,9 +1,9 @@
-"""Which validation samples a network predicted rightly: one bit per sample, parts of the record of its job.
+"""Which validation samples a network predicted correctly: one bit per sample, parts of the record of its job.
 
 Bit i belongs to the sample with ordinal i: row i of the validation split of the data set's index (shards ordered by
 basename, samples by their row in the shard). The order follows from the index alone, so it is the same for every job
-on that data set, whatever its target, batch size, number of ranks or protocol. ``order_sha256`` is the digest of the
-shards' names and of all keys in this order; readers compare it before they lay two networks side by side.
+on that data set, for any target, batch size, number of ranks or protocol. ``order_sha256`` is the digest of the
+shards' names and of all keys in this order; readers compare it before they compare two networks.
 
 ``val_right.npy`` holds the bits, eight to a byte, the first sample in the highest bit. ``val_counted.npy``, in the same
 form, is there only if some sample has no outcome: it has no label in the target, or could not be decoded.

@@ -6,7 +6,7 @@ put under another's name are all found, at the cost of one hash. Readers that do
 without it (of earlier versions) are accepted as they are. Documents whose earlier readers accept no further member
 carry the digest in their nonce.
 
-Seals find damage. They do not stop somebody who may write the store and computes them anew.
+Seals find damage. They do not stop a person who may write the store and computes them again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The trials of a search job in the store: where its log lies, and what people can watch.
+"""The trials of a search job in the store: the place of its log, and documents for people.
 
-The log lies in a folder that its head, ``log.json``, names, and is the truth about the search. A log that is begun anew
-gets a folder of its own, so that garbage collection may still be deleting the one before it: without its head a log is
-as if it had never been. Beside it, for people to watch, each trial is one small object, rewritten at every change.
+The log is in a folder that its head, ``log.json``, names; it decides about the search. A new log gets a new folder, so
+that garbage collection may still be deleting the former one: a log without its head does not exist for readers. In
+addition, each trial is one small object for people to watch, rewritten at every change.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class Trial:
 
 
 def trials_folder(key: str, log: str = "") -> str:
-    """Folder of the trials that the log in the folder ``log`` of a search job tells of."""
+    """Folder of the trials of a search job whose log is in the folder ``log``."""
     return f"trials/{key}/{log}/" if log else f"trials/{key}/"
 
 

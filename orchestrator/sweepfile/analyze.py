@@ -1,4 +1,4 @@
-"""`analyze:`: what an entry may say, and the measures of features that it resolves to. Pure."""
+"""`analyze:`: the schema of an entry, and the measures of features that it resolves to. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.core.plugins import MEASURES
 from orchestrator.sweepfile.fields import Count, Name, OneRule, Seed, Strict, canonical
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.plugins import PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.transfer import check_epochs, chosen_labels, measured_blocks
@@ -24,7 +24,7 @@ class DistancesSpec(Strict):
     """Mean squared distances between the features of classes."""
 
     levels: Annotated[list[str], Field(min_length=1)] | None = Field(
-        None, description="Levels of the data set's hierarchy that common ancestors are told by; default: all."
+        None, description="Levels of the data set's hierarchy for common ancestors; default: all."
     )
 
 
@@ -109,8 +109,8 @@ class AnalysisSpec(Strict):
     split: Literal["train", "val"] = Field("val", description="Its split.")
     of: str | None = Field(
         None,
-        description="Label space of the original classes, beside those trained on, by its path; default: the leaf "
-        "classes.",
+        description="Label space of the original classes, by its path, in addition to those trained on; default: the "
+        "leaf classes.",
     )
     pretrain: Annotated[list[str], Field(min_length=1)] | None = Field(
         None, description="Blocks whose backbones are analysed, by name or glob; default: all."

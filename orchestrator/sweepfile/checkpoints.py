@@ -1,4 +1,4 @@
-"""`checkpoints:` of a block: how often a run is saved (execution), and what of it stays (identity). Pure."""
+"""`checkpoints:` of a block: how often a run is saved (execution), and which checkpoints are kept (identity). Pure."""
 
 from __future__ import annotations
 

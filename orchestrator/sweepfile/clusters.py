@@ -1,4 +1,4 @@
-"""`clusters:` of a label entry: label spaces made of clusters, and whose features are clustered. Pure."""
+"""`clusters:` of a label entry: label spaces made of clusters of a backbone's features. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`datasets:`: what the block may say, and the data sets that it resolves to. Pure.
+"""`datasets:`: the schema of the block, and the data sets that it resolves to. Pure.
 
-A data set is built in, lies in shards that others wrote, is converted from a source, or mixes others. What a look at
-stores and sources has found comes in as a `Survey`.
+A data set is built in, consists of existing shards, is converted from a source, or mixes others. Information from
+stores and sources is passed in as a `Survey`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all parts of the schema are made of: the strict base class and scalars with their ranges."""
+"""Common parts of the schema: the strict base class and scalars with their ranges."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The language as JSON Schema draft-07, which editors read; ``sweep.schema.json`` beside this file is its text.
+"""The language as JSON Schema draft-07, for editors; ``sweep.schema.json`` in this folder is its text.
 
-Made from the pydantic models, which alone decide: the schema is as strict as draft-07 can say it, and takes no sweep
-that is right for wrong.
+It is made from the pydantic models, which decide: the schema is as strict as draft-07 allows, and accepts every valid
+sweep.
 """
 
 from __future__ import annotations

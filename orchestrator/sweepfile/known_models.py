@@ -1,6 +1,6 @@
-"""What planning knows of timm's models: a table made by ``python -m workloads.models.table``, shipped beside this file.
+"""Facts about timm's models for planning: a table made by ``python -m workloads.models.table``, shipped in this folder.
 
-The data plane builds the models; here is only what refuses a wrong sweep before anything is created.
+The data plane builds the models; this module only refuses wrong sweeps before anything is created.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""`labels:`: what an entry may say, and the label spaces that it resolves to. Pure.
+"""`labels:`: the schema of an entry, and the label spaces that it resolves to. Pure.
 
-A rule is a field of `LabelEntry`, its name in ``RULES`` and the method of that name in `_LabelResolver`.
+A rule is a field of `LabelEntry`, its name in ``RULES`` and the method of that name in `_LabelResolver`. A new one also
+has its computation in ``workloads.labels.rules`` and a short name in ``orchestrator.planning.graph.identity``.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clu
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict, canonical, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.plugins import PluginSources, PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace
@@ -61,7 +62,7 @@ class Merge(OneRule):
         None, description="Classes of each group, by name or number."
     )
     others: Literal["keep", "drop"] = Field(
-        "keep", description="Unlisted classes: targets of their own, or not part of the data."
+        "keep", description="Unlisted classes: each its own target, or not part of the data."
     )
     num_classes: Annotated[list[AtLeastTwo], Field(min_length=1)] | None = Field(
         None, description="Random groups whose sizes differ by one class at most; one label space per number."

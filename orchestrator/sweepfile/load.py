@@ -18,7 +18,7 @@ from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.document import Changes, read_document
 from orchestrator.sweepfile.parse.tree import MAX_BYTES, Tree, implicit_scalars, parse_tree, too_large
-from orchestrator.sweepfile.plugins import PluginSources
+from orchestrator.sweepfile.plugin_uses import PluginSources
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.simulate import SimulationSources
 from orchestrator.sweepfile.suggest import did_you_mean

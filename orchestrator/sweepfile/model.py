@@ -1,4 +1,4 @@
-"""`model:` and `init:`: what they may say, and what planning can tell of a model and its recipe without timm. Pure."""
+"""`model:` and `init:`: their schema, and checks of a model and its recipe without timm. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from orchestrator.storage.open import check_store_uri, split_object_uri
 from orchestrator.sweepfile.fields import Pixels, Strict, canonical
 from orchestrator.sweepfile.known_models import ModelTable, TimmModel
 from orchestrator.sweepfile.parse.tree import Path, Tree
-from orchestrator.sweepfile.plugins import PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.values import Model
 

@@ -1,8 +1,8 @@
-"""`notify:`: what it may say, which secrets a channel may use, and the file of the same list for a whole cluster. Pure.
+"""`notify:`: its schema, the secrets that a channel may use, and the file of the same list for a whole cluster. Pure.
 
-A controller reads references in its own environment, and whoever may submit a sweep, or write the store that it lies
-in, chooses the mail server that a password is told to. So what a sweep names must be called as what it is for; the
-cluster's own file, which its operator writes, may name anything.
+A controller resolves references in its own environment, and a person who may submit a sweep, or write its store,
+chooses the mail server that gets a password. So a sweep may only name secrets whose names say that they are for
+notifications; the cluster's own file, which its operator writes, may name any secret.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def resolve_notify(entries: Iterable[NotifySpec]) -> tuple[Channel, ...]:
 
 
 def is_notify_file(text: str, file: str) -> bool:
-    """Whether a text holds only who is told (or a list of that, which is refused), and is no sweep.yaml.
+    """Whether a text holds only ``notify:`` (or a bare list, which is refused), and is not a sweep.yaml.
 
     Raises:
         SpecError: it is not YAML.
@@ -206,7 +206,9 @@ def check_channel_of_sweep(channel: Channel) -> None:
             )
     email = channel.email
     if email is not None and email.security is Security.NONE and email.server.rpartition(":")[0] not in _LOOPBACK:
-        raise UserError(f"the mail server {email.server} would be told everything in clear; write security: starttls")
+        raise UserError(
+            f"the mail server {email.server} would get mail and password unencrypted; write security: starttls"
+        )
 
 
 def _references(channel: Channel) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""`policy:`: what it may say, resolved and checked against the resources. Pure."""
+"""`policy:`: its schema, resolved and compared with the resources. Pure."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ class PolicySpec(Strict):
         ),
     )
     users: list[str] = Field(
-        default_factory=list, description="Who may pause, cancel or change the sweep besides who submitted it."
+        default_factory=list, description="Users who may pause, cancel or change the sweep, in addition to its owner."
     )
     expectations: Literal["report", "fail"] = Field(
         "report",

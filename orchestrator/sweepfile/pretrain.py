@@ -1,4 +1,4 @@
-"""`pretrain:`: what a block may say, and the backbones that it resolves to, with those that they start from. Pure."""
+"""`pretrain:`: the schema of a block, and the backbones that it resolves to, with their initial backbones. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a sweep.yaml, one line each: where, what is wrong with which value, what to do."""
+"""Problems of a sweep.yaml, one line each: the place, what is wrong with which value, what to do."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _type_message(value: object, types: Sequence[str]) -> str:
     names = list(dict.fromkeys(_TYPES[kind][0] for kind in types))
     writes = list(dict.fromkeys(_TYPES[kind][1].removeprefix("write ") for kind in types))
     if value is None:
-        return f"nothing stands here, where {' or '.join(names)} must stand; write {' or '.join(writes)}"
+        return f"nothing is written here, where {' or '.join(names)} is required; write {' or '.join(writes)}"
     what = f"{_shown(value)} is {'not' if len(names) == 1 else 'neither'} {' nor '.join(names)}"
     if "string_type" in types and isinstance(value, bool | int | float):
         return f'{what}; put it in quotes: "{_plain(value)}"'

@@ -1,7 +1,7 @@
-"""Recipes: what one may say, by name or over a base, and what it resolves to for a protocol. Pure.
+"""Recipes: what a sweep.yaml may write, by name or over a base, and what it resolves to for a protocol. Pure.
 
-The fields of a training and what they must be beside each other come from ``orchestrator.core.recipe``, which defines
-them once for both planes; here are the forms in which a sweep.yaml writes them, and the recipes of probes.
+``orchestrator.core.hyper_parameters`` defines the fields of a training, their ranges and which go together, once for
+both planes. This module has the forms in which a sweep.yaml writes them, and the recipes of probes.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.errors import SpecError
-from orchestrator.core.plugins import AUGMENTATIONS, OBJECTIVES
-from orchestrator.core.recipe import (
+from orchestrator.core.hyper_parameters import (
     ARGUMENTS_OF,
     EXCLUSIVE,
     LOSSES,
@@ -30,9 +29,10 @@ from orchestrator.core.recipe import (
     Parameter,
     PartialReader,
 )
+from orchestrator.core.plugins import AUGMENTATIONS, OBJECTIVES
 from orchestrator.sweepfile.fields import Count, Strict, at_most, canonical
 from orchestrator.sweepfile.parse.tree import MovedTree, Path, Tree
-from orchestrator.sweepfile.plugins import PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginUses
 from orchestrator.sweepfile.problems import Complaints, validate
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace
@@ -151,7 +151,7 @@ else:
     _TrainingFields = create_model(
         "_TrainingFields",
         __base__=Strict,
-        __doc__="The hyper-parameters of ``orchestrator.core.recipe``.",
+        __doc__="The hyper-parameters of ``orchestrator.core.hyper_parameters``.",
         **{name: _field(parameter) for name, parameter in PARAMETERS.items()},
     )
 
@@ -231,7 +231,7 @@ class _Frozen(Strict):
     mean: Mean | None = Field(None, description="Channel means in [0, 1]; default: as in pretraining.")
     std: Deviations | None = Field(None, description="Channel standard deviations, > 0; default: as in pretraining.")
     precision: Precision = Field(
-        "fp32", description="Arithmetic of the backbone; features are stored in float16, whatever this says."
+        "fp32", description="Arithmetic of the backbone; features are always stored in float16."
     )
 
     def resolved(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`report:` and `tracking:`: what they may say, and what of it must be part of the sweep. Pure."""
+"""`report:` and `tracking:`: their schema, and checks that names are part of the sweep. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.core.metrics import METRICS
+from orchestrator.core.metrics import RECORDED_METRICS
 from orchestrator.core.security.urls import forbidden_host
 from orchestrator.sweepfile.fields import Count, Fraction, Name, Strict
 from orchestrator.sweepfile.parse.tree import Path
@@ -23,10 +23,12 @@ _NEARLY: Final = 0.85
 
 
 class PublishedSpec(Strict):
-    """A printed number to stand beside ours: what it measures, as the report's rows are called."""
+    """A published number to show next to ours, and which row of the report it belongs to."""
 
     transfer: str = Field(description="Name of the transfer that it belongs to.")
-    label_space: str = Field("", description="Label space of the pretraining, by its path; default: one-pass training.")
+    label_space: str = Field(
+        "", description="Label space of the pretraining, by its path; default: training on the target alone."
+    )
     value: Fraction = Field(description="The metric as a fraction of 1, not in percent: 0.0525.")
     std: Fraction | None = Field(None, description="Its standard deviation, a fraction of 1; default: not printed.")
     source: str = Field("", description="Where it is printed: paper and table.")
@@ -86,7 +88,7 @@ class TrackingSpec(Strict):
             )
             raise PydanticCustomError("refused", message)
         if reason := forbidden_host(host):
-            message = f"the host is {host}, {reason}; name a tracking server of your own"
+            message = f"the host is {host}, {reason}; name your own tracking server"
             raise PydanticCustomError("refused", message.replace("{", "{{"))
         return uri
 
@@ -119,11 +121,11 @@ def _check_baseline_space(path: Path, space: str, pretrained: Sequence[str], com
 def check_metric(spec: ReportSpec, complaints: Complaints) -> None:
     """Complain of a metric that is nearly one that we record; others are of plug-ins, which nobody here knows."""
     name = spec.metric
-    if name in METRICS or any(name.startswith(f"{known}_") for known in METRICS):
+    if name in RECORDED_METRICS or any(name.startswith(f"{known}_") for known in RECORDED_METRICS):
         return
-    near = get_close_matches(name, METRICS, n=1, cutoff=_NEARLY)
+    near = get_close_matches(name, RECORDED_METRICS, n=1, cutoff=_NEARLY)
     if near:
-        message = f"'{name}' is nearly the name of a metric; write {near[0]}, or call a metric of your own otherwise"
+        message = f"'{name}' is nearly the name of a metric; write {near[0]}, or give your own metric another name"
         complaints.add(("report", "metric"), message)
 
 
@@ -153,7 +155,7 @@ def _factors(pretrains: Sequence[Pretrain]) -> dict[str, list[str]]:
 def check_published(
     spec: ReportSpec, transfers: Sequence[str], pretrains: Sequence[Pretrain], complaints: Complaints
 ) -> None:
-    """Complain about printed numbers that would stand beside no row of the report."""
+    """Complain about published numbers that match no row of the report."""
     spaces = [name for one in pretrains for name in one.labels] + [name for one in pretrains for name in one.baselines]
     known = {
         "transfer": transfers,

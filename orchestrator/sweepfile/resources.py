@@ -1,4 +1,4 @@
-"""`resources:` and `compute:`: what attempts occupy, and how they compute. Pure."""
+"""`resources:` and `compute:`: the resources of attempts, and how they compute. Pure."""
 
 from __future__ import annotations
 

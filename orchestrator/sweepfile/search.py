@@ -1,4 +1,4 @@
-"""`search:` of a transfer: what it may say, and the search that it resolves to. Pure."""
+"""`search:` of a transfer: its schema, and the search that it resolves to. Pure."""
 
 from __future__ import annotations
 

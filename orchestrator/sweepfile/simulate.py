@@ -1,6 +1,6 @@
-"""`simulate:`: what it may say, and the simulations that it resolves to. Pure.
+"""`simulate:`: its schema, and the simulations that it resolves to. Pure.
 
-Which simulations there are and what parameters they take only the data plane knows; what it says comes in as values.
+Only the data plane knows the simulations and their parameters; its answers are passed in as values.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ExpectSpec(Strict):
         default_factory=dict, description="Factors with the level, or list of levels, that it is about; default: all."
     )
     metric: str = Field("", description="What it is about; default: the simulation's metric.")
-    paper: float | None = Field(None, description="The printed number, shown beside ours.")
+    paper: float | None = Field(None, description="The published number, shown next to ours.")
     source: str = Field("", description="Where it is printed: paper and theorem, table or figure.")
 
     @model_validator(mode="after")
@@ -158,7 +158,7 @@ class SimulateSpec(Strict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationSources:
-    """What tells of simulations outside of the file."""
+    """Information about simulations outside of the file."""
 
     check: Callable[[Sequence[Mapping[str, Any]]], Mapping[str, Any]] | None = None
     """Asks the data plane, see ``workloads.commands.simulations``; None: parameters are taken as they are."""

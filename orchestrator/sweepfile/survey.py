@@ -1,9 +1,9 @@
-"""Looks at what lies outside of a sweep.yaml when it is loaded: data sets, sources to convert, classes of label spaces.
+"""Reads information outside of a sweep.yaml when it is loaded: data sets, sources to convert, classes of label spaces.
 
 The one place where the language reads object stores and asks the data plane. It reads small files (``dataset.json``,
-``classes.json``) and listings, never shards. What only the data plane can tell is asked as a question of
-``orchestrator.core.data_plane``. What is found goes into the pure resolution as values; digests of files that were read
-become identity.
+``classes.json``) and listings, never shards. Questions to the data plane are those of
+``orchestrator.core.data_plane``. The results are passed to the pure resolution as values; digests of files become part
+of identities.
 """
 
 from __future__ import annotations

@@ -1,10 +1,13 @@
-"""A whole sweep.yaml: what it may say, and the resolved sweep. Pure.
+"""A whole sweep.yaml: its schema, and the resolved sweep. Pure.
 
-Strict pydantic at the edge; nothing behind the language sees it. Every field has a description with its unit and range,
-because the schema is also the reference of the language. Invariants:
+The schema is strict pydantic; later steps use only resolved values. Every field has a description with its unit and
+range, because the schema is also the reference of the language. Invariants:
 
-- A sweep that validates resolves without any I/O: what lies outside of the file comes in as values.
+- A sweep that validates resolves without any I/O: information outside of the file is passed in as values.
 - All problems are collected, each with its place, so that one run shows all of them.
+
+A new block is a module in this package with its schema and how it is resolved, a field of `SweepSpec` and a line of
+``_Resolver.resolve`` here, and a field of ``values.ResolvedSweep``.
 """
 
 from __future__ import annotations
@@ -34,7 +37,7 @@ from orchestrator.sweepfile.model import (
 )
 from orchestrator.sweepfile.notify import NotifySpec, check_channels, resolve_notify
 from orchestrator.sweepfile.parse.tree import Path, Tree
-from orchestrator.sweepfile.plugins import PluginSources, PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.policy import PolicySpec, resolve_policy
 from orchestrator.sweepfile.pretrain import PretrainBlocks, blocks_of, check_origins, path_of, resolve_pretrain
 from orchestrator.sweepfile.problems import Complaints, validate

@@ -1,4 +1,4 @@
-"""`transfer:`: what an entry may say, and the transfer that it resolves to, with the cells of its grid. Pure."""
+"""`transfer:`: the schema of an entry, and the transfer that it resolves to, with the cells of its grid. Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.sweepfile.datasets import SubsetSpec
 from orchestrator.sweepfile.fields import Count, Name, Seeds, Strict
 from orchestrator.sweepfile.parse.tree import Path

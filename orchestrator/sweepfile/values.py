@@ -1,6 +1,6 @@
-"""The resolved sweep: frozen values without defaults left open, globs or names of recipes.
+"""The resolved sweep: frozen values with all defaults, without globs and names of recipes.
 
-Whoever reads a stored plan needs them, so nothing here imports the schema, which takes a tenth of a second. Invariants:
+Readers of stored plans need them, so nothing here imports the schema, which takes a tenth of a second. Invariants:
 
 - Values are immutable and plain: a plan is made of them alone, and equal values make equal keys.
 - `Policy` and `Channel` change no result, and a channel holds references to secrets, never secrets.
@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Any, Self, TypeAlias
 
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
+from orchestrator.core.job_kinds import JobKind
 
 BLOCK_FACTOR = "block"
 """The factor whose values are the named blocks of ``pretrain:``."""
@@ -464,7 +465,7 @@ class Policy:
 
 
 class Occasion(StrEnum):
-    """What people are told about."""
+    """Events about which notifications are sent."""
 
     FINISHED = "finished"
     """The sweep has ended with a result for every job, or was cancelled."""

@@ -1,4 +1,4 @@
-"""What clients do: leave messages and read. They need only the store, never a cluster or a running controller."""
+"""Functions for clients: they send messages and read. They need only the store, no cluster or running controller."""
 
 from __future__ import annotations
 

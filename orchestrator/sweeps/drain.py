@@ -1,8 +1,8 @@
-"""Bringing a whole cluster to rest, for an upgrade or for maintenance, with every sweep on it unharmed.
+"""Draining a whole cluster, for an upgrade or for maintenance, without harm to its sweeps.
 
-One object per cluster says so. Its controller starts nothing while it is there, lets what runs end or write a
-checkpoint, and notes in it when nothing runs any more. It outlives controllers, so that an upgraded one stays at rest
-until somebody ends the drain.
+One object per cluster marks the drain. While it exists, the controller starts nothing, lets running attempts end or
+write a checkpoint, and writes into it when nothing runs any more. It outlives controllers, so that an upgraded one also
+starts nothing until the drain is ended.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The lease of a cluster's controller: one integer, the epoch, that every new controller raises by one.
 
-The epoch decides between two controllers; the expiry only tells clients that nobody is renewing any more. Invariants:
+The epoch decides between two controllers; the expiry only shows clients that no controller renews it any more.
+Invariants:
 
 - An epoch is given out once: every write is conditional on what was read before it.
-- Whoever finds another epoch or holder in the lease ends; it is never taken back under the same epoch.
+- A controller that finds another epoch or holder in the lease ends; a lease is never taken again with the same epoch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """One sweep in the store, read as a snapshot and written as events.
 
-Everything is checked as it is read: segments by their seals and their chain, plans and specs by the digests that the
-journal holds of them. Plans of earlier versions, of which it holds none, are checked by their keys: each must be the
-address of its job's identity, since otherwise a changed recipe would be committed under the key of another. Invariants:
+Everything is checked as it is read: segments by their seals and their chain, plans and specs by their digests in the
+journal. Plans of earlier versions, without digests, are checked by their keys: each must match its job's identity,
+because otherwise a changed recipe would be committed under the key of another one. Invariants:
 
 - Events are folded before they are appended: none that cannot follow ever reaches the journal.
-- ``snapshot`` is what the durable journal says. After an append that failed, nobody knows: read it in a new ledger.
+- ``snapshot`` is the state of the durable journal. After a failed append it is unknown: read it in a new ledger.
 - A revision's plan, spec and provenance are in the store before the event that names them, and never change.
 """
 

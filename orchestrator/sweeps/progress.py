@@ -1,6 +1,6 @@
-"""What people look at while sweeps run: their progress, the nodes of a cluster, and why a sweep is not published.
+"""Documents for people while sweeps run: their progress, the nodes of a cluster, and why a sweep is not published.
 
-Each is one small object, overwritten, and never truth: nothing is decided by it, and who cannot read it sees nothing.
+Each is one small object that is overwritten. No decision uses it, and a reader works without it.
 """
 
 from __future__ import annotations
@@ -124,9 +124,13 @@ class ProgressBoard:
         if samples:
             self._quarantined[job] = samples
 
+    def is_due(self, now: float) -> bool:
+        """Whether ``flush`` would write."""
+        return now >= self._write_at_s and self._written != (self._current, self._warnings)
+
     def flush(self, now: float) -> None:
         """Write what has changed, when it is time."""
-        if now < self._write_at_s or self._written == (self._current, self._warnings):
+        if not self.is_due(now):
             return
         # Only here: a controller sees a thousand attempts ten times a second and writes once.
         jobs = {job: line.to_json() for job, line in self._current.items()}

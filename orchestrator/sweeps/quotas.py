@@ -1,7 +1,7 @@
-"""What each user's sweeps may hold at once on a cluster: one object, which clients write and the controller obeys.
+"""Limits on what each user's sweeps use at once on a cluster: one object, which clients write and the controller reads.
 
-It bounds what starts: nothing that runs is ended for it. ``scheduling.launching`` enforces it, with the rule of
-``scheduling.budgets``.
+They limit starts: running attempts are never ended because of them. ``scheduling.launching`` enforces it, with the rule
+of ``scheduling.budgets``.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""From a client's request to the events that settle it: each exactly once, followed or refused.
+"""Turns a client's request into the events that handle it: exactly once, accepted or refused.
 
 Invariants:
 
-- What ``handle_request`` returns always settles the message: a request that cannot be followed is refused in words, so
-  that it does not come back at every look and keep its sweep from all others.
+- What ``handle_request`` returns always settles the message: a request that cannot be accepted is refused with a
+  reason, so that it does not come back in every round and block the other requests of its sweep.
 - A new plan's revision is in the store before the event that names it.
-- Nothing of a plan is believed: names, keys and amounts are checked before they become names of objects.
+- Plans are not trusted: names, keys and amounts are checked before they become names of objects.
 """
 
 from __future__ import annotations

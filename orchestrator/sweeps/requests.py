@@ -1,12 +1,13 @@
-"""What clients ask of a sweep: each request in one place, with its stored form and the event that it becomes.
+"""Requests of clients: each in one place, with its stored form and the event that it becomes.
 
 Requests wait as messages in the store while no controller runs. A new one is a class here, with its function for
 clients, and a member of ``REQUESTS``. Invariants:
 
 - A message is settled by an event that carries its id; only then is it deleted. A crash between the two leaves a
-  message whose id is in the journal already: it is deleted without being followed again.
-- Messages are followed in the order of their ids, which is that of the clients' clocks.
-- What this version cannot read is refused with a reason, never passed over.
+  message whose id is already in the journal: it is deleted without being handled again.
+- A message is in its inbox before its marker is written. Markers only save requests.
+- Messages are handled in the order of their ids, which is that of the clients' clocks.
+- A message that this version cannot read is refused with a reason, never ignored.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import secrets
 import time
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
 
-from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError
+from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, StorageError
 from orchestrator.planning.graph.plan import Plan, load_shared
 from orchestrator.state import events
 from orchestrator.state.codec import decode_value
@@ -30,7 +32,7 @@ from orchestrator.state.events import MessageEvent, Running
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState, is_allowed
 from orchestrator.storage.bounds import PLAN_BYTES, check_writable
-from orchestrator.storage.layout import inbox_folder, inbox_message
+from orchestrator.storage.layout import MARKERS, inbox_folder, inbox_message, marker_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
 from orchestrator.sweepfile.suggest import did_you_mean
@@ -297,11 +299,34 @@ def post(store: ObjectStore, sweep: str, message: ClientMessage) -> None:
     content = seal(name, json.dumps(document).encode())
     check_writable(f"the message to sweep {sweep}", len(content), PLAN_BYTES, "make several sweeps of it")
     store.put_if_absent(name, content)
+    with suppress(StorageError):  # the message is there, and is found without it, too
+        store.put(marker_name(sweep, message.message_id), b"")
 
 
-def read_inbox(store: ObjectStore, sweep: str, *, skip: Collection[str] = ()) -> Iterator[Message]:
-    """Messages in the order of their ids, without those to skip and those that are deleted meanwhile."""
-    for name in store.list_children(inbox_folder(sweep)):
+def read_markers(store: ObjectStore) -> list[tuple[str, str]]:
+    """Sweep and id of the messages that markers tell of; some are settled already."""
+    names = [stat.name.removeprefix(MARKERS) for stat in store.list_objects(MARKERS)]
+    return [(sweep, message_id) for sweep, _, message_id in (name.partition("/") for name in names) if message_id]
+
+
+def discard_marker(store: ObjectStore, sweep: str, message_id: str) -> None:
+    """Delete the marker of a settled message; one that stays costs a look. Raises nothing."""
+    with suppress(StorageError):
+        store.delete(marker_name(sweep, message_id))
+
+
+def list_inbox(store: ObjectStore, sweep: str) -> list[str]:
+    """Names of the messages in an inbox, in order."""
+    return store.list_children(inbox_folder(sweep))
+
+
+def read_inbox(
+    store: ObjectStore, sweep: str, *, skip: Collection[str] = (), names: Sequence[str] | None = None
+) -> Iterator[Message]:
+    """Messages in the order of their ids, without those to skip and those that are deleted meanwhile. ``names`` are
+    those of ``list_inbox``, if they are known.
+    """
+    for name in list_inbox(store, sweep) if names is None else names:
         message_id = name.removesuffix(".json")
         if message_id in skip:
             continue
@@ -311,9 +336,13 @@ def read_inbox(store: ObjectStore, sweep: str, *, skip: Collection[str] = ()) ->
             yield message
 
 
-def discard(store: ObjectStore, sweep: str, message_id: str) -> None:
-    """Delete a settled message."""
-    store.delete(inbox_message(sweep, message_id))
+def discard(store: ObjectStore, sweep: str, message: Message) -> None:
+    """Delete a settled message. The marker of one that took the sweep from another cluster stays for a while, for that
+    cluster's controller to see.
+    """
+    store.delete(inbox_message(sweep, message.message_id))
+    if not (isinstance(message, Submit) and message.ownership is Ownership.TAKE):
+        discard_marker(store, sweep, message.message_id)
 
 
 def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:

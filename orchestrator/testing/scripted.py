@@ -1,4 +1,4 @@
-"""A backend whose attempts do what a script says, and which notices what a controller must never do."""
+"""A backend whose attempts do what a script says, and which detects what a controller must never do."""
 
 from __future__ import annotations
 

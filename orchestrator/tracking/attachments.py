@@ -1,4 +1,4 @@
-"""What the run of a sweep carries besides its state: its origin, its report, and the registered best backbone.
+"""Parts of a sweep's run other than its state: its origin, its report, and the registered best backbone.
 
 The backbone is registered in MLflow's model registry once the sweep has finished, if it asks for that
 (``register: best``).
@@ -6,6 +6,7 @@ The backbone is registered in MLflow's model registry once the sweep has finishe
 
 from __future__ import annotations
 
+import io
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -13,14 +14,15 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from statistics import fmean
+from uuid import UUID
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.metrics import better_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning
-from orchestrator.report.render.files import DOCUMENT, MARKDOWN, render_files, render_markdown, save_files
+from orchestrator.report.render.files import DOCUMENT, MARKDOWN, PNG, render_files, render_markdown, save_files
 from orchestrator.report.render.page import PAGE, render_page
 from orchestrator.report.results import Report, Result
 from orchestrator.state.transitions import SweepState
@@ -28,6 +30,7 @@ from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.facts import RunIdentity, Timeline
+from orchestrator.tracking.links import CURVE_IMAGE
 from orchestrator.tracking.memory import Memory, RunMemory
 from orchestrator.tracking.provenance import Provenance, load
 from orchestrator.tracking.server import ModelVersion, TrackingServer
@@ -37,6 +40,8 @@ FOLDER = "backbone"
 """Of the run's artifacts, where the registered files are."""
 _DIFF = "uncommitted.diff"
 _LOG = logging.getLogger(__name__)
+_IMAGE = f"images/{CURVE_IMAGE}+step+0+timestamp+1+{UUID(int=0)}"
+"""Where MLflow's pages look for an image of a run, as its client names it; fixed, so that a later one replaces it."""
 _MAX_NOTE_CHARACTERS = 7500
 """MLflow keeps 8000 characters of a tag."""
 
@@ -134,7 +139,8 @@ class Attachments:
 
     def tags(self) -> dict[str, str]:
         """Tags of the sweep's run: where it was submitted from, and the report as its description."""
-        return {**self._provenance().tags(), **(_note(render_markdown(self._report)) if self._is_over else {})}
+        told = {**_note(render_markdown(self._report)), "mlflow.loggedImages": "True"} if self._is_over else {}
+        return {**self._provenance().tags(), **told}
 
     def publish(self, run_id: str, memory: Memory) -> None:
         """Attach the files that the run does not have yet."""
@@ -144,6 +150,8 @@ class Attachments:
             report = render_files(self._report)
             save_files(self._store, self._plan.sweep, report)
             files |= report
+            if PNG in report:
+                files |= {f"{_IMAGE}.png": report[PNG], f"{_IMAGE}+compressed.webp": _as_webp(report[PNG])}
             if memory.attached.get(DOCUMENT) != _digest(report[DOCUMENT]):  # 5 MB, made only when it would differ
                 files[PAGE] = render_page(self._report, self._plan, read_learning(self._store, self._plan.jobs))
         fresh = {name: content for name, content in files.items() if memory.attached.get(name) != _digest(content)}
@@ -191,8 +199,19 @@ class Attachments:
     def _attach(self, run_id: str, files: Mapping[str, bytes]) -> None:
         with tempfile.TemporaryDirectory(prefix="orchestrator-report-") as folder:
             for name, content in files.items():
-                Path(folder, name).write_bytes(content)
+                path = Path(folder, name)
+                path.parent.mkdir(exist_ok=True)
+                path.write_bytes(content)
             self._server.attach(run_id, Path(folder))
+
+
+def _as_webp(png: bytes) -> bytes:
+    """What MLflow's pages show before the image is opened."""
+    from PIL import Image  # only where a report is published
+
+    found = io.BytesIO()
+    Image.open(io.BytesIO(png)).save(found, "WEBP", lossless=True)
+    return found.getvalue()
 
 
 def _note(text: str) -> dict[str, str]:

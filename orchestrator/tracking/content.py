@@ -1,4 +1,4 @@
-"""What the run of a job says besides its state: parameters, tags, data sets, results and metrics.
+"""Parts of a job's run other than its state: parameters, tags, data sets, results and metrics.
 
 Parameters, tags and data sets, by which people filter, group and compare runs, follow from the plan alone. Results and
 metrics are read from records and metric segments, many jobs at once.
@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.report.inputs import MetricLine, MetricSegment, list_segments, read_segment
 from orchestrator.state.snapshot import JobView
@@ -51,8 +51,10 @@ Found = TypeVar("Found")
 
 
 def sweep_params(plan: Plan) -> dict[str, str]:
-    """Parameters of the sweep's run."""
+    """Parameters of the sweep's run. ``transfer`` has it found with the runs of transfers, by the view of levels."""
+    transfers = ", ".join(dict.fromkeys(str(job.facets["transfer"]) for job in plan.jobs if "transfer" in job.facets))
     params = {"baseline": plan.baseline, "metric": plan.metric, "store": plan.store_uri}
+    params["transfer"] = f"all: {transfers}"[:_MAX_PARAM_CHARACTERS] if transfers else ""
     return {name: value for name, value in params.items() if value}
 
 

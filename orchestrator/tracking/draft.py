@@ -1,4 +1,4 @@
-"""What is written to a tracking server, as values: runs with all that they say."""
+"""The data that is written to a tracking server, as values: runs with all of their content."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run on the tracking server says about a sweep or job, and what that is read from in the journal; pure."""
+"""The state of a sweep or job for its run on the tracking server, read from the journal; pure."""
 
 from __future__ import annotations
 

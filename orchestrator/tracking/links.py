@@ -2,7 +2,7 @@
 
 A view is kept as a tag of the experiment, so that a link opens it. MLflow's pages share views this way themselves: the
 state of the page in JSON, in the tag ``mlflow.sharedViewState.KEY``, opened by ``?viewStateShareKey=KEY``. Each sweep
-has a view of its own in its experiment.
+has its own view in its experiment.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ _TAG_PREFIX = "mlflow.sharedViewState."
 _MAX_RUNS = 100
 """Shown in one chart."""
 _CURVES, _LEVELS = "curves", "levels"
+_HEIGHT = 580
+"""Pixels of a chart of levels: an image has a square as wide as its chart, half of the page, and is not cut."""
+CURVE_IMAGE = "curve"
+"""Key of the sweep's run's image: mean error and spread against granularity, which MLflow's own charts cannot draw."""
 _PARAMS = {BLOCK_FACTOR: "pretrain"}
 """Of factors that are called otherwise where runs say their values."""
 _FACETS = ("transfer", "label_space", "level", "granularity", "pretrain_seed", "transfer_seed")
@@ -43,14 +47,18 @@ def shared_view(plan: Plan) -> dict[str, str]:
 
 
 def _view(plan: Plan) -> dict[str, Any]:
-    # Runs without the parameter are left out: those of backbones, or of everything but backbones and transfers.
-    compared = "transfer" if any("transfer" in job.facets for job in plan.jobs) else "level"
+    # Runs without the parameter are left out: those of backbones, or of everything but backbones and transfers. The
+    # sweep's own run has it too, for its image of the curve.
+    num_transfers = sum("transfer" in job.facets for job in plan.jobs)
+    compared = "transfer" if num_transfers else "level"
+    # The page loads so many runs. The sweep's, which has no error and would be the last by that, started first.
+    is_small = num_transfers < _MAX_RUNS
     return {
         "searchFilter": (
             f"tags.sweep = '{plan.sweep}' AND tags.state != '{SUPERSEDED}' AND params.{compared} LIKE '%'"
         ),
-        "orderByKey": f"metrics.`{plan.metric}`",
-        "orderByAsc": better_of(plan.metric) is Better.LOWER,
+        "orderByKey": f"metrics.`{plan.metric}`" if is_small else "attributes.start_time",
+        "orderByAsc": better_of(plan.metric) is Better.LOWER or not is_small,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
         "modelVersionFilter": "All Runs",
@@ -63,7 +71,7 @@ def _view(plan: Plan) -> dict[str, Any]:
         "compareRunCharts": _charts(plan),
         "isAccordionReordered": True,  # else by name
         "compareRunSections": [
-            _section(_LEVELS, "Factors" if _factor_params(plan) else "Levels"),
+            {**_section(_LEVELS, "Factors" if _factor_params(plan) else "Levels"), "columns": 2, "cardHeight": _HEIGHT},
             _section(_CURVES, "Learning curves"),
         ],
     }
@@ -83,7 +91,10 @@ def _charts(plan: Plan) -> list[dict[str, Any]]:
     factors = _factor_params(plan)
     axes = [*(["transfer"] if len(transfers) > 1 else []), *factors, "label_space", "granularity"]
     ordered = next((name for name, is_ordered in factors.items() if is_ordered), "granularity")
+    image = _chart("IMAGE", _LEVELS, f"{metric} against granularity")
+    image |= {"imageKeys": [CURVE_IMAGE], "step": 0, "showRunParams": False}
     return [
+        *([image] if transfers else []),
         {
             **_chart("PARALLEL", _LEVELS, f"{metric} by {'factors' if factors else 'label space'}"),
             "selectedParams": axes,

@@ -1,4 +1,4 @@
-"""What the publisher remembers of one tracking server: which run stands for which job, and how far it is published.
+"""The publisher's memory of one tracking server: which run belongs to which job, and how far it is published.
 
 It is a cache of facts that can be found again: runs by their tags, and repeated metrics are dropped by the server.
 Losing it, or crashing before it is written, costs time and never a duplicate.

@@ -1,6 +1,6 @@
 """Where a sweep was submitted from: commit and uncommitted changes of the directory, packages and machine.
 
-Never part of an identity: it explains results and decides nothing.
+Never part of an identity: it is only information about results.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The publisher: brings a tracking server from what it shows to what is true of the sweeps of a store, never back.
+"""The publisher: updates a tracking server from the sweeps of a store, never the other way round.
 
 Invariants:
 
-- It goes on until there is nothing more to publish, through any outage of the tracking server.
-- A job that has not changed since the last look, as most have not, costs one comparison.
+- It continues until nothing more is to be published, through any outage of the tracking server.
+- A job that has not changed since the last round costs one comparison.
 - Trials of a search are runs below the run of their job.
 """
 
@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Protocol
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import PreconditionFailedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.inputs import MetricSegment
 from orchestrator.state.snapshot import JobView, Snapshot
@@ -160,7 +160,7 @@ class FactsCache:
         for identity, run in runs.items():
             if owner_of(identity) not in current:
                 known = self._superseded.get(identity)
-                # Once it is told, the run's own status is that of the facts.
+                # After this update, the run's own status is that of the facts.
                 found[identity] = known or _superseded(timeline, identity, run.status)
         self._superseded = found
         return list(found.values())

@@ -1,9 +1,9 @@
 """Two ways to write runs: through the interface of MLflow, or straight into the tables of its database.
 
 MLflow's own interface writes one run per call, in several transactions, over HTTP several runs at once. Where its
-database can be reached, the rows that those calls would write are written here, many runs in one transaction. What such
-a batch leaves behind equals what MLflow leaves (a test compares the tables), and a batch is there as a whole or not at
-all. The tables are written only where ``known_tables`` finds them to be exactly those that this module knows.
+database can be reached, the rows that those calls would write are written here, many runs in one transaction. The rows
+of such a batch equal those of MLflow (a test compares the tables), and a batch is written completely or not at all. The
+tables are written only where ``known_tables`` finds them to be exactly those that this module knows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The one place that talks to MLflow. Every failure is a ``TrackingError``, and none touches the truth about a sweep.
+"""The one place that talks to MLflow. Every failure is a ``TrackingError``, and none affects a sweep.
 
-Whether what answers at a tracking URI is an MLflow that we can talk to is asked once, before anything is written.
+Before anything is written, it is checked once that a supported MLflow answers at the tracking URI.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def check_server(uri: str) -> None:
     credentials = get_default_host_creds(uri)  # type: ignore[no-untyped-call]
     answer = http_request(credentials, "/version", "GET", raise_on_status=False)  # type: ignore[no-untyped-call]
     if answer.status_code in {401, 403}:
-        return  # whoever may not ask is told so by the first call that matters
+        return  # a missing permission is reported by the first call that matters
     text = answer.text.strip()[:20]
     major = text.partition(".")[0]
     if answer.status_code != 200 or not major.isdigit():

@@ -17,15 +17,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.core.contract import (
-    ExecutionContext,
-    JobKind,
-    JobRequest,
-    JobResult,
-    Outcome,
-    Progress,
-)
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
 from orchestrator.core.errors import PreemptedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder

@@ -30,8 +30,8 @@ from typing import Final
 import pytest
 
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import StorageError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER, Stack, read_description, read_stack
 from orchestrator.state.snapshot import Snapshot

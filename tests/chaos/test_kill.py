@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.state.events import AttemptSucceeded, event_type
 from orchestrator.state.snapshot import Snapshot

@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, StorageError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import read_record

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
-from orchestrator.controller.attempts import make_request
+from orchestrator.controller.attempt_requests import make_request
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Resources
 from orchestrator.core.errors import FailureKind, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, is_committed

@@ -23,8 +23,8 @@ from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.notifications.messages import Notice
 from orchestrator.notifications.notifier import add_entry, read_entries
 from orchestrator.report.inputs import read_committed, read_metric_history

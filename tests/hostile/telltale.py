@@ -11,7 +11,8 @@ import warnings
 from pathlib import Path
 from urllib.parse import quote
 
-from orchestrator.core.contract import ExecutionContext, JobKind, JobRequest, JobResult
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.job_kinds import JobKind
 from tests.hostile.canaries import LIST_VARIABLE, sentences
 
 ENTRY_POINT = "tests.hostile.telltale:execute"

@@ -23,7 +23,7 @@ from workloads.data.images import ImageCheck, check_image
 from workloads.data.reasons import BadSampleError
 from workloads.data.scan import ClassRule, scan_shard
 from workloads.models.weights import decode_weights
-from workloads.runtime.arrays import from_npy_bytes
+from workloads.runtime.npy import from_npy_bytes
 
 MIN_INPUTS = 300
 DECODERS = (DecoderName.PILLOW, DecoderName.TURBO)

@@ -30,11 +30,12 @@ READY_S = 120.0
 HEAD, WORKER = "ray.head.default", "worker"
 NODE = {"CPU": 2, "GPU": 1, "object_store_memory": 100 * MIB}
 """Of every node that it may add; the GPU is invented."""
-_RESERVATIONS = """
+_LOOK = """
 import json, sys, ray
 ray.init(address=sys.argv[1], log_to_driver=False)
 table = ray.util.placement_group_table()
-print(json.dumps([name for name, group in table.items() if group["state"] != "REMOVED"]))
+reservations = [name for name, group in table.items() if group["state"] != "REMOVED"]
+print(json.dumps([reservations, sum(node["Alive"] for node in ray.nodes())]))
 """
 
 
@@ -62,7 +63,10 @@ class FakeAutoscaler:
         return f"{LOOPBACK}:{self._port}"
 
     def allow(self, num_nodes: int) -> None:
-        """From its next look on, which is a second away at most, the autoscaler has this many nodes at most."""
+        """From its next look on, which is a second away at most, the autoscaler has this many nodes at most.
+
+        Nodes that are there leave when they have been idle for some seconds, and may be given work until then.
+        """
         written = self._config.with_suffix(".new")
         written.write_text(yaml.safe_dump(self._document(num_nodes)))
         written.replace(self._config)
@@ -87,9 +91,12 @@ class FakeAutoscaler:
 
     def reservations(self) -> set[str]:
         """Ids of the placement groups that are there, with room or without."""
-        command = [sys.executable, "-c", _RESERVATIONS, self.address]
-        told = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
-        return set(json.loads(told.stdout.splitlines()[-1]))
+        return set(self._look()[0])
+
+    def num_nodes(self) -> int:
+        """Nodes that live, the head included."""
+        num: int = self._look()[1]
+        return num
 
     def end(self) -> None:
         """Kill all that was started here, and nothing else."""
@@ -100,6 +107,11 @@ class FakeAutoscaler:
 
     def logs(self) -> str:
         return "\n".join(f"--- {path.name}\n{path.read_text()[-4000:]}" for path in self.home.glob("*.log"))
+
+    def _look(self) -> Any:
+        command = [sys.executable, "-c", _LOOK, self.address]
+        shown = subprocess.run(command, cwd=ROOT, env=self.environment, capture_output=True, text=True, check=True)
+        return json.loads(shown.stdout.splitlines()[-1])
 
     def _spawn(self, name: str, command: list[str]) -> Path:
         path = self.home / f"{name}.log"

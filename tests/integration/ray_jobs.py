@@ -12,16 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.backends.protocol import AttemptReport, Backend
-from orchestrator.core.contract import (
-    Execution,
-    ExecutionContext,
-    JobKind,
-    JobRequest,
-    JobResult,
-    Outcome,
-    Progress,
-)
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, JobResult, Outcome, Progress
 from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore

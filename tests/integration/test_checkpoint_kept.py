@@ -13,8 +13,9 @@ import safetensors.torch
 import timm
 import torch
 
-from orchestrator.core.contract import Execution, JobKind, JobRequest
+from orchestrator.core.contract import Execution, JobRequest
 from orchestrator.core.errors import PreemptedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.retention.fsck import Depth, check_store
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.local import LocalStore

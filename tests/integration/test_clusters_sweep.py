@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.report.build import build_report
 from orchestrator.state.transitions import SweepState

@@ -124,7 +124,7 @@ def test_two_jobs_are_one_pair_and_a_backbone_on_the_target_is_one_too(
     options = SampleOptions(first=f"pretrain/{A}/seed0", second=f"probe/online/{B}/seed0/seed0", store=ran.store.uri)
     show_sample_comparison(["pictures"], options)
     told = capsys.readouterr().out
-    assert "one pretraining seed: this is an interval of these networks" in " ".join(told.split())
+    assert "one pretraining seed: this interval is about these two networks" in " ".join(told.split())
 
 
 def test_report_says_what_the_images_add_to_the_intervals(ran: Ran) -> None:
@@ -135,4 +135,4 @@ def test_report_says_what_the_images_add_to_the_intervals(ran: Ran) -> None:
     error = 100 * np.sqrt(best.mean * (1 - best.mean) / 70)
     caption = text_table(table).caption
     assert "on the same 70 validation images" in caption
-    assert caption.endswith(f"have a binomial standard error of {error:.2f} points")
+    assert caption.endswith(f"has a binomial standard error of {error:.2f} points")

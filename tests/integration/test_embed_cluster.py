@@ -15,8 +15,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, Progress
 from orchestrator.core.errors import BadDataError, NumericsError, PreemptedError, StorageError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_part, read_record
 from orchestrator.storage.digests import Digests
 from orchestrator.storage.layout import checkpoints_folder

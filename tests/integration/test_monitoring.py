@@ -20,7 +20,7 @@ from urllib.request import Request, urlopen
 import pytest
 import yaml
 
-from orchestrator.metrics.catalog import METRICS
+from orchestrator.metrics.catalog import EXPORTED_METRICS
 from orchestrator.stack import Stack, ensure_stack, stop_stack
 from orchestrator.stack.description import BUCKET
 from orchestrator.stack.environment import METRICS_VARIABLE
@@ -163,11 +163,11 @@ def test_every_query_of_the_dashboard_returns_data(prometheus, long_sweep) -> No
     expressions = [target["expr"] for panel in panels for target in panel["targets"]]
     assert len(expressions) >= 30
     assert not unanswered(prometheus, expressions)
-    assert not unanswered(prometheus, [metric.exported_name for metric in METRICS], 30.0)
+    assert not unanswered(prometheus, [metric.exported_name for metric in EXPORTED_METRICS], 30.0)
 
 
 def test_metrics_have_the_labels_that_the_catalogue_names(prometheus, long_sweep) -> None:
-    known = {metric.exported_name: set(metric.labels) for metric in METRICS}
+    known = {metric.exported_name: set(metric.labels) for metric in EXPORTED_METRICS}
     of_ray = {"__name__", "Component", "NodeAddress", "SessionName", "Version", "WorkerId", "instance", "job"}
     found = query(prometheus, '{__name__=~"ray_orchestrator_.*"}')
     for series in found:

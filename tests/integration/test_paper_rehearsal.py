@@ -11,7 +11,8 @@ import pytest
 from rich.console import Console
 
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import ENTRY_POINT, JobKind
+from orchestrator.core.contract import ENTRY_POINT
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.report.build import build_report
 from orchestrator.report.render.files import render_markdown

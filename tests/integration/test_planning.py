@@ -18,8 +18,8 @@ import pytest
 from orchestrator import Sweep
 from orchestrator.api import Where
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import InfeasibleError, NotFoundError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.history import EstimateSource
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import Change

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.contract import Execution, JobKind, JobResult
+from orchestrator.core.contract import Execution, JobResult
 from orchestrator.core.errors import PreemptedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore

@@ -12,8 +12,8 @@ from PIL import Image
 
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.connect import ensure_controller
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.units import MIB
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import SweepState

@@ -79,7 +79,7 @@ def test_gang_whose_workers_never_come_up_is_lost_in_time_and_the_next_attempt_c
     assert report.failure is not None, report
     assert report.failure.kind is FailureKind.NODE_LOST
     assert "although room is reserved for them" in report.failure.message
-    until(lambda: reservations(ray_cluster) == before)
+    until(lambda: not reservations(ray_cluster) - before)  # those of earlier tests may still be going
     frost.kill()
     backend.release(stuck.attempt_id)
     patient = RayBackend(namespace, settings=RunnerSettings(entry_point=ENTRY_POINT), spare_runners=0)

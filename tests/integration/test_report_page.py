@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, read_learning
@@ -138,7 +139,7 @@ def test_page_shows_table_curve_pairs_grid_and_runs(page):
         "levels",
         "random",
         "baseline levels/depth1",
-        "one-pass levels/depth1",
+        "direct training on levels/depth1",
         "lowest mean: levels/depth3",
     ]
     assert page.evaluate("document.getElementById('pairs').data[0].z.length") == 4
@@ -221,7 +222,7 @@ def test_page_shows_searches_their_trials_and_what_was_saved(page):
     assert page.locator("#trials tr.best td").first.inner_text() == "2"
     caption = page.inner_text("#search-caption")
     assert "30 % saved" in caption
-    assert "Risk: 1 of 3 trials were judged before their ends" in caption
+    assert "Risk: 1 of 3 trials were stopped early" in caption
     assert _traces(page, "landscape") == ["completed", "stopped", "best: trial 2"]
     assert page.evaluate("document.getElementById('landscape').layout.xaxis.type") == "log"
 

@@ -11,8 +11,8 @@ from typer.testing import CliRunner, Result
 
 from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import ControllerError, NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.retention.fsck import Depth, check_store
 from orchestrator.storage import ObjectStore

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_compare_link, find_run_links
@@ -111,7 +111,11 @@ def study(request, tmp_path_factory) -> Iterator[Study]:
 def test_pages_compare_link_shows_every_level(study: Study, browser_page: Page) -> None:
     browser_page.goto(study.compare_link)
     num_transfers = sum("transfer" in job.facets for job in study.plan.jobs)
-    browser_page.get_by_text(re.compile(rf"^{num_transfers}\s+matching runs")).wait_for(timeout=_PATIENCE_MS)
+    # With the sweep's own run, which has the curve.
+    browser_page.get_by_text(re.compile(rf"^{num_transfers + 1}\s+matching runs")).wait_for(timeout=_PATIENCE_MS)
+    curve = browser_page.locator("img[src*='images/curve'], img[src*='images%2Fcurve']").first
+    curve.wait_for(timeout=_PATIENCE_MS)
+    assert curve.evaluate("image => image.complete && image.naturalWidth") > 0
     parallel = browser_page.locator(".parcoords").first
     parallel.locator("text=granularity").first.wait_for(timeout=_PATIENCE_MS)
     shown = set(parallel.locator("text").all_inner_texts()) | set(parallel.locator("text").all_text_contents())

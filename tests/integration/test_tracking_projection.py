@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.layout import metrics_segment

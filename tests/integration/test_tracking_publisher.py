@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.render.page import PAGE
 from orchestrator.state.events import SweepEnding
@@ -131,7 +131,7 @@ def test_publisher_transfer_run_says_what_people_compare_by(client, finished):
 def test_publisher_finished_sweep_has_its_report_attached(client, finished, tracking_uri):
     run = _runs(client, finished.plan)["(sweep)"]
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
-    assert names == {*REPORT_FILES, PAGE}
+    assert names == {*REPORT_FILES, PAGE, "images"}
     downloaded = Path(client.download_artifacts(run.info.run_id, "report.md"))
     assert downloaded.read_bytes() == finished.store.get(report_name("finished", "report.md"))
     # Beside the database, wherever the publisher happened to run.

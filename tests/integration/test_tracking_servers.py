@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_compare_link
 from orchestrator.tracking.publication import Publisher

@@ -10,8 +10,9 @@ import timm
 import torch
 from safetensors.torch import load as load_tensors
 
-from orchestrator.core.contract import JobKind, JobResult, Progress
+from orchestrator.core.contract import JobResult, Progress
 from orchestrator.core.errors import NumericsError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore

@@ -13,9 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, JobResult
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import BadDataError, PreemptedError, UserError
 from orchestrator.core.ids import make_key
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report

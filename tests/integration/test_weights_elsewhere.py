@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.contract import JobKind, JobResult
+from orchestrator.core.contract import JobResult
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import download_part, read_record
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import BATCHNORM, NO_BATCHNORM, TinyTraining

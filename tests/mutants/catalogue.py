@@ -52,8 +52,9 @@ MUTANTS = (
     Mutant(
         name="launch before append",
         where=f"{_EXECUTOR}._carry_out",
-        old="if batch.events:",
-        new="while batch.launches:\n        self._launch(batch.launches.pop())\n    if batch.events:",
+        old="durable = owned.append_each(",
+        new="[self._launch(batch.launches.pop()) for batch in batches for _ in tuple(batch.launches)]\n    "
+        "durable = owned.append_each(",
     ),
     Mutant(
         name="launch without append",
@@ -100,13 +101,13 @@ MUTANTS = (
     # Attempts
     Mutant(
         name="success believed without a record",
-        where="orchestrator.controller.attempts:_success",
+        where="orchestrator.controller.attempt_outcomes:_success",
         old="if record is None:",
         new="if False:",
     ),
     Mutant(
         name="attempt number is not claimed",
-        where="orchestrator.controller.attempts:allocate_attempt",
+        where="orchestrator.controller.attempt_requests:allocate_attempt",
         old="while not _claim(store, job, number, claimant):",
         new="while False:",
         family=Family.DEATHS,
@@ -119,7 +120,7 @@ MUTANTS = (
     ),
     Mutant(
         name="released before its end is on record",
-        where=f"{_CONTROLLER}._record",
+        where=f"{_CONTROLLER}._news_of",
         old="ended.append(event)",
         new="ended.append(event); self._tracker.release(event.attempt_id)",
         family=Family.DEATHS,
@@ -283,7 +284,7 @@ MUTANTS = (
     # Blame
     Mutant(
         name="a failure is told with another node than the one at fault",
-        where="orchestrator.controller.attempts:_judge_end",
+        where="orchestrator.controller.attempt_outcomes:_judge_end",
         old="node=report.node,\n            rank=failure.rank,",
         new="node='',\n            rank=failure.rank,",
         family=Family.DEATHS,

@@ -16,8 +16,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from orchestrator.core.hyper_parameters import PARAMETERS
 from orchestrator.core.ids import canonical_json, sha256_hex
-from orchestrator.core.recipe import PARAMETERS
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile.fields import Strict
 from orchestrator.sweepfile.load import canonical_text
@@ -30,7 +30,7 @@ def fields(base: type[BaseModel] = Strict) -> Iterator[str]:
     """Every field of the schema, under the class that declares it."""
     for model in base.__subclasses__():
         declared = [name for name in vars(model).get("__annotations__", {}) if name in model.model_fields]
-        # Those of a training are made of core/recipe.py; the class that reads them adds none.
+        # Those of a training are made of core/hyper_parameters.py; the class that reads them adds none.
         declaring = "RecipeSpec" if set(declared) == PARAMETERS.keys() else model.__name__
         yield from (f"{declaring}.{model.model_fields[name].alias or name}" for name in declared)
         yield from fields(model)

@@ -12,7 +12,8 @@ from enum import StrEnum
 from random import Random
 
 from orchestrator.backends.simulated import ClusterSpec, Fate, Hazards, JobWork, NodeGroup, SimulatedEnding, Turbulence
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job
 from tests.builders import make_job
 from tests.simulation.scenario import (

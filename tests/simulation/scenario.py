@@ -7,8 +7,9 @@ from random import Random
 from typing import Any
 
 from orchestrator.backends.simulated import ClusterSpec, Fate, Hazards, JobWork, NodeGroup, SimulatedEnding, Turbulence
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job
 from tests.builders import make_job
 from tests.simulation.storms import Weather

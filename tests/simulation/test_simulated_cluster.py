@@ -23,8 +23,9 @@ from orchestrator.backends.simulated import (
     VirtualClock,
 )
 from orchestrator.backends.simulated.hardware import SimulatedNode
-from orchestrator.core.contract import Execution, JobKind, JobRequest, Resources
+from orchestrator.core.contract import Execution, JobRequest, Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.testing.memory_store import MemoryStore
 

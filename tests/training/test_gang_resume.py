@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import Execution, JobKind, JobResult
+from orchestrator.core.contract import Execution, JobResult
 from orchestrator.core.errors import FailureKind, PreemptedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import BATCHNORM, TinyTraining

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 
-from orchestrator.core.contract import JobKind, JobResult
+from orchestrator.core.contract import JobResult
 from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import MEASURES
 from orchestrator.planning.estimate.volumes import Volumes
 from orchestrator.planning.graph.build import build_plan

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import rfc8785
 
-from orchestrator.core.contract import JobKind, JobRequest, Outcome
+from orchestrator.core.contract import JobRequest, Outcome
 from orchestrator.core.errors import CorruptObjectError, IdentityMismatchError, NotFoundError, StorageError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.retention.fsck import Problem, check_store
 from orchestrator.storage.artifacts import (
     ArtifactWriter,

@@ -7,7 +7,7 @@ import pytest
 
 from orchestrator.backends.classify import classify, failure_from
 from orchestrator.backends.inprocess import InprocessBackend
-from orchestrator.controller.attempts import make_request
+from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress, Resources
 from orchestrator.core.errors import FailureKind, NotFoundError, NumericsError, PreemptedError

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from orchestrator.core.contract import Execution, JobKind, JobRequest
+from orchestrator.core.contract import Execution, JobRequest
+from orchestrator.core.job_kinds import JobKind
 from workloads.checkpoint.writer import AutoInterval, young_interval_s
 
 

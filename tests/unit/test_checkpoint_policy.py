@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core.contract import Execution, JobKind
+from orchestrator.core.contract import Execution
 from orchestrator.core.errors import FailureKind, SpecError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.failure_policy import observed_mtbf_s

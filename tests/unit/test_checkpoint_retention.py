@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.contract import JobKind, JobRequest
+from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.retention.gc_rules import GcAction, Reason
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from orchestrator.storage.layout import attempt_name

@@ -3,6 +3,7 @@
 import json
 import logging
 import random
+from concurrent.futures import ThreadPoolExecutor
 from hashlib import sha256
 from pathlib import Path
 
@@ -26,8 +27,10 @@ from tests.checkpoint_cases import (
     object_of,
     raise_interrupt,
 )
+from tests.shard_cases import CountingStore
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.train.saver import NodeCopies
 
 NUM_DAMAGES = 1000
 
@@ -227,3 +230,30 @@ def test_checkpoint_delete_all_leaves_nothing(store: LocalStore) -> None:
     folder.delete_all()
     assert list(store.list_objects(f"{checkpoints_folder(KEY)}/")) == []
     assert CheckpointFolder(store, KEY).load_newest() is None
+
+
+def test_checkpoint_that_ranks_of_a_node_load_travels_once(tmp_path: Path) -> None:
+    store = CountingStore(tmp_path / "store")
+    CheckpointFolder(store, KEY).save(checkpoint_of(7))
+
+    def load(copies: NodeCopies | None) -> Checkpoint | None:
+        return CheckpointFolder(store, KEY, copy=copies.copy if copies else None).load_newest()
+
+    load(None)
+    once, ranks = len(store.ranges), [NodeCopies(store, tmp_path / "cache") for _ in range(4)]
+    store.ranges.clear()
+    with ThreadPoolExecutor(4) as pool:
+        for loaded in pool.map(load, ranks):
+            assert_equal(loaded, checkpoint_of(7))
+    assert len(store.ranges) == once
+    for copies in ranks:
+        copies.discard()
+    assert list((tmp_path / "cache" / "objects").iterdir()) == []
+
+
+def test_checkpoint_is_read_past_a_cache_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_CACHE_BYTES", "10")
+    store = LocalStore(tmp_path / "store")
+    CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    copies = NodeCopies(store, tmp_path / "cache")
+    assert_equal(CheckpointFolder(store, KEY, copy=copies.copy).load_newest(), checkpoint_of(7))

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_part
 from tests.data_jobs import DataPlane, encoded, tar_of
 from workloads.data.index import counts_part
-from workloads.runtime.arrays import from_npy_bytes
+from workloads.runtime.npy import from_npy_bytes
 
 IMAGE = encoded()
 REPLACE = {"policy": "replace", "budget": 0.5}

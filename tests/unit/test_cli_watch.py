@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -18,16 +20,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from orchestrator.cli.commands.watch import LEAVE, Steering, Watching, pressed, view
-from orchestrator.cli.commands.watch_frame import Matrix, frame
-from orchestrator.core.contract import JobKind
+from orchestrator.cli.commands.overview import Matrix, overview
+from orchestrator.cli.commands.watch import Watching
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.status import SweepStatus
 from orchestrator.stack.ports import check_answers
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweeps import client
 from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep
 from tests.report_sweeps import StudyPlan
@@ -95,58 +96,25 @@ def test_matrix_of_a_changed_plan_starts_anew() -> None:
     )
 
 
-def render(standing: SweepStatus, matrix: Matrix, *, height: int, is_ascii: bool = False) -> str:
-    console = Console(width=120, height=height, force_terminal=True, color_system=None, highlight=False)
-    with console.capture() as captured:
-        console.print(frame(standing, matrix, ["an event"], height=height, width=console.width, is_ascii=is_ascii))
-    return captured.get()
-
-
-@pytest.mark.parametrize("height", [24, 40, 80])
-def test_frame_of_a_large_sweep_fits_the_terminal(tmp_path: Path, height: int) -> None:
+@pytest.mark.parametrize("height", [2, 9, 20, 80])
+def test_overview_has_no_more_lines_than_it_may(tmp_path: Path, height: int) -> None:
     store = LocalStore(tmp_path)
     write_live_sweep(store, num_transfers=400, now=time.time())
     watching = Watching(store, SWEEP)
-    standing = watching.look()
-    text = render(standing, watching.matrix, height=height)
-    assert len(text.splitlines()) <= height + 2
-    assert "last seen running (100)" in text
-    assert "more" in text
+    status = watching.look()
+    text = render(status, watching.matrix, height=height)
+    assert len(text.splitlines()) <= height
+    assert "done (" in text
 
 
-def test_frame_of_60_columns_shows_state_first_and_both_ends_of_names(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    write_live_sweep(store, num_transfers=60, now=time.time(), is_served=True)
-    watching = Watching(store, SWEEP)
-    console = Console(width=60, height=40, force_terminal=True, color_system=None, highlight=False)
+def render(status: SweepStatus, matrix: Matrix, *, height: int, is_ascii: bool = False) -> str:
+    console = Console(width=120, height=height, force_terminal=True, color_system=None, highlight=False)
     with console.capture() as captured:
-        standing = watching.look()
-        console.print(frame(standing, watching.matrix, watching.events, height=40, width=60))
-    lines = captured.get().splitlines()
-    running = [line for line in lines if line.startswith(" train")]
-    assert running
-    assert all("..." in line and "seed" in line.rpartition("...")[2] and "…" not in line for line in running)
-    assert any("more columns" in line for line in lines)
+        console.print(overview(status, matrix, height=height, width=console.width, is_ascii=is_ascii))
+    return captured.get()
 
 
-def test_keys_ask_before_they_send_and_anything_but_y_takes_back() -> None:
-    sent: list[object] = []
-    steering = Steering(sent.append)
-    for keys, number in (("pn", 0), ("c", 0), ("q", 0), ("py", 1), ("cY", 2)):
-        for key in keys:
-            steering.press(key)
-        assert len(sent) == number
-    assert sent[0] is client.pause
-    assert sent[1] is client.cancel
-
-
-def test_terminal_that_is_gone_ends_the_view(monkeypatch: pytest.MonkeyPatch) -> None:
-    with open(os.devnull) as gone:  # noqa: PTH123 - readable at once, with nothing to read, as a closed terminal is
-        monkeypatch.setattr(sys, "stdin", gone)
-        assert pressed(60.0) in LEAVE
-
-
-def test_frame_in_ascii_has_nothing_else(tmp_path: Path) -> None:
+def test_overview_in_ascii_has_nothing_else(tmp_path: Path) -> None:
     matrix, snapshot = Matrix(), snapshot_of(study())
     matrix.update(snapshot)
     text = render(SweepStatus(snapshot=snapshot, now=0.0), matrix, height=40, is_ascii=True)
@@ -168,9 +136,7 @@ def test_look_reads_only_what_is_new_and_tells_it_first(tmp_path: Path) -> None:
     assert len(watching.events) > before
     assert "probe/" in watching.events[0]
     assert "succeeded" in watching.events[0]
-    console = Console(width=100, height=40, record=True)
-    console.print(view(watching, console))
-    assert "5 of 5 done (100 %)" in console.export_text()
+    assert "5 of 5 done (100 %)" in render(watching.status, watching.matrix, height=40)
 
 
 def test_watch_on_a_pipe_says_lines_and_ends_with_the_sweeps_code(
@@ -201,7 +167,8 @@ def terminal(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     yield watcher, outer
     watcher.kill()
     watcher.wait()
-    os.close(outer)
+    with contextlib.suppress(OSError):
+        os.close(outer)
 
 
 def read_until(outer: int, text: str) -> str:
@@ -213,20 +180,27 @@ def read_until(outer: int, text: str) -> str:
     return seen
 
 
-@pytest.mark.parametrize(("keys", "code"), [(b"q", 101), (b"\x03", 130)])
+@pytest.mark.parametrize(("keys", "code"), [(b"q", 101), (b"\x03", 130), (signal.SIGINT, 130)])
 def test_watch_on_a_terminal_uses_the_alternate_screen_and_leaving_says_how_to_come_back(
-    terminal: tuple[subprocess.Popen[bytes], int], keys: bytes, code: int
+    terminal: tuple[subprocess.Popen[bytes], int], keys: bytes | signal.Signals, code: int
 ) -> None:
     watcher, outer = terminal
     shown = read_until(outer, "the sweep continues")
     assert "\x1b[?1049h" in shown
-    if keys == b"\x03":
-        watcher.send_signal(2)
+    if isinstance(keys, signal.Signals):
+        watcher.send_signal(keys)
     else:
         os.write(outer, keys)
     said = read_until(outer, f"orchestrator watch {SWEEP}")
     assert "\x1b[?1049l" in said
     assert watcher.wait(DEADLINE_S) == code
+
+
+def test_watch_ends_when_its_terminal_is_gone(terminal: tuple[subprocess.Popen[bytes], int]) -> None:
+    watcher, outer = terminal
+    read_until(outer, "the sweep continues")
+    os.close(outer)
+    watcher.wait(DEADLINE_S)
 
 
 def test_check_answers_tells_silence_and_absence_from_a_server() -> None:

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph import data_checks
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.data_checks import kmeans_operations, long_clusterings

@@ -7,18 +7,9 @@ import pickle
 import pytest
 
 from orchestrator.core import errors
-from orchestrator.core.contract import (
-    Execution,
-    JobFailure,
-    JobKind,
-    JobRequest,
-    JobResult,
-    Outcome,
-    Progress,
-    Timings,
-)
+from orchestrator.core.contract import Execution, JobFailure, JobRequest, JobResult, Outcome, Progress, Timings
 from orchestrator.core.errors import FailureKind, OrchestratorError, SourceLocation, SpecError
-from orchestrator.core.job_kinds import KINDS
+from orchestrator.core.job_kinds import KINDS, JobKind
 
 REQUEST = JobRequest(
     attempt_id="k.1",

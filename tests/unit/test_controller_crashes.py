@@ -7,6 +7,7 @@ import pytest
 
 from orchestrator.core.errors import FailureKind, StorageError
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage import request_pool
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name
@@ -86,6 +87,19 @@ def test_sweep_with_a_fault_at_every_write_ends_as_without(tmp_path: Path, momen
         check_outcome(world)
     assert nth > 15, "the faults must have covered the sweep's writes"
     assert nth < MAX_WRITES - 1, "the last fault must lie beyond the sweep's end"
+
+
+@pytest.mark.parametrize("moment", [Moment.CRASH_BEFORE, Moment.CRASH_AFTER, Moment.ERROR_AFTER])
+def test_sweep_with_a_fault_at_every_write_ends_as_without_where_writes_go_side_by_side(
+    tmp_path: Path, moment: Moment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_pool, "_LOCAL", ())
+    for nth in range(1, MAX_WRITES):
+        world = make_world(tmp_path / str(nth))
+        if not run_with_fault(world, Fault(moment=moment, nth=nth)):
+            break
+        check_outcome(world)
+    assert 15 < nth < MAX_WRITES - 1
 
 
 def test_new_controller_goes_on_with_the_attempts_that_run(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_sweep_that_keeps_failing_is_not_adopted_again(tmp_path: Path, monkeypat
         looked_at_s.append(world.clock())
         raise KeyError("bug")
 
-    monkeypatch.setattr(world.controller._keys, "look_up", look_up)
+    monkeypatch.setattr(world.controller._scheduler, "unlaunched", look_up)
     for _ in range(300):
         world.tick()
     assert world.store.list_children(journal_folder("sweep")) == segments

@@ -190,7 +190,7 @@ def test_inat2021_json_gives_classes_with_all_ranks(tmp_path: Path) -> None:
 def test_inat2021_image_that_is_not_there_is_named(tmp_path: Path) -> None:
     source = inat(tmp_path / "in")
     (source / "val/00001_x/1.jpg").unlink()
-    with pytest.raises(UserError, match=r"val/00001_x/1\.jpg is named in the JSON, but is not there"):
+    with pytest.raises(UserError, match=r"val/00001_x/1\.jpg is named in the JSON, but does not exist"):
         convert("inat2021", source, tmp_path / "out")
 
 

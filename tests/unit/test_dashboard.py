@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from orchestrator.metrics.catalog import METRICS, reference
+from orchestrator.metrics.catalog import EXPORTED_METRICS, reference
 from tests.prometheus_server import write_configuration
 
 ROOT = Path(__file__).parents[2]
@@ -25,7 +25,7 @@ MATCHER = re.compile(r"(\w+)\s*(?:=~|!=|!~|=)")
 GROUPED = re.compile(r"\bby \(([^)]*)\)")
 SHOWN = re.compile(r"\{\{(\w+)\}\}")
 LABELS_OF_SCRAPES = ("instance", "NodeAddress")
-KNOWN = {metric.exported_name for metric in METRICS}
+KNOWN = {metric.exported_name for metric in EXPORTED_METRICS}
 OF_RAY = {"ray_node_gpus_utilization", "ray_node_cpu_utilization", "ray_node_mem_used", "ray_node_mem_total"}
 
 
@@ -81,7 +81,7 @@ def test_dashboard_shows_every_metric_and_no_other(dashboard) -> None:
 
 
 def test_dashboard_uses_only_labels_that_the_metrics_of_a_query_have(dashboard) -> None:
-    labels = {metric.exported_name: {*metric.labels, *LABELS_OF_SCRAPES} for metric in METRICS}
+    labels = {metric.exported_name: {*metric.labels, *LABELS_OF_SCRAPES} for metric in EXPORTED_METRICS}
     targets = [target for panel in panels(dashboard) for target in panel["targets"]]
     for expression, legend in [(target["expr"], target["legendFormat"]) for target in targets]:
         for name, matchers in MATCHED.findall(expression):
@@ -94,7 +94,7 @@ def test_dashboard_uses_only_labels_that_the_metrics_of_a_query_have(dashboard) 
 
 def test_alerts_ask_for_metrics_that_exist_and_say_what_to_do() -> None:
     rules = alerts()
-    labels = {metric.exported_name: {*metric.labels, *LABELS_OF_SCRAPES} for metric in METRICS}
+    labels = {metric.exported_name: {*metric.labels, *LABELS_OF_SCRAPES} for metric in EXPORTED_METRICS}
     assert len({rule["alert"] for rule in rules}) == len(rules)
     for rule in rules:
         assert set(OURS.findall(rule["expr"])) <= KNOWN, rule["alert"]

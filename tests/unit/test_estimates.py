@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind, Resources, Spot
+from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.estimates import estimate, known_accelerator
 from orchestrator.planning.estimate.flops import PEAKS, Fit, Machine, find_accelerator, network_of, start_s, steady_s
 from orchestrator.planning.estimate.history import EstimateSource, Measurement, SpeedHistory, measure

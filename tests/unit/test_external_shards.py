@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind
+from orchestrator.core.contract import Execution, ExecutionContext
 from orchestrator.core.errors import BadDataError, CorruptObjectError, SpecError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.artifacts import Record, read_record

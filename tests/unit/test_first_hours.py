@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import compute_report
 from orchestrator.report.render.other_tables import sentences
@@ -91,7 +91,7 @@ def test_search_holds_no_more_than_its_trials_use(tmp_path, search, expected):
 
 def test_report_of_trials_that_tie_says_so():
     found = {**FOUND, "trials": [{**TRIALS[0], "value": 0.1}, *TRIALS[1:]]}
-    assert sentences(SearchReport.of(JOB, found))[0] == "2 trials tie for the best (0, 2); 2 was taken."
+    assert sentences(SearchReport.of(JOB, found))[0] == "2 trials tie for the best (0, 2); trial 2 was selected."
     assert "tie" not in " ".join(sentences(SearchReport.of(JOB, FOUND)))
 
 
@@ -124,7 +124,7 @@ def test_source_of_a_conversion_may_name_the_environment():
         "convert"
     ]
     assert (found["source"], found["root"]) == ("/mnt/list.csv", "/mnt")
-    with pytest.raises(SpecError, match="may not stand here"):
+    with pytest.raises(SpecError, match="is not allowed here"):
         read_document(CONVERTED.replace("root:", "separator:"), "s.yaml", environment={"PHOTOS": "/mnt"})
 
 

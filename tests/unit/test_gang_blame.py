@@ -18,7 +18,7 @@ from orchestrator.backends.ray.gang import train as gang_module
 from orchestrator.backends.ray.gang.mailbox import GangHome, GangMailbox, GangShape
 from orchestrator.backends.ray.gang.train import run_gang
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.controller.attempts import judge_report
+from orchestrator.controller.attempt_outcomes import judge_report
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind, NumericsError, PreemptedError
 from orchestrator.state.events import AttemptFailed

@@ -1,75 +1,137 @@
-"""How often a controller asks the store for messages: what has ended long ago must not cost as what runs."""
+"""How often a controller asks the store for messages: idle sweeps must cost it nothing, and no message be missed."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from orchestrator.controller.controller import QUIET_AFTER_S, QUIET_EVERY_S
-from orchestrator.storage.layout import inbox_folder
+from orchestrator.controller.controller import LIST_EVERY_S, Controller
+from orchestrator.storage.layout import MARKERS, inbox_folder
 from orchestrator.storage.local import LocalStore
-from tests.scripted_sweep import World, make_job
-
-ENDED = ("old-1", "old-2")
+from orchestrator.sweeps import client
+from orchestrator.sweeps.inbox_looks import EVERY_S
+from orchestrator.sweeps.requests import Ownership, Pause, new_envelope, post, read_markers
+from orchestrator.testing import Hang, ScriptedBackend
+from orchestrator.testing.faults import Fault, FaultyStore, Moment
+from tests.scripted_sweep import World, make_job, make_plan
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
-    """Two sweeps that ended long ago."""
+    """Two sweeps that have ended."""
     world = World(tmp_path)
-    for sweep in ENDED:
+    for sweep in ("old-1", "old-2"):
         world.submit(make_job("dataset/0"), sweep=sweep)
-    world.finish(*ENDED)
-    world.clock.advance(QUIET_AFTER_S + 1.0)
+    world.finish("old-1", "old-2")
+    world.clock.advance(2 * EVERY_S)
     world.tick()
     return world
 
 
-def looks(world: World, monkeypatch: pytest.MonkeyPatch, seconds: int) -> Counter[str]:
-    """Looks into inboxes, by folder, within so many rounds of a second each."""
+@contextmanager
+def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
+    """Requests to the store by what is asked."""
     counts: Counter[str] = Counter()
-    original = LocalStore.list_children
-
-    def counted(store: LocalStore, prefix: str) -> list[str]:
-        counts[prefix] += 1
-        return original(store, prefix)
-
     with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "list_children", counted)
-        for _ in range(seconds):
+        for method in ("list_children", "list_objects", "exists", "get", "get_with_stat"):
+            original = getattr(LocalStore, method)
+
+            def call(store, name, *arguments, _original=original, **options):
+                counts[name] += 1
+                return _original(store, name, *arguments, **options)
+
+            patch.setattr(LocalStore, method, call)
+        yield counts
+
+
+def pause_sweeps(world: World, number: int) -> None:
+    for index in range(number):
+        sweep = f"idle-{index}"
+        world.submit(make_job(f"dataset/{index}"), sweep=sweep)
+        client.pause(world.store, sweep, now=world.clock())
+        world.controller.wake()
+        world.tick()
+
+
+def test_idle_sweeps_are_looked_at_once_a_minute_and_not_all_in_one_round(world, monkeypatch) -> None:
+    pause_sweeps(world, 10)
+    world.clock.advance(EVERY_S)
+    world.tick()
+    with counted(monkeypatch) as counts:
+        per_round: list[int] = []
+        for _ in range(120):
+            before = counts.total()
+            world.controller.tick()
+            per_round.append(counts.total() - before)
+            world.clock.advance(1.0)
+    assert max(per_round) <= 16
+    assert all(1 <= counts[inbox_folder(f"idle-{index}")] <= 3 for index in range(10))
+    assert counts[MARKERS] >= 119
+    assert counts["sweeps/"] <= 120 / LIST_EVERY_S + 1
+
+
+def test_message_is_followed_in_the_next_round_and_leaves_no_marker(world: World) -> None:
+    message = world.submit(make_job("dataset/0"), make_job("dataset/2"), sweep="old-1")
+    assert read_markers(world.store) == [("old-1", message)]
+    world.clock.advance(1.0)
+    world.controller.tick()
+    assert message in world.snapshot("old-1").handled
+    assert read_markers(world.store) == []
+
+
+@pytest.mark.parametrize("sweep", ["old-1", "new"])
+def test_message_without_a_marker_is_followed_within_a_minute(world: World, sweep: str) -> None:
+    message = world.submit(make_job("dataset/0"), make_job("dataset/2"), sweep=sweep)
+    world.store.delete(f"{MARKERS}{sweep}/{message}")
+    begun_s = world.clock()
+    world.tick_until(lambda: message in world.snapshot(sweep).handled)
+    assert world.clock() - begun_s <= EVERY_S + 2.0
+
+
+def test_marker_without_a_message_costs_one_look_and_goes_after_a_minute(world: World, monkeypatch) -> None:
+    world.store.put(f"{MARKERS}old-1/settled", b"")
+    with counted(monkeypatch) as counts:
+        for _ in range(50):
             world.controller.tick()
             world.clock.advance(1.0)
-    return counts
+        assert counts[inbox_folder("old-1")] <= 2
+        assert read_markers(world.store) == [("old-1", "settled")]
+        for _ in range(100):
+            world.controller.tick()
+            world.clock.advance(1.0)
+    assert read_markers(world.store) == []
 
 
-def test_inboxes_of_sweeps_that_ended_long_ago_are_looked_into_seldom(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seconds = 120
-    counts = looks(world, monkeypatch, seconds)
-    for sweep in ENDED:
-        assert 1 <= counts[inbox_folder(sweep)] <= seconds / QUIET_EVERY_S + 1
-
-
-def test_inbox_of_a_sweep_that_just_ended_is_looked_into_every_second(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.submit(make_job("dataset/1"), sweep="new")
-    world.finish("new")
-    assert looks(world, monkeypatch, 20)[inbox_folder("new")] >= 19
-
-
-def test_message_to_a_sweep_that_ended_long_ago_is_followed_soon_and_at_once_if_told(world: World) -> None:
+def test_message_that_could_not_be_settled_is_tried_again_at_once(world: World) -> None:
+    world.submit(make_job("dataset/3"), sweep="new")
     world.tick()
-    message = world.submit(make_job("dataset/0"), make_job("dataset/2"), sweep="old-1")
+    store = FaultyStore(world.store, [Fault(moment=Moment.ERROR_BEFORE, within="sweeps/new/journal", nth=2)])
+    world.new_controller(store)
+    world.tick()
+    message = Pause(**new_envelope({"now": world.clock()}))
+    post(world.store, "new", message)
     begun_s = world.clock()
-    world.tick_until(lambda: message in world.snapshot("old-1").handled)
-    assert world.clock() - begun_s <= QUIET_EVERY_S + 2.0
-    world.clock.advance(QUIET_AFTER_S + 1.0)
-    world.tick()
-    message = world.submit(make_job("dataset/0"), sweep="old-2")
-    world.controller.wake("old-2")
-    world.tick()
-    assert message in world.snapshot("old-2").handled
+    world.tick_until(lambda: message.message_id in world.snapshot("new").handled)
+    assert world.clock() - begun_s <= 5.0
+
+
+def test_controller_whose_silent_sweep_was_taken_notices_by_the_marker(world: World) -> None:
+    world.backend = ScriptedBackend(world.store, {"dataset/4": [Hang()]})
+    world.new_controller()
+    world.submit(make_job("dataset/4"), sweep="taken")
+    world.tick_until(lambda: world.is_running("dataset/4"))
+    plan = make_plan(make_job("dataset/4"), sweep="taken", store_uri=world.store.uri)
+    client.submit(world.store, plan, "", "cluster-b", ownership=Ownership.TAKE, now=world.clock())
+    other = Controller(world.store, ScriptedBackend(world.store), "cluster-b", "holder-b", world.clock)
+    other.tick()
+    assert world.snapshot("taken").cluster == "cluster-b"
+    assert "taken" in {one.sweep for one in world.controller.snapshots}
+    world.clock.advance(1.0)
+    for _ in range(3):
+        world.controller.tick()
+        world.clock.advance(1.0)
+    assert "taken" not in {one.sweep for one in world.controller.snapshots}

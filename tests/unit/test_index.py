@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import BadDataError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.units import MIB
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_record
 from orchestrator.storage.digests import Digests

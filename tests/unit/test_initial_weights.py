@@ -16,8 +16,9 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from orchestrator.core.contract import Execution, JobKind, JobRequest
+from orchestrator.core.contract import Execution, JobRequest
 from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.testing.memory_store import MemoryStore
 from workloads.models.build import build_backbone

@@ -7,14 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import BadDataError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from tests.data_jobs import DIGITS, TREE, DataPlane, encoded, tar_of
 from workloads.data.index import LeafSets, SampleIndex, SplitIndex
 from workloads.data.split_targets import SplitTargets
 from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, SampleLabels
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 
 CLASSES = [
     {"class": 0, "name": "oak", "order": "plant", "leaf": "oak"},

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from tests.data_jobs import DataPlane
 from tests.unit.test_wordnet import NET
 from workloads.data.index import SplitIndex
 from workloads.features.artifact import FeatureTable
 from workloads.jobs.cluster import Clustering, Rule
-from workloads.labels.definition import LabelInputs
-from workloads.labels.spaces import make_label_map
+from workloads.labels.inputs import LabelInputs
+from workloads.labels.rules import make_label_map
 from workloads.labels.taxonomy import find_parents, write_parents
 from workloads.solvers.kmeans import Library, Settings, one_thread_per_call, open_search
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.core.contract import ExecutionContext, JobKind
+from orchestrator.core.contract import ExecutionContext
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_part
 from tests.data_jobs import TREE, DataPlane
 from tests.tiny_training import RECIPE
@@ -19,11 +20,11 @@ from tests.unit import test_wordnet
 from tests.unit.test_wordnet import ENTITY, FAMOUS, OAK, PLANT, THING, TOOL
 from workloads.commands.labels import describe_spaces
 from workloads.data.index import SampleIndex
-from workloads.labels.definition import ClassTable, LabelInputs
+from workloads.labels.inputs import ClassTable, LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap, SampleLabels
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 from workloads.labels.taxonomy import CoarserLevel, find_parents, read_parents, write_parents
-from workloads.runtime.arrays import from_npy_bytes
+from workloads.runtime.npy import from_npy_bytes
 from workloads.runtime.streams import Stage
 from workloads.train.evaluate import eval_levels
 from workloads.train.samples import LabelledSamples

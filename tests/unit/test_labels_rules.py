@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from orchestrator.core import plugins
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.storage.artifacts import ArtifactWriter
 from tests.data_jobs import DataPlane
 from workloads.data.index import NO_LEAF, LeafSets, SplitIndex
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 
 GROUPS = ["plant", "plant", "animal", "animal", "animal", "stone"]
 CLASSES = [

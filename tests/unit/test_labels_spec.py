@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.cli.commands import labels
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import SpecError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.sweepfile import ResolvedSweep
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.parse.tree import parse_tree
-from orchestrator.sweepfile.plugins import PluginSources
+from orchestrator.sweepfile.plugin_uses import PluginSources
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from tests.golden_refusals import count_here

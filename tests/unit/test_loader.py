@@ -18,7 +18,16 @@ from hypothesis import strategies as st
 from tests.data_jobs import TREE, DataPlane
 from workloads.data.augment import Augment
 from workloads.data.index import SampleIndex
-from workloads.data.loader import Batch, EvalLoader, PlannedBatch, Prefetcher, SampleSource, TrainLoader, batches_ahead
+from workloads.data.loader import (
+    Batch,
+    EvalLoader,
+    PlannedBatch,
+    Prefetcher,
+    SampleSource,
+    TrainLoader,
+    Window,
+    batches_ahead,
+)
 from workloads.data.order import SampleOrder
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
@@ -249,6 +258,26 @@ def planned(step: int) -> PlannedBatch:
     return PlannedBatch(step=step, start=16 * step, ordinals_B=np.zeros(16, dtype=np.int64), squares_BHWC=squares)
 
 
+@pytest.mark.parametrize(
+    ("seconds_per_step", "batch_bytes", "memory_bytes", "depth"),
+    [
+        (0.2, 128 * 2**20, 2**40, 10),  # 2 s of training
+        (0.2, 128 * 2**20, 2**30, 8),  # what the memory holds
+        (0.2, 2**30, 2**20, 1),
+        (5.0, 50 * 2**20, 2**40, 2),  # what fits into 128 MiB, as before a step is known
+        (0.001, 1, 2**40, 64),
+    ],
+)
+def test_loader_window_holds_two_seconds_of_training_within_the_memory(
+    seconds_per_step: float, batch_bytes: int, memory_bytes: int, depth: int
+) -> None:
+    window = Window(batch_bytes, memory_bytes)
+    assert window.depth <= 4
+    for _ in range(100):
+        window.note(seconds_per_step)
+    assert window.depth == depth
+
+
 @pytest.mark.parametrize(("batch_bytes", "depth"), [(10**9, 1), (50 * 2**20, 2), (1, 4)])
 @pytest.mark.parametrize("num_workers", [1, 3])
 def test_loader_keeps_its_memory_bound(batch_bytes: int, depth: int, num_workers: int) -> None:
@@ -268,7 +297,9 @@ def test_loader_keeps_its_memory_bound(batch_bytes: int, depth: int, num_workers
     def fill(batch: PlannedBatch, part: slice) -> None:
         batch.squares_BHWC[part] += 1
 
-    batches = batches_ahead(plan, fill, range(20), batch_bytes=batch_bytes, num_workers=num_workers)
+    batches = batches_ahead(
+        plan, fill, range(20), batch_bytes=batch_bytes, num_workers=num_workers, memory_bytes=depth * batch_bytes
+    )
     current = next(batches)
     assert full.wait(timeout=30)
     for number in range(1, 20):
@@ -297,7 +328,7 @@ def test_loader_prefetch_error_comes_after_the_items_before_it() -> None:
         yield from range(3)
         raise ValueError("fourth")
 
-    with Prefetcher(items(), depth=2) as prefetched:
+    with Prefetcher(items(), depth=lambda: 2) as prefetched:
         assert [next(prefetched) for _ in range(3)] == [0, 1, 2]
         with pytest.raises(ValueError, match="fourth"):
             next(prefetched)
@@ -314,7 +345,7 @@ def test_loader_prefetch_stays_within_its_depth() -> None:
                 third.set()
             yield number
 
-    with Prefetcher(items(), depth=2):
+    with Prefetcher(items(), depth=lambda: 2):
         assert third.wait(timeout=30)
         # two are ready, the third waits for room: no fourth was asked for
         assert made == [0, 1, 2]

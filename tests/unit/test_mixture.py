@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import BadDataError, SpecError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.dataset_files import join_class_tables

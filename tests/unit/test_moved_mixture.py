@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import BadDataError, NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.data_checks import miscounted
 from orchestrator.planning.graph.plan import Plan

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind, Outcome, Progress, Resources, Timings
+from orchestrator.core.contract import Outcome, Progress, Resources, Timings
 from orchestrator.core.errors import FailureKind, StorageError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.metrics import catalog
 from orchestrator.metrics.attempts import COUNTERS, AttemptMetrics, CounterBook
 from orchestrator.metrics.catalog import Metric, MetricType
@@ -48,7 +49,7 @@ class Remembered:
     def _check(metric: Metric, kind: MetricType, labels: Mapping[str, str]) -> None:
         assert metric.type is kind
         assert tuple(labels) == metric.labels
-        assert metric in catalog.METRICS
+        assert metric in catalog.EXPORTED_METRICS
 
 
 def gpu_job(name: str, *, gpus: float = 1.0) -> Job:
@@ -114,9 +115,9 @@ def training(step: int, *, step_s: float = 1.0, total: int = 100) -> Progress:
 
 # ------------------------------------------------------------------------------------------------------------ catalogue
 def test_catalogue_names_follow_prometheus_conventions() -> None:
-    names = [metric.name for metric in catalog.METRICS]
+    names = [metric.name for metric in catalog.EXPORTED_METRICS]
     assert len(set(names)) == len(names)
-    for metric in catalog.METRICS:
+    for metric in catalog.EXPORTED_METRICS:
         assert metric.name.startswith("orchestrator_")
         assert metric.name.endswith("_total") is (metric.type is MetricType.COUNTER)
         assert not metric.unit or {"s": "seconds", "h": "hours", "bytes": "bytes"}[metric.unit] in metric.name

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import timm
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import ControllerError, SpecError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.build import compute_report

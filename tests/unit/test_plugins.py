@@ -15,8 +15,8 @@ from pydantic import BaseModel, Field
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import LABEL_SPACES, OBJECTIVES, InstalledPlugins, load_plugin
 from workloads.data.augment import Augmenter, AugmentSpec
-from workloads.runtime import plugins
-from workloads.runtime.plugins import PluginArgumentsError, open_plugin
+from workloads.runtime import plugin_arguments
+from workloads.runtime.plugin_arguments import PluginArgumentsError, open_plugin
 from workloads.runtime.streams import Stage
 
 
@@ -74,7 +74,7 @@ class Size(BaseModel):
 
 
 def open_with(function: Callable[..., Any], arguments: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(plugins, "load_plugin", lambda *_: function)
+    monkeypatch.setattr(plugin_arguments, "load_plugin", lambda *_: function)
     return open_plugin("pkg==1:it", OBJECTIVES, arguments)[1]
 
 
@@ -90,8 +90,8 @@ def without() -> None: ...
 def test_arguments_of_a_label_rule_are_its_second_argument_whatever_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def rule(classes: list[dict[str, Any]], options: Size) -> None: ...
 
-    monkeypatch.setattr(plugins, "load_plugin", lambda *_: rule)
-    monkeypatch.setattr(plugins, "get_type_hints", lambda _: {"options": Size})
+    monkeypatch.setattr(plugin_arguments, "load_plugin", lambda *_: rule)
+    monkeypatch.setattr(plugin_arguments, "get_type_hints", lambda _: {"options": Size})
     assert open_plugin("pkg==1:it", LABEL_SPACES, {"side": 2})[1] == Size(side=2)
     with pytest.raises(PluginArgumentsError, match="it has no parameters"):
         open_plugin("pkg==1:it", OBJECTIVES, {"side": 2})
@@ -127,13 +127,13 @@ def test_augmentation_of_a_package_draws_by_position_alone(monkeypatch: pytest.M
     def noise() -> Callable[[np.ndarray[Any, Any], np.random.Generator], np.ndarray[Any, Any]]:
         return lambda image, random: random.integers(0, 256, image.shape).astype(np.uint8)
 
-    monkeypatch.setattr(plugins, "load_plugin", lambda *_: noise)
+    monkeypatch.setattr(plugin_arguments, "load_plugin", lambda *_: noise)
     augmenter = Augmenter(AugmentSpec(plugin="pkg==1:noise"), seed=0, stage=Stage.PRETRAIN)
     whole, part = np.zeros((6, 4, 4, 3), np.uint8), np.zeros((2, 4, 4, 3), np.uint8)
     augmenter.change(whole, 10)
     augmenter.change(part, 13)
     assert (whole[3:5] == part).all()
     assert len({image.tobytes() for image in whole}) == len(whole)
-    monkeypatch.setattr(plugins, "load_plugin", lambda *_: lambda: lambda image, _: image[:2])
+    monkeypatch.setattr(plugin_arguments, "load_plugin", lambda *_: lambda: lambda image, _: image[:2])
     with pytest.raises(UserError, match=r"gave uint8 \[2, 4, 3\] in place of an image uint8 \[4, 4, 3\]"):
         Augmenter(AugmentSpec(plugin="pkg==1:cut"), seed=0, stage=Stage.PRETRAIN).change(part, 0)

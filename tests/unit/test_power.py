@@ -14,8 +14,8 @@ from scipy import stats
 from orchestrator.cli.commands.plan import PlanOptions, show_plan
 from orchestrator.cli.commands.power import PowerOptions, _lines, show_power
 from orchestrator.cli.output import DocumentForm
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.power import (
     MOST_SEEDS,

@@ -10,8 +10,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable
 
-from orchestrator.cli.commands.top import TopApp
-from orchestrator.cli.commands.top_frame import Reader
+from orchestrator.cli.commands.live_rows import Reader
+from orchestrator.cli.commands.live_view import LiveView
 from orchestrator.core.contract import Resources
 from orchestrator.state.nodes import Node
 from orchestrator.storage.layout import nodes_name
@@ -71,9 +71,9 @@ def test_live_view_shows_idle_nodes_and_the_runners_that_wait_there(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.services.status.time.time", world.clock)
-    app = TopApp(world.store, "sweep", every_s=0.2)
+    app = LiveView(world.store, "sweep", every_s=0.2)
 
-    async def script(pilot: Pilot[None]) -> None:
+    async def script(pilot: Pilot[str]) -> None:
         end_s = time.monotonic() + 30.0
         while not app.shown.nodes:
             assert time.monotonic() < end_s

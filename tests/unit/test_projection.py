@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, Progress
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.local import LocalStore
 from workloads.features.backbone import open_backbone
 from workloads.models.initial import open_projected

@@ -54,7 +54,7 @@ def quota(world: World, capsys: pytest.CaptureFixture[str]) -> Quota:
 def test_bounds_are_kept_shown_and_obeyed(quota: Quota, world: World) -> None:
     ended = quota("set", "--others", "--max-concurrent", "1")
     assert ended.code == 0
-    assert "what all users without limits of their own may hold is set" in ended.message
+    assert "what all users without their own limits may hold is set" in ended.message
     world.tick_until(lambda: len(world.backend.live) == 1)
     world.tick()
     assert len(world.backend.live) == 1

@@ -6,9 +6,9 @@ import pytest
 from ray.exceptions import RayActorError
 
 from orchestrator.backends.ray.deaths import Ended, death_of
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import FailureKind
-from orchestrator.scheduling.sweep_index import likeness_of
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.scheduling.sweep_index import failure_group_of
 from orchestrator.services.status import MAX_CHARACTERS, brief_message
 from orchestrator.state.failure_policy import signature_of
 from orchestrator.state.snapshot import Failure
@@ -84,7 +84,7 @@ def test_same_death_on_other_nodes_is_the_same_failure(text: str) -> None:
     def likeness(node: str, runner: str) -> object:
         message = told(text, node, runner)
         failure = Failure(attempt_id="k.0", kind=FailureKind.NODE_LOST, message=message, at_s=1.0)
-        return likeness_of(make_job(f"{JobKind.PRETRAIN}/a"), failure)
+        return failure_group_of(make_job(f"{JobKind.PRETRAIN}/a"), failure)
 
     assert likeness(NODE, RUNNER) == likeness("cpu-host.example/00112233", "runner/cpus2-gpus1-memory_gib8/0000ffff")
 

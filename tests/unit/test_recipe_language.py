@@ -11,18 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import SpecError
-from orchestrator.core.plugins import OBJECTIVES, InstalledPlugins
-from orchestrator.core.recipe import (
-    AUGMENTATIONS,
+from orchestrator.core.hyper_parameters import (
     AVERAGES,
+    BUILT_IN_AUGMENTATIONS,
     LOSSES,
     OPTIMIZERS,
     PARAMETERS,
     RELATIONS,
     SCHEDULES,
 )
+from orchestrator.core.plugins import OBJECTIVES, InstalledPlugins
 from orchestrator.sweepfile.parse.tree import parse_tree
-from orchestrator.sweepfile.plugins import PluginSources, PluginUses
+from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import (
     RecipeResolver,
@@ -80,10 +80,10 @@ def test_recipe_schema_and_data_plane_have_the_same_fields_and_defaults() -> Non
 
 
 def test_recipe_every_registered_name_has_a_builder() -> None:
-    assert optim.OPTIMIZERS.keys() == OPTIMIZERS.keys()
-    assert schedule.SCHEDULES.keys() == SCHEDULES.keys()
+    assert optim.OPTIMIZER_BUILDERS.keys() == OPTIMIZERS.keys()
+    assert schedule.SCHEDULE_FUNCTIONS.keys() == SCHEDULES.keys()
     assert objective.OBJECTIVES.keys() == set(LOSSES)
-    assert (set(AverageName), set(Augment)) == (set(AVERAGES), set(AUGMENTATIONS))
+    assert (set(AverageName), set(Augment)) == (set(AVERAGES), set(BUILT_IN_AUGMENTATIONS))
     kinds = {"precision": Precision, "head_init": HeadInit, "decoder": DecoderName, "interpolation": Interpolation}
     assert {name: set(kind) for name, kind in kinds.items()} == {name: {*PARAMETERS[name].options} for name in kinds}
 

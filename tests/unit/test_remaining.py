@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from orchestrator.core.contract import JobKind, Progress, Resources
-from orchestrator.planning.estimate.corrections import DurationCorrections
+from orchestrator.core.contract import Progress, Resources
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.estimate.duration_ratios import DurationRatios
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.services.eta import time_left_of
 from orchestrator.state.snapshot import Attempt, JobTable, JobView, Snapshot
@@ -64,8 +65,8 @@ def test_time_left_of_sweep_without_a_plan_is_nothing() -> None:
     assert time_left_of(Snapshot(sweep="s"), {}, ONE_GPU, progress={}, now=0.0).seconds == 0
 
 
-def test_corrections_are_sums_of_a_class_else_of_its_kind_and_what_is_taken_out_leaves_nothing() -> None:
-    found, small, large = DurationCorrections(), (JobKind.PRETRAIN, "small"), (JobKind.PRETRAIN, "large")
+def test_ratios_are_sums_of_a_class_else_of_its_kind_and_what_is_taken_out_leaves_nothing() -> None:
+    found, small, large = DurationRatios(), (JobKind.PRETRAIN, "small"), (JobKind.PRETRAIN, "large")
     found.add(small, 30.0, 10.0)
     found.add(small, 30.0, 50.0)
     found.add(large, 200.0, 100.0)

@@ -10,9 +10,8 @@ import pytest
 
 from orchestrator.cli.accept import _refusal, _settings, _store_of
 from orchestrator.cli.accept import accept as submit_here
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import StorageError, UserError
-from orchestrator.core.job_kinds import KINDS
+from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.artifact_lookup import lookup_artifacts
@@ -143,7 +142,7 @@ def here(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 def test_request_from_elsewhere_is_taken_where_the_cluster_keeps_its_store(world: World, here: dict[str, str]) -> None:
     request = SubmitRequest.from_bytes(payload(replace(quickstart(), store_uri=UNKNOWN_STORE)).to_bytes())
-    answer = submit_here(request, here)
+    answer = submit_here(request, Path(), here)
     assert (answer.verdict, answer.store_uri, answer.cluster) == (SubmitVerdict.ACCEPTED, world.store.uri, CLUSTER)
     assert answer.counts == {"new": len(request.plan.jobs)}
     assert world.snapshot("quickstart").handled == {"1"}
@@ -155,7 +154,7 @@ def test_request_over_damaged_records_is_refused_as_on_the_command_line(
     assert run_command(capsys, "submit", "quickstart", "-y", "--no-wait").code == 0
     monkeypatch.setattr("orchestrator.services.artifact_lookup._altered", lambda *_: ["a damaged record: run fsck"])
     with pytest.raises(StorageError, match="run fsck"):
-        submit_here(payload(replace(quickstart(), store_uri=world.store.uri)), here)
+        submit_here(payload(replace(quickstart(), store_uri=world.store.uri)), Path(), here)
     assert "run fsck" in run_command(capsys, "submit", "quickstart", "-y", "--no-wait").err
 
 

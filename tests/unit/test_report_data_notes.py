@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import notes_on
 from orchestrator.report.inputs import Committed
@@ -27,7 +27,7 @@ def test_notes_name_the_first_run_that_left_batches_out() -> None:
         a=Committed(metrics={}), b=Committed(metrics={}, num_rewinds=2), c=Committed(metrics={}, num_rewinds=1)
     )
     assert found == (
-        "2 runs went back after a NaN, an infinity or a spike and left out the batches before it, 3 times in all "
+        "2 runs were rewound after a NaN, an infinity or a spike, and skipped the batches before it, 3 times in all "
         "(first: b); their records name the samples"
     )
 
@@ -35,8 +35,8 @@ def test_notes_name_the_first_run_that_left_batches_out() -> None:
 def test_notes_name_the_first_run_that_replaced_samples() -> None:
     (found,) = notes(a=Committed(metrics={}, num_bad_samples=5), b=Committed(metrics={}, num_bad_samples=9))
     assert found == (
-        "2 runs met samples that cannot be decoded, up to 9 of them, and replaced them in training or left them out of "
-        "validation (first: a); their records name them"
+        "2 runs found samples that cannot be decoded, up to 9 per run; training replaced them and validation left them "
+        "out (first: a); their records name them"
     )
 
 

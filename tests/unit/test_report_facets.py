@@ -210,7 +210,9 @@ def test_retraining_baseline_of_a_transfer_goes_before_that_of_the_sweep():
 def test_one_pass_is_the_pretraining_on_the_target_itself():
     report = _report(StudyPlan(), lambda job: {"val_error": 0.3 if job.kind == "pretrain" else _error(job)})
     assert report.tables[0].one_pass.summary.mean == pytest.approx(0.3)
-    assert any("one-pass on levels/depth1, without transfer: 30.00" in line for line in answers(report)[0].sentences)
+    assert any(
+        "direct training on levels/depth1, without transfer: 30.00" in line for line in answers(report)[0].sentences
+    )
 
 
 PAPER = Published(transfer="main", label_space="levels/depth3", value=0.0479, std=0.00045, source="table 1")

@@ -8,7 +8,8 @@ import subprocess
 
 import pytest
 
-from orchestrator.core.contract import JobKind, Resources
+from orchestrator.core.contract import Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.volumes import num_full_trials
 from orchestrator.planning.graph.plan import Job, Plan
@@ -83,12 +84,12 @@ def test_search_table_has_the_best_first_and_says_what_was_saved():
     assert table.rows[3][-1] == "-"
     assert "19 of 27 epochs were trained, 4.22 GPU-hours of 6" in table.caption
     assert "30 % saved" in table.caption
-    assert "1 of 1 pairs of trials that came through changed places" in table.caption
+    assert "1 of 1 pairs of the remaining trials changed their order" in table.caption
 
 
 def test_search_without_stops_claims_no_saving():
     every = {**FOUND, "trials": [TRIALS[0], TRIALS[2]]}
-    assert sentences(SearchReport.of(JOB, every)) == ["All trials ran to their ends: 4.22 GPU-hours."]
+    assert sentences(SearchReport.of(JOB, every)) == ["All trials ran to the end: 4.22 GPU-hours."]
 
 
 def test_report_shows_committed_searches_in_markdown_and_json():

@@ -94,7 +94,7 @@ def test_interval_of_one_comparison_that_excludes_0_is_no_verdict():
     report = _report(_null_with_a_lucky_pair())
     sentences = answers(report)[0].sentences
     assert "(not established, corrected p = " in sentences[0]
-    assert any(s.startswith("no label space differs from the baseline levels/depth1 beyond") for s in sentences)
+    assert any(s.startswith("no label space differs from the baseline levels/depth1 by more") for s in sentences)
     assert "no label space can be excluded as the best at 95 %" in sentences
     assert "corrected for 10 comparisons" in " ".join(sentences)
 
@@ -126,7 +126,7 @@ def test_sentences_stars_table_page_and_files_say_the_same():
     sentence = next(s for s in answers(report)[0].sentences if s.startswith("lower than the baseline"))
     assert {name for name in SPACES if f" {name} " in sentence.partition("at 95 %")[2]} == with_baseline
     assert "10 comparisons" in _printed(report)
-    assert "the 4 with the baseline have half of the level" in matrix.caption
+    assert "half of the error level for the 4 with the baseline" in matrix.caption
     page = render_page(report, StudyPlan(spaces=SPACES).plan(), Learning(curves={}, unreadable=())).decode()
     rows = list(SPACES)
     pairs = json.loads(re.findall(r'"pairs":(\[\[.*?\]\])', page)[0])
@@ -291,7 +291,10 @@ def test_equal_label_spaces_have_no_best():
 
 def test_saturated_target_is_called_so():
     first, *_ = answers(_report(np.zeros((3, 5))))[0].sentences
-    assert first == "all 5 label spaces have val_error 0.00 %: the target is saturated and cannot tell them apart"
+    assert (
+        first
+        == "all 5 label spaces have val_error 0.00 %: the target is saturated and shows no difference between them"
+    )
 
 
 def test_lowest_mean_that_others_share_names_them():
@@ -310,7 +313,7 @@ def test_one_seed_tests_nothing_and_says_so():
 
 def test_differences_without_spread_are_not_tested():
     sentences = answers(_report(np.array([[0.5, 0.25, 0.125]] * 3)))[0].sentences
-    assert any("no noise was seen" in sentence for sentence in sentences)
+    assert any("every difference is the same for all seeds" in sentence for sentence in sentences)
 
 
 def test_table_has_the_number_of_pretrain_seeds_beside_the_runs():
@@ -327,7 +330,8 @@ def test_second_analysis_finds_with_two_seeds_and_names_its_assumption():
     effects = (0.0, -3.0, -6.0, -6.0, 0.0)
     report = _report(_sweeps(Scenario(num_seeds=2, stds=(0.3,) * 5, effects=effects), 1, seed=1)[:, :, 0])
     *_, second, _ = answers(report)[0].sentences
-    assert second.startswith("second analysis, right only if all label spaces vary equally over seeds (pooled two-way")
+    head = "second analysis, valid only if all label spaces have the same variance over seeds (pooled two-way"
+    assert second.startswith(head)
     assert "levels/depth3" in second.partition("would differ from the baseline")[2]
     assert "pooled p" in text_table(report.tables[0]).header
     assert report.tables[0].family.pooled.degrees_of_freedom == 4
@@ -335,7 +339,7 @@ def test_second_analysis_finds_with_two_seeds_and_names_its_assumption():
 
 def test_second_analysis_that_the_runs_contradict_is_left_out():
     report = _report(_sweeps(Scenario(num_seeds=5, stds=(0.1, 0.1, 0.1, 0.1, 5.0)), 1)[:, :, 0])
-    assert any("left out: they vary unequally over seeds" in s for s in answers(report)[0].sentences)
+    assert any("left out: their variances over seeds differ" in s for s in answers(report)[0].sentences)
     assert {pair.difference.p_pooled for pair in report.tables[0].comparisons} == {None}
     assert "pooled p" not in text_table(report.tables[0]).header
 

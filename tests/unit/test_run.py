@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.code import package_digest, sources_digest
-from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobRequest, Outcome
+from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobRequest, Outcome
 from orchestrator.core.errors import IdentityMismatchError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
 from workloads.run import _HANDLERS, execute

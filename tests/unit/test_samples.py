@@ -124,18 +124,20 @@ def test_one_seed_speaks_of_two_networks_and_several_of_label_spaces():
     one, two, three, four, ten = (
         sample_sentences(compared(drawn(random, 500, num, effect=0.1))) for num in (1, 2, 3, 4, 10)
     )
-    assert "one pretraining seed: this is an interval of these networks, not of the ways" in one[-1]
+    assert "one pretraining seed: this interval is about these two networks, not about the ways" in one[-1]
     assert two[-1] == "two pretraining seeds are too few for an interval over seeds"
     for few in (three, four):
         assert "pretraining seeds; covers less than 95 % with so few seeds: see docs/report.md)" in few[-1]
     assert ten[-1].endswith("(10 pretraining seeds)")
-    assert not any("differs" in line or "cannot be told apart" in line for line in ten)
+    assert not any("differs" in line or "no significant difference" in line for line in ten)
 
 
 def test_nothing_changed_says_so_and_renders():
     found = compared([pair(outcomes([1, 0, 1]), outcomes([1, 0, 1]))])
     found = replace(found, groups=groups_of([], 1))
-    assert any("cannot be told apart: p = 1.000" in line for line in sample_sentences(found))
+    assert any(
+        "no significant difference between the two networks: p = 1.000" in line for line in sample_sentences(found)
+    )
     draw_groups(found)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.core.contract import Evaluation, ExecutionContext, JobKind, Watch
+from orchestrator.core.contract import Evaluation, ExecutionContext, Watch
 from orchestrator.core.errors import PreemptedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.recipe import LogisticSpec

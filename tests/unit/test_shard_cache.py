@@ -27,7 +27,7 @@ from tests.shard_cases import (
     write_shards,
 )
 from workloads.data.cache import ShardCache
-from workloads.data.cache.folder import CacheSettings
+from workloads.data.cache.folder import NUM_FETCHERS, CacheSettings
 from workloads.data.cache.shards import spans
 
 DEADLINE_S = 30.0
@@ -195,14 +195,15 @@ def test_shard_cache_pin_stays_readable_when_its_file_is_deleted_by_hand(caches,
 
 
 def test_shard_cache_fetches_ahead_in_the_declared_order(caches, store: CountingStore) -> None:
-    cache = caches(6)
+    cache = caches(NUM_FETCHERS + 2)
     gate = Gate()
     store.before = lambda _name: gate.pass_through()
-    cache.prefetch([4, 1, 5])
-    eventually(lambda: len(store.ranges) == 2)
-    assert set(store.ranges) == {"shards/000004.tar", "shards/000001.tar"}
+    declared = [4, *reversed([shard_id for shard_id in range(NUM_FETCHERS + 2) if shard_id != 4])]
+    cache.prefetch(declared)
+    eventually(lambda: len(store.ranges) == NUM_FETCHERS)
+    assert set(store.ranges) == {f"shards/{shard_id:06d}.tar" for shard_id in declared[:NUM_FETCHERS]}
     gate.opened.set()
-    eventually(lambda: all(cache._ahead.held(shard_id) for shard_id in (4, 1, 5)))
+    eventually(lambda: all(cache._ahead.held(shard_id) for shard_id in declared))
     assert read(cache, 5, 2) == sample(5, 2)
     assert cache.stats.snapshot()["hit_rate"] == 1.0
 
@@ -233,13 +234,14 @@ def test_shard_cache_former_declaration_makes_room_for_the_next(caches) -> None:
 def test_shard_cache_reader_waits_for_a_shard_within_its_patience_and_else_reads_a_range(
     caches, store: CountingStore
 ) -> None:
-    cache = caches(6, patience_bytes=2 * SHARD_BYTES)
+    cache = caches(NUM_FETCHERS + 4, patience_bytes=2 * SHARD_BYTES)
     gate = Gate()
-    store.before = lambda name: gate.pass_through() if name < "shards/000002.tar" else None
-    cache.prefetch(range(6))
+    store.before = lambda name: gate.pass_through() if name < f"shards/{NUM_FETCHERS:06d}.tar" else None
+    cache.prefetch(range(NUM_FETCHERS + 4))
     assert gate.reached.wait(timeout=DEADLINE_S)
-    eventually(lambda: len(store.ranges) == 2)  # shards 0 and 1 are on their way, 2 is next
-    assert read(cache, 5, 0) == sample(5, 0)  # shard 5 comes after three others
+    eventually(lambda: len(store.ranges) == NUM_FETCHERS)  # these are on their way, one more is next
+    last = NUM_FETCHERS + 3
+    assert read(cache, last, 0) == sample(last, 0)  # it comes after three others
     assert cache.stats.snapshot()["ranged_reads"] == 1
     gate.opened.set()
     assert read(cache, 0, 0) == sample(0, 0)

@@ -15,7 +15,7 @@ from orchestrator.core.errors import StorageError
 from tests.shard_cases import NUM_SAMPLES, SHARD_BYTES, CountingStore, Gate, read, write_shards
 from workloads.data.cache import ShardCache
 from workloads.data.cache.ahead import Ahead
-from workloads.data.cache.folder import CacheSettings, Check, Pin
+from workloads.data.cache.folder import NUM_FETCHERS, CacheSettings, Check, Pin
 
 DEADLINE_S = 30.0
 
@@ -57,11 +57,12 @@ def test_reader_of_a_shard_that_is_declared_no_more_is_sent_to_ranges() -> None:
         gate.pass_through()
         return some_pin()
 
-    ahead = Waits([1] * 6, obtain)
-    ahead.declare([0, 1, 2])
-    (waiting,) = in_threads(ahead.wait, [2])
+    last = NUM_FETCHERS
+    ahead = Waits([1] * (last + 3), obtain)
+    ahead.declare(range(last + 1))
+    (waiting,) = in_threads(ahead.wait, [last])
     eventually(lambda: ahead.num_readers == 1)
-    ahead.declare([3, 4])
+    ahead.declare([last + 1, last + 2])
     try:
         assert waiting.result(timeout=DEADLINE_S) is None
     finally:

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import ExecutionContext, JobKind
+from orchestrator.core.contract import ExecutionContext
 from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import is_committed, part_object, read_part
 from tests.data_jobs import DIGITS, TREE, DataPlane
 from workloads.data import synthetic

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.core.contract import JobKind
 from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.layout import checkpoints_folder
 from tests.data_jobs import DataPlane
 from tests.shared_writing import TREE, Written, shard_digests

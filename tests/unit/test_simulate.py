@@ -19,7 +19,7 @@ import pytest
 from matplotlib.figure import Figure
 from pydantic import BaseModel
 
-from orchestrator.controller.attempts import make_request
+from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ExecutionContext, Progress
 from orchestrator.core.errors import PreemptedError, SpecError, UserError

@@ -11,10 +11,10 @@ import pytest
 from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.backends.ray import simulation_packages as kept_packages
 from orchestrator.cli.accept import brought_simulations
-from orchestrator.controller.attempts import make_request
+from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.run_inprocess import drive, run_sweep_inprocess
-from orchestrator.core.errors import ControllerError, SpecError, UserError
+from orchestrator.core.errors import ControllerError, SpecError, StorageDeniedError, UserError
 from orchestrator.core.simulation_files import SimulationCode
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
@@ -214,6 +214,18 @@ def test_controller_refuses_a_plain_file_that_only_the_store_told_it_of(
         submitted()
     kept_packages.keep_packages(packages)
     assert submitted().state is SweepState.FAILED  # accepted; this backend knows no packages
+
+
+def test_files_outside_the_allowed_places_are_neither_read_nor_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write(tmp_path / "a")
+    plan = plan_of(file)
+    Tables.at(monkeypatch)
+    monkeypatch.setenv("ORCHESTRATOR_ALLOWED_URIS", f"file://{tmp_path}/other")
+    with pytest.raises(StorageDeniedError, match="not below any of the allowed URIs"):
+        kept_packages.with_unpacked(make_request(plan, plan.jobs[0], 1), tmp_path)
+    assert "4:9: simulate.one.run: file://" in problem(file)
 
 
 @pytest.mark.parametrize(

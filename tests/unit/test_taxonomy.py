@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from orchestrator.core.errors import BadDataError, UserError
-from workloads.labels.definition import LabelInputs
+from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import ClassLabels
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 from workloads.labels.taxonomy import check_chains, folder_rows, read_table, violations
 
 RANKS = ("supercategory", "kingdom", "phylum", "class", "order", "family", "genus")

@@ -10,8 +10,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobKind, JobRequest, Progress
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, Progress
 from orchestrator.core.errors import NumericsError, PreemptedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import RECIPE

@@ -20,8 +20,9 @@ from orchestrator.backends.simulated import (
     SimulatedEnding,
     VirtualClock,
 )
-from orchestrator.controller.attempts import NodePricing, judge_report
+from orchestrator.controller.attempt_outcomes import judge_report
 from orchestrator.controller.controller import Controller
+from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Plan

@@ -11,9 +11,9 @@ from orchestrator.core.errors import BadDataError, UserError
 from workloads.commands.labels import describe_spaces
 from workloads.data.index import LeafSets, SplitIndex
 from workloads.labels import wordnet as module
-from workloads.labels.definition import LabelInputs
+from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import ClassLabels
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 from workloads.labels.wordnet import Paths, WordNet, level_of, open_wordnet
 
 PUBLISHED = {0: 21843, 1: 5995, 2: 2281, 4: 519, 6: 160, 9: 38}

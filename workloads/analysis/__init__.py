@@ -1,1 +1,1 @@
-"""What a backbone has learnt: measures of features, as pure functions over streams of them."""
+"""Measures of a backbone's features, as pure functions over streams of them."""

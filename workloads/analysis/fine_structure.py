@@ -1,10 +1,10 @@
-"""Cluster-and-linear-probe: whether original classes can be told from features that were trained on coarser labels.
+"""Cluster-and-linear-probe: predicts original classes from features that were trained on coarser labels.
 
 The protocol of "Are Neurons Actually Collapsed?", section 4.3: within every trained class the training samples are
 clustered into as many clusters as it holds original classes; a linear classifier learns the clusters from the features
 themselves; on other samples it is right where the cluster it names is mapped to the original class, by the best mapping
-of clusters to classes. Beside it stands the probe of the original labels (LPO), and both on raw pixels as controls:
-where pixels alone give as much, the features prove nothing.
+of clusters to classes. The probe of the original labels (LPO), and both on raw pixels, are controls: if pixels alone
+give the same accuracy, it does not come from the features.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How many units are active in each layer of a network, counted while samples pass through it.
 
-A layer is an activation function that is a module of its own, as in timm's networks: its name is the module's path. One
+A layer is an activation function that is a module, as in timm's networks: its name is the module's path. One
 that is called several times in a pass is a layer for each call (``act``, ``act:2``). Functions that are called without
-a module (``torch.nn.functional.relu``) leave nothing to count at, and the layers behind them are not seen.
+a module (``torch.nn.functional.relu``) cannot be counted, and the layers behind them are not seen.
 """
 
 from __future__ import annotations

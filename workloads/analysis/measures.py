@@ -1,4 +1,8 @@
-"""The registry of measures: what a sweep may ask of features, by the names of the language.
+"""The registry of measures: measures of features, by their names in the sweep language.
+
+A new measure is an entry of ``MEASURES`` here and of ``MeasureName`` in ``orchestrator.sweepfile.analyze``; with
+parameters it is also a field of ``MeasureSpec`` there. Unit and direction of its metrics are rows of
+``orchestrator.core.metrics``.
 
 Other packages add measures by entry points of the group ``pretraining_orchestrator.measures``: a function
 ``(features, targets, hierarchy, arguments) -> {name: number}``. ``features`` is a ``FeatureStream``, ``targets`` maps
@@ -22,7 +26,7 @@ from orchestrator.core.plugins import MEASURES as MEASURE_PLUGINS
 from workloads.analysis import geometry, units
 from workloads.analysis.features import ClassMoments, FeatureStream, SampleClasses, class_moments, take_rows
 from workloads.analysis.fine_structure import ProbedSamples, cluster_and_probe, linear_probe, reduced
-from workloads.runtime.plugins import open_plugin, takes_arguments
+from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 SHOWN_CLASSES: Final = 100

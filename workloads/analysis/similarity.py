@@ -1,10 +1,10 @@
-"""How alike two networks see the same samples: centred kernel alignment (CKA) of their features.
+"""Similarity of two networks on the same samples: centred kernel alignment (CKA) of their features.
 
 The linear kernel's Hilbert-Schmidt independence criterion (HSIC) is estimated without bias (Song, Smola, Gretton,
 Borgwardt and Bedo, "Supervised feature selection via dependence estimation"; for CKA: Nguyen, Raghu and Kornblith, "Do
 Wide and Deep Networks Learn the Same Things?", equation 3), over all samples at once: for linear kernels every sum over
 pairs of samples follows from sums over samples, in O(N D^2) time and O(D^2) memory. The biased estimate of independent
-features is far above 0 where their dimension is not small beside the number of samples.
+features is far above 0 unless their dimension is small compared with the number of samples.
 """
 
 from __future__ import annotations

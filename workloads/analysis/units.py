@@ -1,4 +1,4 @@
-"""What single units do, and how many directions features use: purity, sparsity, rank."""
+"""Measures of single units, and of the number of directions that features use: purity, sparsity, rank."""
 
 from __future__ import annotations
 

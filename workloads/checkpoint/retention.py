@@ -1,7 +1,7 @@
 """Checkpoints that become part of the artifact (listed epochs, the best by a metric), and how they are read from it.
 
 They are ordinary checkpoints that stay in the store until the job's record is committed. What a run keeps is a function
-of its evaluations alone and stands in the state of each checkpoint, so that it survives the deaths of attempts.
+only of its evaluations and is part of the state of each checkpoint, so that it survives the deaths of attempts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of a run at one step, held still in host memory while training goes on.
+"""The state of a run at one step, copied into host memory while training continues.
 
 The memory is a file in safetensors' format (https://github.com/huggingface/safetensors#format), so that a store reads
 it without a copy in between. The library writes the format from tensors that it is given at once, each time into new

@@ -1,8 +1,8 @@
 """Checkpoints in the object store: ``<step>-<nonce>/`` folders, each committed by its ``manifest.json``.
 
 A checkpoint exists once its manifest does; the manifest names every object with its size and sha256. Loading verifies
-all of it and falls back to the next older one that is intact. The newest few stay, and those that a run keeps for its
-artifact (``workloads.checkpoint.retention``).
+all of it and falls back to the next older one that is intact. The newest few are kept, and those that a run keeps for
+its artifact (``workloads.checkpoint.retention``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
+from orchestrator.storage.digests import Digests
 from orchestrator.storage.layout import attempts_folder, checkpoint_name, checkpoints_folder
 from workloads.checkpoint.retention import KEPT, Kept, kept_steps
 from workloads.checkpoint.snapshot import MODEL, OPTIMIZER, STATE, Checkpoint, HostFile, Snapshot
@@ -33,6 +34,8 @@ _KEEP_LAST = 2
 _MANIFEST = "manifest.json"
 
 Write = Callable[[], object]
+Copy = Callable[[str, int, Digests, int], bool]
+"""Writes the object of this name, size and content into an open file, verified; False: read it from the store."""
 
 
 def _once(write: Write) -> None:
@@ -42,10 +45,20 @@ def _once(write: Write) -> None:
 class CheckpointFolder:
     """The checkpoints of one job, as one attempt sees them. For one thread at a time.
 
-    The newest ``keep_last`` stay. ``attempt_number`` is the attempt's own; 0 = it has none, and is alone.
+    The newest ``keep_last`` stay. ``attempt_number`` is the attempt's own; 0 = it has none, and is alone. ``copy`` is a
+    nearer source than the store.
     """
 
-    def __init__(self, store: ObjectStore, key: str, *, keep_last: int = _KEEP_LAST, attempt_number: int = 0) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        key: str,
+        *,
+        keep_last: int = _KEEP_LAST,
+        attempt_number: int = 0,
+        copy: Copy | None = None,
+    ) -> None:
+        self._copy = copy
         self._store = store
         self._key = key
         self._root = checkpoints_folder(key)
@@ -194,6 +207,8 @@ class CheckpointFolder:
         try:
             digests, place = entry.digests, f"{self._root}/{name}/{part}"
             size_bytes, algorithm = entry.size_bytes, digests.algorithm
+            if self._copy is not None and self._copy(place, size_bytes, digests, file.descriptor):
+                return file
             found = fetch(self._store, place, file.descriptor, size_bytes=size_bytes, algorithm=algorithm)
             if not digests.match(found):
                 message = (

@@ -1,1 +1,1 @@
-"""What answers the questions of the control plane, in processes of their own; see ``orchestrator.core.data_plane``."""
+"""Answers to questions of the control plane, each in a separate process; see ``orchestrator.core.data_plane``."""

@@ -44,7 +44,7 @@ from workloads.data.index import BadSamplePolicy, BadSamples, Shard
 from workloads.data.scan import ClassRule, ShardTable, class_names
 from workloads.data.scan_splits import ScannedSplits, scan_source, scan_splits
 from workloads.jobs.index import described_shards, plan_external, streamed, unread_shard
-from workloads.labels.spaces import LEAF_LEVEL
+from workloads.labels.rules import LEAF_LEVEL
 
 __all__ = ["CONVERTERS", "index", "listing", "sample", "shard", "stats", "verify"]
 
@@ -191,8 +191,8 @@ def _write_beside(shard_input: ShardInput, dataset: DatasetFile) -> None:
         raise UserError(f"the shards lie in {len(folders)} folders; {DATASET_FILE} describes those of one folder")
     (folder,) = folders
     if shard_input.classes_uri != f"{folder}/{CLASSES_FILE}":
-        message = f"the class table must lie beside the shards, as {folder}/{CLASSES_FILE}; copy it there and name it"
-        raise UserError(message + " with --classes")
+        message = f"the class table must be in the folder of the shards, as {folder}/{CLASSES_FILE}; "
+        raise UserError(message + "copy it there and name it with --classes")
     store = open_store(folder)
     store.put(DATASET_FILE, dataset.to_bytes())
     tidy_folder(store)

@@ -1,6 +1,6 @@
-"""What the control plane asks about label spaces: complete definitions, numbers of classes, and descriptions.
+"""Questions of the control plane about label spaces: complete definitions, numbers of classes, and descriptions.
 
-A description has sizes of classes, entropy, and how the spaces lie to each other. With an index, samples of the
+A description has sizes of classes, entropy, and relations between the spaces. With an index, samples of the
 training split are counted; without one, the leaf classes, each as one sample.
 """
 
@@ -18,10 +18,10 @@ from orchestrator.storage.open import open_store
 from workloads.data.builtin import open_builtin
 from workloads.data.index import SampleIndex, SplitIndex
 from workloads.data.split_targets import NO_LABEL, SplitTargets
-from workloads.labels.definition import ClassTable, LabelInputs
 from workloads.labels.hierarchy import make_hierarchy
+from workloads.labels.inputs import ClassTable, LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 from workloads.labels.taxonomy import check_chains, find_parents, table_digest
 
 _ROWS_AT_ONCE = 1 << 18

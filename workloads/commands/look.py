@@ -1,7 +1,7 @@
-"""What lies in a folder that somebody names, without saying what it is: its form, classes, levels and sizes.
+"""Recognises the data set in a folder: its form, classes, levels and sizes.
 
-The forms are those of the converters and shards with a class table. A form is known by names of files and folders
-alone; what it then holds is listed by its converter.
+The forms are those of the converters and shards with a class table. A form is recognised only by names of files and
+folders; then its converter lists the content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether timm's models take the arguments that a sweep gives them, asked when the sweep is read.
+"""Checks that timm's models accept a sweep's arguments, when the sweep is read.
 
-A model is built, and shown an image, on the meta device: nothing is computed, and no memory is needed. Where an
-architecture cannot be built like that even without arguments, nothing is said, and the job decides.
+A model is built, and shown an image, on the meta device: nothing is computed, and no memory is needed. If an
+architecture cannot be built like that even without arguments, nothing is reported, and the job decides.
 """
 
 from __future__ import annotations

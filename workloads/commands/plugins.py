@@ -1,11 +1,11 @@
-"""Whether a sweep's plug-ins are there and take the arguments that it gives them, asked when the sweep is read."""
+"""Checks that a sweep's plug-ins exist and accept its arguments, when the sweep is read."""
 
 from __future__ import annotations
 
 from orchestrator.core.data_plane import PluginAnswer, PluginProblem, PluginRequest, PluginUse
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import GROUPS, short_name
-from workloads.runtime.plugins import PluginArgumentsError, Problem, open_plugin
+from workloads.runtime.plugin_arguments import PluginArgumentsError, Problem, open_plugin
 
 
 def check(request: PluginRequest) -> PluginAnswer:

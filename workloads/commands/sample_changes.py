@@ -16,7 +16,7 @@ from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 from workloads.data.index import SampleIndex, SplitIndex, store_of
 from workloads.data.split_targets import NO_LABEL
-from workloads.labels.definition import named_labels
+from workloads.labels.inputs import named_labels
 from workloads.labels.label_map import LabelMap
 from workloads.labels.taxonomy import level_names, node_of, read_parents
 

@@ -1,4 +1,4 @@
-"""What the control plane asks about simulations: whether they are there, and their complete parameters."""
+"""Questions of the control plane about simulations: whether they exist, and their complete parameters."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.simulation_files import SimulationCode, file_reference
+from orchestrator.storage.open import check_allowed
 from workloads.theory.loading import ParametersError, Simulation
 from workloads.theory.shipped import SIMULATIONS
 
@@ -36,6 +37,7 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     try:
         if reference is not None:
             path = Path(asked["folder"], reference[0]).resolve()
+            check_allowed(path.as_uri())
             name, file = f"{SimulationCode.read(path).digest}.py:{reference[1]}", str(path)
         simulation = Simulation.load(name, file)
     except (OrchestratorError, ImportError, AttributeError) as error:

@@ -30,6 +30,7 @@ from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import open_regular, read_regular
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes, offset_of_row
+from workloads.convert.matlab import read_matlab
 
 _CIFAR_SHAPE: Final = (3, 32, 32)
 _CIFAR_BYTES: Final = 3 * 32 * 32
@@ -46,8 +47,6 @@ _MALFORMED: Final = (
 _HASHED: Final = frozenset({"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET", "ADDITEMS"})
 _MAX_HASHED: Final = 16
 """The hash of tuples of one another takes time that doubles with each; a pickled array has six."""
-_MAT_HEADER_BYTES: Final = 128
-_MAT_COMPRESSED: Final = 15
 _SVHN_FILES: Final = {"train": "train_32x32.mat", "val": "test_32x32.mat"}
 
 
@@ -330,32 +329,6 @@ def _svhn(path: Path) -> ArrayFile:
     if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[2] != 3:
         raise ValueError(f"X is {pixels.dtype} {list(pixels.shape)} in place of uint8 [H, W, 3, N]")
     return ArrayFile(np.ascontiguousarray(pixels.transpose(3, 0, 1, 2)), {"class": labels % 10})  # 10 is the digit 0
-
-
-def read_matlab(content: bytes, *, max_bytes: int, squeeze: bool = False) -> dict[str, Any]:
-    """The variables of a MATLAB file (``.mat``, level 5), by ``squeeze`` without dimensions of size 1.
-
-    Raises:
-        ValueError: it is none, or expands to more than ``max_bytes``: SciPy takes any size.
-    """
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
-    # Elements are (type, bytes) and content; those of type 15 are compressed (MAT-File Format, "Data Elements").
-    position, left = _MAT_HEADER_BYTES, max_bytes
-    try:
-        while position + 8 <= len(content):
-            kind, size = struct.unpack_from("<II", content, position)
-            if kind == _MAT_COMPRESSED:
-                compressed = memoryview(content)[position + 8 : position + 8 + size]
-                left -= len(zlib.decompressobj().decompress(compressed, left + 1))
-            if left < 0:
-                raise ValueError(f"it expands to more than {max_bytes} bytes")
-            position += 8 + size
-        variables: dict[str, Any] = loadmat(io.BytesIO(content), squeeze_me=squeeze)
-    except (TypeError, LookupError, OSError, NotImplementedError, MemoryError, zlib.error, MatReadError) as error:
-        raise ValueError(str(error) or type(error).__name__) from error
-    return variables
 
 
 # ------------------------------------------------------------------------------------------------------------ pickles

@@ -75,5 +75,5 @@ def folder_classes(paths: list[str]) -> ClassRows:
 def _class_of(name: str, folder: Path) -> str:
     path = name.rpartition("/")[0]
     if not path:
-        raise UserError(f"{folder / name} lies in no class folder; move it into one, or name the folders with --split")
+        raise UserError(f"{folder / name} is in no class folder; move it into one, or name the folders with --split")
     return path

@@ -1,6 +1,6 @@
 """``imagenet1k`` and ``imagenet21k``: as image-net.org publishes them, without unpacking.
 
-A class is a WordNet synset (``n01440764``), and classes are numbered in the order of their ids, as everybody does. The
+A class is a WordNet synset (``n01440764``), and classes are numbered in the order of their ids, as usual. The
 column ``synset`` of the class table holds the id, from which label spaces walk WordNet. Images are found inside
 uncompressed tars, and inside tars inside tars, without extracting anything.
 """
@@ -22,9 +22,9 @@ from typing import BinaryIO, cast
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import open_regular, read_regular
-from workloads.convert.arrays import read_matlab
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, is_image
+from workloads.convert.matlab import read_matlab
 
 SYNSET = re.compile(r"n\d{8}")
 _NAMES_FILES = ("LOC_synset_mapping.txt", "synset_mapping.txt", "words.txt", "imagenet21k_wordnet_lemmas.txt")
@@ -185,7 +185,7 @@ def _validation_labels(request: ConvertRequest, stems: list[str]) -> dict[str, s
     usual = ("LOC_val_solution.csv", "ILSVRC2012_devkit_t12", "ILSVRC2012_devkit_t12.tar.gz", "val_labels.txt")
     path = request.labels or _first(request.source, usual)
     if path is None:
-        message = f"the validation images lie in no class folders, and {request.source} has none of {', '.join(usual)}"
+        message = f"the validation images are in no class folders, and {request.source} has none of {', '.join(usual)}"
         raise UserError(message + "; name what says their classes with --labels")
     if path.is_dir() or path.name.endswith(".tar.gz"):
         labels = dict(zip(stems, _devkit(path, len(stems)), strict=True))

@@ -110,7 +110,9 @@ def _read(path: Path) -> dict[str, Any]:
     except NotRegularFileError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}; name the downloaded file") from error
     except FileNotFoundError as error:
-        message = f"{path} is missing; download it beside the images, or name the files: --split train=train_mini"
+        message = (
+            f"{path} is missing; download it into the folder of the images, or name the files: --split train=train_mini"
+        )
         raise UserError(message) from error
     except ValueError as error:
         raise UserError(f"{path} is not whole JSON ({error}); download it again") from error
@@ -147,7 +149,9 @@ def _images(document: dict[str, Any], request: ConvertRequest, leaf_of: dict[int
         try:
             size = image_bytes(path, rule)
         except FileNotFoundError as error:
-            raise UserError(f"{path} is named in the JSON, but is not there; unpack the images beside it") from error
+            raise UserError(
+                f"{path} is named in the JSON, but does not exist; unpack the images into its folder"
+            ) from error
         if category not in leaf_of:
             raise UserError(f"{name} has the category {category!r}, which the JSON does not list; download it again")
         table.add(name, container=container, leaves=(leaf_of[category],), length_bytes=size)

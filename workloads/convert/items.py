@@ -1,9 +1,9 @@
-"""What a converter is asked for and what it finds: where each image lies, under which key, with which classes.
+"""Requests to converters and their results: the place, key and classes of each image.
 
 Tables of 14 million images are held as columns (about 70 bytes per image), not as objects.
 
-Only plain files inside the source are read, unless somebody says otherwise. A link that leaves the source could pack
-any file that this user may read into shards that others read; a named pipe would hold its reader for ever.
+Only plain files inside the source are read, unless links are allowed explicitly. A link that leaves the source could
+pack any file that this user may read into shards that others read; a named pipe would block its reader without end.
 """
 
 from __future__ import annotations
@@ -365,7 +365,7 @@ class LinkRule:
             where = "in a circle" if error.errno == errno.ELOOP else "to nothing that can be read"
             raise UserError(f"{path} is a link that leads {where}; repair or remove it") from error
         if not self.follows_all and not any(is_inside(target, root) for root in self.roots):
-            message = f"{path} is a link to {target}, which lies outside of the source; copy the file, or say that "
+            message = f"{path} is a link to {target}, which is outside of the source; copy the file, or say that "
             raise UserError(message + "links may be followed anywhere: --follow-links")
 
 

@@ -1,8 +1,11 @@
-"""The listing of a source as an artifact: where every image lies, so that many jobs can write shards of them.
+"""The listing of a source as an artifact: the place of every image, so that many jobs can write shards of them.
 
 Parts: ``listing.json`` (converter, folders and tars by split), ``classes.json`` and ``<split>/<column>.npy`` (see
 ``ItemTable.columns``), which the jobs of a node map into memory and share. Its *digest* is of names, sizes and classes;
-where the source lies does not count. All converters stand here by name.
+the location of the source does not count.
+
+A new converter is a module in this package, an entry of ``CONVERTERS`` here, and a name in
+``orchestrator.cli.commands.data``.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from workloads.convert.write import VERSION, classes_bytes, shard_rows, source_s
 from workloads.data.cache import ObjectCache
 from workloads.data.index import CLASSES_PART
 from workloads.data.shards import shard_name, write_shard
-from workloads.runtime.arrays import npy_bytes
+from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 
 _LISTING_PART: Final = "listing.json"

@@ -1,7 +1,7 @@
-"""``csv`` and ``parquet``: a table with a path and a label per image, for each split a file.
+"""``csv`` and ``parquet``: a table with a path and a label per image, one file per split.
 
 Labels are numbers (then they are the classes) or names (then classes are numbered in the order of the names). Several
-labels of a sample stand in one field with a separator, or in a list column of Parquet: the data set is multi-label.
+labels of a sample are in one field with a separator, or in a list column of Parquet: the data set is multi-label.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""From a listed source to shards: several processes, the same bytes whatever their number, and resumable.
+"""From a listed source to shards: several processes, the same bytes for any number of them, and resumable.
 
-Which image goes into which shard follows from the listing alone, before anything is written; so shards are independent,
-and a run that was killed goes on with those that are not there. ``dataset.json`` is written last: it is the commit.
+The shard of each image follows only from the listing, before anything is written; so shards are independent, and a run
+that was killed continues with the missing ones. ``dataset.json`` is written last: it is the commit.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ class SourceFiles:
             raise UserError(f"{item.path} cannot be read: {error.strerror}; repair the source and run again") from error
         if len(content) != item.length_bytes:
             message = f"{item.path} ({item.key}) has {len(content)} bytes, it was listed with {item.length_bytes}"
-            raise UserError(message + ": the source changed; run again when nobody writes it")
+            raise UserError(message + ": the source changed; run again when it is not being written")
         return content
 
     def _descriptor(self, path: str) -> int:

@@ -1,6 +1,7 @@
 """Augmentation whose randomness is a counter: position p's parameters depend on (seed, stage, p) alone.
 
-So runs that differ in the label space only see the same crops, and a resumed run sees those it would have seen.
+So runs that differ only in the label space see the same crops, and a resumed run sees the same crops as without the
+interruption.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from PIL import Image, ImageEnhance
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import AUGMENTATIONS
 from workloads.data.pixels import NUM_CROP_UNIFORMS, Placement, center_view, random_crop, random_resized_crop
-from workloads.runtime.plugins import open_plugin, takes_arguments
+from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
 _ENHANCERS: Final = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)

@@ -1,14 +1,14 @@
 """Encoded images to RGB pixels, and pixels to other sizes: the `Decoder` seam.
 
-What all decoders make of unusual images (PIL's and torchvision's loaders do the same):
+How all decoders handle unusual images (like PIL's and torchvision's loaders):
 
 - JPEG, PNG, WebP, BMP, PPM and GIF are read, by content and not by name; of an animation its first frame.
 - EXIF orientation is ignored. Alpha is dropped, not blended. Grey, palette, CMYK and YCCK images become RGB.
 - 16-bit grey keeps its upper 8 bits (PIL's own conversion would clip it to white).
 - Pixels are counted in the header; above ``MAX_PIXELS`` nothing is decoded.
 
-A GPU (nvJPEG, through torchvision) takes over the decoding of JPEG, three quarters of the processor's work per image;
-pixels come back to the host, where the wanted part is resized as by ``turbo``. Other formats, CMYK, and whatever the
+A GPU (nvJPEG, through torchvision) can decode JPEG, three quarters of the processor's work per image;
+pixels come back to the host, where the wanted part is resized as by ``turbo``. Other formats, CMYK, and images that the
 GPU refuses go to Pillow, which decides whether a sample is bad.
 """
 

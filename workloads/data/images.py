@@ -1,4 +1,4 @@
-"""Whether bytes are a whole image that decoders may be given, told without decoding the pixels.
+"""Checks that bytes are a complete image that may be decoded, without decoding the pixels.
 
 Decoding costs milliseconds, a scan has microseconds. So the header is parsed, its pixels are counted, and the end is
 looked for; only an image whose end looks wrong is decoded, to be sure.

@@ -1,6 +1,6 @@
 """Writing an index: columns grow shard by shard in files, so that memory does not grow with the data set.
 
-What stays in memory is 8 bytes per sample, to find keys that stand in two shards.
+What stays in memory is 8 bytes per sample, to find keys that occur in two shards.
 """
 
 from __future__ import annotations

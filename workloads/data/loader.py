@@ -3,7 +3,7 @@
 Workers are threads of this process: decoding and resizing release the interpreter's lock, so threads scale like
 processes (docs/data.md), share their memory, and cannot die alone. Memory: at most ``depth + 3`` batches exist at a
 time: those ready or in work, one being planned, the one that is handed over and the one before it; ``depth`` is what
-fits into ``WINDOW_BYTES``, at least 1 and at most 4. Besides, each worker holds one decoded image.
+``Window`` says. Besides, each worker holds one decoded image.
 
 One thread plans the batches ahead of their consumer, workers fill them, and they are collected in order.
 """
@@ -16,9 +16,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -40,12 +41,18 @@ __all__ = ["Batch", "EvalLoader", "SampleSource", "TrainLoader"]
 
 _MAX_REPLACEMENTS: Final = 16
 _EVAL_SHARDS_AHEAD: Final = 16
-WINDOW_BYTES: Final = 128 * MIB
-_MAX_DEPTH: Final = 4
+AHEAD_S: Final = 2.0
+"""Of training that batches are ready for: as long as a store may take for one request, seldom."""
+FIRST_BYTES: Final = 128 * MIB
+_FIRST_DEPTH: Final = 4
+_MAX_DEPTH: Final = 64
+_MEMORY_SHARE: Final = 1 / 16
+"""Of what is free on the node, for the batches of one process: of eight ranks together half of it."""
 _CHUNK_BYTES: Final = 8 * 3 * 224**2
 _MIN_CHUNK, _MAX_CHUNK = 8, 64
 """Samples of one task. Eight photographs are 10 ms of work: handing them out costs nothing, no worker waits long.
 Small images are many to a task, or the queue would cost more than they do."""
+_CGROUP: Final = Path("/sys/fs/cgroup")
 Item = TypeVar("Item")
 
 
@@ -315,13 +322,52 @@ def empty_squares(num_images: int, image_size: int, device: torch.device | None)
     return torch.empty((num_images, image_size, image_size, 3), dtype=torch.uint8, pin_memory=is_pinned)
 
 
+def free_memory_bytes() -> int:
+    """What this process may still take: of the machine, or of its container if that has less."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    free = int(fields["MemAvailable"].split()[0]) * 1024
+    with suppress(OSError, ValueError):  # without a limit it says ``max``
+        limit, used = ((_CGROUP / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        free = min(free, int(limit) - int(used))
+    return max(free, 0)
+
+
+class Window:
+    """How many batches to have ready: those of ``AHEAD_S`` of training, by what a step takes its consumer.
+
+    Before that is known, what fits into ``FIRST_BYTES``, 1 to 4; and never more than 64, or than
+    ``memory_bytes`` hold, but 1.
+    """
+
+    def __init__(self, batch_bytes: int, memory_bytes: int) -> None:
+        size = max(batch_bytes, 1)
+        self._most = max(1, min(_MAX_DEPTH, memory_bytes // size))
+        self._first = max(1, min(_FIRST_DEPTH, FIRST_BYTES // size, self._most))
+        self._step_s: float | None = None
+        self.depth = self._first
+        """Batches; read by another thread."""
+
+    def note(self, step_s: float) -> None:
+        """A step took so long, the wait for its batch not counted."""
+        self._step_s = step_s if self._step_s is None else 0.9 * self._step_s + 0.1 * step_s
+        wanted = math.ceil(AHEAD_S / max(self._step_s, AHEAD_S / _MAX_DEPTH))
+        self.depth = max(self._first, min(self._most, wanted))
+
+
 def batches_ahead(
-    plan: Callable[[int], PlannedBatch], fill: FillPart, steps: Sequence[int], *, batch_bytes: int, num_workers: int
+    plan: Callable[[int], PlannedBatch],
+    fill: FillPart,
+    steps: Sequence[int],
+    *,
+    batch_bytes: int,
+    num_workers: int,
+    memory_bytes: int | None = None,
 ) -> Generator[PlannedBatch, None, None]:
     """The batches of ``steps`` in order, each complete.
 
     0 workers: everything in the caller's thread, when it asks. 1: in one thread ahead of the caller. More: one thread
-    plans, a pool of ``num_workers`` fills. Closing the generator ends all threads.
+    plans, a pool of ``num_workers`` fills. Closing the generator ends all threads. ``memory_bytes``: for batches ahead;
+    by default a share of what is free.
     """
     with ExitStack() as stack:
         pool = stack.enter_context(_Pool(num_workers)) if num_workers > 1 else None
@@ -335,12 +381,15 @@ def batches_ahead(
             return batch
 
         batches: Iterator[PlannedBatch] = map(start, steps)
+        memory_bytes = int(_MEMORY_SHARE * free_memory_bytes()) if memory_bytes is None else memory_bytes
+        window = Window(batch_bytes, memory_bytes)
         if num_workers:
-            depth = max(1, min(_MAX_DEPTH, WINDOW_BYTES // max(batch_bytes, 1)))
-            batches = stack.enter_context(Prefetcher(batches, depth=depth))
+            batches = stack.enter_context(Prefetcher(batches, depth=lambda: window.depth))
         for batch in batches:
             batch.wait()
+            handed_out_s = time.perf_counter()
             yield batch
+            window.note(time.perf_counter() - handed_out_s)
 
 
 class _Pool:
@@ -370,12 +419,12 @@ def _chunk_samples(batch: PlannedBatch) -> int:
 
 
 class Prefetcher(Generic[Item]):
-    """Iterates over ``items`` in a thread, at most ``depth`` ahead; an exception there is raised here, at its turn.
+    """Iterates over ``items`` in a thread, at most ``depth()`` ahead; an exception there is raised here, at its turn.
 
     Use as a context manager: leaving it ends the thread.
     """
 
-    def __init__(self, items: Iterable[Item], *, depth: int) -> None:
+    def __init__(self, items: Iterable[Item], *, depth: Callable[[], int]) -> None:
         self._items = items
         self._depth = depth
         self._ready: deque[Item] = deque()
@@ -425,7 +474,7 @@ class Prefetcher(Generic[Item]):
     def _offer(self, item: Item) -> bool:
         """Wait for room and hand over; False once the consumer has left."""
         with self._changed:
-            self._changed.wait_for(lambda: len(self._ready) < self._depth or self._is_closed)
+            self._changed.wait_for(lambda: len(self._ready) < self._depth() or self._is_closed)
             if not self._is_closed:
                 self._ready.append(item)
                 self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""How encoded images become squares of a fixed size: what the recipe's fields of the same names say.
+"""How encoded images become squares of a fixed size, by the recipe's fields of the same names.
 
 Which pixels of an image become a sample is a pure function of its size and of uniform random numbers. Sizes are rounded
 as torchvision rounds them, so that its transforms are the reference.

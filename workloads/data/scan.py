@@ -1,4 +1,4 @@
-"""Reading a WebDataset shard once: where each sample's image lies, its classes, and what cannot be used.
+"""Reading a WebDataset shard once: the place of each sample's image, its classes, and unusable samples.
 
 A sample is all members that share a key, the name up to the first dot of its last part; their order in the tar does not
 matter. The grouping rule is webdataset's (https://github.com/webdataset/webdataset, "The WebDataset Format"). No member

@@ -247,7 +247,7 @@ def scan_source(source: ShardSource, rule: ClassRule, check: ImageCheck = ImageC
     after = store.stat(source.object_name)
     if (before.etag, before.size_bytes) != (after.etag, table.size_bytes):
         message = f"{source.name} in {source.store_uri} changed while it was read ({before.size_bytes} bytes before, "
-        raise BadDataError(message + f"{table.size_bytes} read); index the data set again when nobody writes it")
+        raise BadDataError(message + f"{table.size_bytes} read); index the data set again when it is not being written")
     return table
 
 

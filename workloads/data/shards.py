@@ -1,6 +1,6 @@
 """Writing ordinary WebDataset shards, the same bytes every time; finished ones are durable before the artifact is.
 
-A finished shard is what any attempt or part job leaves to the others. Each lies in a checkpoint folder of the whole
+Finished shards are shared by all attempts and part jobs. Each is in a checkpoint folder of the whole
 data set's job (``<number>-<nonce>/``) that its ``manifest.json`` commits. The record of the data set names these very
 objects, so nothing is written twice, and garbage collection keeps them.
 """

@@ -23,8 +23,8 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
 from orchestrator.storage.layout import checkpoints_folder
 from workloads.data.cache import ObjectCache
-from workloads.runtime.arrays import from_npy_bytes, npy_bytes
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
 FEATURES_PART: Final = "features.json"
 _MANIFEST: Final = "manifest.json"

@@ -1,4 +1,4 @@
-"""The frozen network of an ``embed`` job and what its images must look like."""
+"""The frozen network of an ``embed`` job and the form of its images."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Handlers of jobs, a module per kind; what several kinds share stands beside them."""
+"""Handlers of jobs, a module per kind; common code of several kinds is in this folder, too."""

@@ -33,7 +33,7 @@ from workloads.features.artifact import FEATURES_PART, FeatureTable
 from workloads.features.backbone import open_backbone
 from workloads.jobs.embed import BATCH_SIZE
 from workloads.labels.label_map import LabelMap
-from workloads.labels.spaces import leaf_labels
+from workloads.labels.rules import leaf_labels
 from workloads.labels.taxonomy import level_labels, level_names, node_of
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device

@@ -1,6 +1,6 @@
 """The job ``cluster``: k-means on the features of a training split, and the label map that is made of it.
 
-Clusters are of the whole data set, or of each class of a coarser label space by itself.
+Clusters are of the whole data set, or of each class of a coarser label space.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from workloads.data.index import SampleIndex, SplitIndex
 from workloads.data.split_targets import NO_LABEL
 from workloads.features.artifact import FeatureTable
 from workloads.labels.label_map import LabelMap, SampleLabels
-from workloads.labels.spaces import make_label_map, one_target_each
-from workloads.runtime.arrays import from_npy_bytes, npy_bytes
+from workloads.labels.rules import make_label_map, one_target_each
 from workloads.runtime.fingerprint import pick_device
+from workloads.runtime.npy import from_npy_bytes, npy_bytes
 from workloads.runtime.publish import publish
 from workloads.solvers.kmeans import (
     Clusters,

@@ -1,7 +1,7 @@
 """The job ``dataset``: writes a data set as shards, alone or after part jobs that wrote some of them.
 
-The shards of a data set are the same whoever writes them, and known before any of them is. Part jobs and interrupted
-attempts leave theirs in the checkpoint folder of the job of the whole, which writes what is missing and commits all of
+The shards of a data set are always the same, and known before any of them is written. Part jobs and interrupted
+attempts put theirs into the checkpoint folder of the job of the whole, which writes missing ones and commits all of
 them; so its key, and every key below it, do not depend on how many jobs shared the work.
 """
 

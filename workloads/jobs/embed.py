@@ -21,9 +21,9 @@ from workloads.data.source import SampleSource
 from workloads.data.split_targets import SplitTargets
 from workloads.features.artifact import FEATURES_PART, FinishedRows, unfinished
 from workloads.features.backbone import FrozenBackbone, open_backbone
-from workloads.runtime.arrays import from_npy_bytes
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
+from workloads.runtime.npy import from_npy_bytes
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
 from workloads.runtime.ranks import Ranks, check_same_request

@@ -44,7 +44,7 @@ from workloads.data.index import (
 from workloads.data.index_writer import ColumnFile, subset_dtype
 from workloads.data.scan import ClassRule, class_names
 from workloads.data.scan_splits import ScannedSplits, ShardSource, SplitPlan, scan_splits
-from workloads.runtime.arrays import npy_bytes
+from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 
 _SHARD_SUFFIX: Final = ".tar"

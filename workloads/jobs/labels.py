@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.data.index import SampleIndex
-from workloads.labels.definition import LabelInputs
+from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import LabelMap
-from workloads.labels.spaces import make_label_map
+from workloads.labels.rules import make_label_map
 from workloads.labels.taxonomy import find_parents, write_parents
-from workloads.runtime.arrays import npy_bytes
+from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 
 

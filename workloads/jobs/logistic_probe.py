@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from orchestrator.core.errors import NumericsError, UserError
-from orchestrator.core.recipe import SIGMOID, SOFTMAX
+from orchestrator.core.hyper_parameters import SIGMOID, SOFTMAX
 from workloads.data.subset import SampleView
 from workloads.jobs.cached_features import CachedSamples, Measured, Poll, Rows, run_on_features
 from workloads.models.weights import encode_tensors, weights_sha256

@@ -1,4 +1,4 @@
-"""Training of a whole network on images: what ``pretrain`` and ``finetune`` do, and what transfers start from."""
+"""Training of a whole network on images: ``pretrain``, ``finetune``, and the initial weights of transfers."""
 
 from __future__ import annotations
 

@@ -14,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from orchestrator.core.contract import Evaluation, ExecutionContext, JobKind, JobRequest
+from orchestrator.core.contract import Evaluation, ExecutionContext, JobRequest
 from orchestrator.core.errors import NumericsError, PreemptedError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import read_record
 from workloads.checkpoint.retention import read_backbone
 from workloads.data.index import SampleIndex

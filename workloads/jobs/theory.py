@@ -35,9 +35,9 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.digests import digest_of
 from orchestrator.storage.layout import checkpoint_name, checkpoints_folder
-from workloads.runtime.arrays import npy_bytes
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 from workloads.theory.loading import Simulation
 
@@ -91,7 +91,7 @@ def _refuse_stored(file: str, store_uri: str) -> None:
     """Whoever may write results may not thereby say what code runs."""
     store = urlsplit(store_uri)
     if file and store.scheme == "file" and Path(file).resolve().is_relative_to(Path(unquote(store.path)).resolve()):
-        raise UserError(f"the simulation {file} lies in the store, from which no code is run; move the file")
+        raise UserError(f"the simulation {file} is in the store, from which no code is run; move the file")
 
 
 def _each_seed(

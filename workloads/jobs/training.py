@@ -1,7 +1,7 @@
-"""From a request to a committed record: the frame that ``pretrain``, ``finetune`` and ``probe`` share.
+"""From a request to a committed record: the common part of ``pretrain``, ``finetune`` and ``probe``.
 
-A trial of a search also tells, at the rungs that the search asked for, how good its training is so far; that changes no
-bit of the training.
+A trial of a search also reports, at the rungs of the search, how good its training is so far; this does not change the
+training.
 """
 
 from __future__ import annotations

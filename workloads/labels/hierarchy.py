@@ -1,6 +1,6 @@
-"""Hierarchies that somebody gives to classes: from a table of parents, a nested folder, or WordNet.
+"""Hierarchies for classes: from a table of parents, a nested folder, or WordNet.
 
-What comes out is a table with a row per class, ``name`` and one column per level from coarse to fine, which a sweep
+The result is a table with a row per class, ``name`` and one column per level from coarse to fine, which a sweep
 reads as ``taxonomy: {table, levels}``. Each level is a function of the next finer one, and of the class.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.core.errors import UserError
-from workloads.labels.definition import ClassTable
+from workloads.labels.inputs import ClassTable
 from workloads.labels.taxonomy import check_nested, read_table
 from workloads.labels.wordnet import Synset, WordNet, open_wordnet, read_senses
 
@@ -139,7 +139,7 @@ def _of_folder(names: Sequence[str], root: Path) -> Rows:
         # A class may be known by its whole path already, where another has its last part.
         name = next((name for name in (parts[-1], "/".join(parts)) if name in wanted), "")
         if name and found.setdefault(name, parts[:-1]) != parts[:-1]:
-            raise UserError(f"{root} has two folders {parts[-1]!r}; the name of a class may stand in it once")
+            raise UserError(f"{root} has two folders {parts[-1]!r}; the name of a class may occur in it only once")
     _refuse_missing([name for name in names if name not in found], str(root), "it needs a folder of each class's name")
     flat = [name for name in names if not found[name]]
     if flat:

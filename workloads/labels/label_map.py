@@ -1,8 +1,8 @@
 """The artifact of a ``labels`` job: what turns the samples of a data set into targets, applied when batches are made.
 
 Forms: *by class* (targets of each leaf class), *by sample* (a table by ordinal for each split) and *by rule* (random
-ids: their bits follow from (seed, split, ordinal), so they depend on no shard, worker or machine, and no table is
-stored). Parts: ``label_map.json`` and the arrays as ``.npy``; the job adds counts and parents (``taxonomy``).
+ids: their bits follow from (seed, split, ordinal), so they do not depend on shards, workers or machines, and no table
+is stored). Parts: ``label_map.json`` and the arrays as ``.npy``; the job adds counts and parents (``taxonomy``).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from workloads.data.split_targets import (
     TableTargets,
 )
 from workloads.data.subset import ranks_in_classes
-from workloads.runtime.arrays import from_npy_bytes, npy_bytes
+from workloads.runtime.npy import from_npy_bytes, npy_bytes
 from workloads.runtime.streams import Purpose, Stage, random_words, seed_sequence, stable_order
 
 LABEL_MAP_PART: Final = "label_map.json"

@@ -3,8 +3,8 @@
 Levels are columns of a class table (the data set's own, a taxonomy's file, or the parts of folder names), and for
 WordNet every further step upwards. Invariants:
 
-- Which levels there are follows from the definition, the class table and the files, never from a sweep's other entries.
-- A level counts where the space refines it: which of its nodes a sample has follows from the sample's class alone.
+- The levels follow from the definition, the class table and the files, never from a sweep's other entries.
+- A level counts if the space refines it: a sample's node at the level follows only from the sample's class.
 - Parts of the artifact of a ``labels`` job: ``parents.json`` with ``levels``, a list of ``name`` and ``class_names``,
   and for the level at position i the array ``parents/<i>.npy``. Artifacts of earlier versions have neither.
 """
@@ -31,10 +31,10 @@ from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_recor
 from orchestrator.storage.files import read_regular
 from orchestrator.storage.open import check_allowed, open_store, split_object_uri
 from workloads.data.split_targets import NO_LABEL
-from workloads.labels.definition import TABLE_FILE, ClassTable, LabelInputs, named_labels
+from workloads.labels.inputs import TABLE_FILE, ClassTable, LabelInputs, named_labels
 from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.wordnet import Paths, walked_levels
-from workloads.runtime.arrays import from_npy_bytes, npy_bytes
+from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
 _NOT_LEVELS: Final = frozenset({"class", "name"})
 _TAXONOMIC_CLASS: Final = "taxonomic_class"

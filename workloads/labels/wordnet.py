@@ -2,7 +2,7 @@
 
 Only hypernyms (``@``) lead upwards, never those of instances (``@i``). A synset is named as ImageNet does: ``n`` and
 the eight digits of its offset. Level k of a synset is the set of end points of every k-step walk upwards, where a
-synset without hypernym stays put; so a synset may have several labels at a level.
+walk stays at a synset without hypernym; so a synset may have several labels at a level.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A norm group is the set of samples that share one BatchNorm statistic. A step runs its groups one after the other; every
 group normalises with its own statistics, and the running statistics end at the mean of what each group alone would have
-made of them, so a step moves them once however many groups it has.
+made of them, so a step moves them once for any number of groups.
 """
 
 from __future__ import annotations

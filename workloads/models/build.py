@@ -1,7 +1,7 @@
 """Build a backbone and a head from a spec and a seed.
 
 The backbone is built with ``num_classes=0`` from its own random stream and the head from another, so that jobs which
-share a seed start from the same backbone weights, whatever their number of classes.
+share a seed start from the same backbone weights, for any number of classes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestrator.core.plugins import MODELS, is_reference, short_name
 from workloads.models.spec import ModelSpec
 from workloads.models.table import REFUSALS, takes
 from workloads.runtime.enums import HeadInit
-from workloads.runtime.plugins import open_plugin, takes_arguments
+from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 
 
 class Classifier(nn.Module):

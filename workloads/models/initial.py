@@ -1,7 +1,7 @@
 """Initial weights of a backbone: from one of our artifacts, a file, or a tag of timm's; with a report of what matched.
 
-Weights of another network are refused, whether they leave too much of the backbone at its random values or the
-backbone has no place for too much of them: a smaller network of the same family finds all its names in a larger one.
+Weights of another network are refused, if they leave too much of the backbone at its random values, or if the backbone
+has no place for too many of them: a smaller network of the same family finds all its names in a larger one.
 
 A CLIP image tower may keep its projection: timm has it as the tower's classifier. Without it a tower gives its own
 features (1,024 numbers for ViT-L/14), with it CLIP's embedding of the image (768), which is what images and texts are

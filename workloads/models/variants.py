@@ -1,7 +1,8 @@
-"""The networks of shipped sweeps that keyword arguments change: ``python -m workloads.models.variants FILE [--check]``.
+"""Networks of shipped sweeps that are changed by keyword arguments: ``python -m workloads.models.variants FILE
+[--check]``.
 
-The table of timm's models knows architectures as they are; estimates of the shipped sweeps should not be those of other
-networks. As that table, this one is made on the meta device, and planning reads it without importing torch.
+The table of timm's models has unchanged architectures; estimates of the shipped sweeps need these variants. Like that
+table, this one is made on the meta device, and planning reads it without importing torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Weights as bytes: safetensors without pickle, and one hash that says whether two sets of weights are the same.
+"""Weights as bytes: safetensors without pickle, and one hash that is equal for equal sets of weights.
 
-A foreign file is safetensors or what ``torch.save`` wrote, read without executing anything in it: torch's restricted
+An external file is safetensors or a file of ``torch.save``, read without executing anything in it: torch's restricted
 reader (``weights_only``) takes tensors and plain containers. Beside those it may build an ``argparse.Namespace``, in
 which timm's training script keeps its arguments: a plain record, which runs no code.
 """

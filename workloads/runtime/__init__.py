@@ -1,1 +1,1 @@
-"""What every part of the data plane runs on: ranks, precision, random streams, how artifacts are written."""
+"""Foundations of the data plane: ranks, precision, random streams, how artifacts are written."""

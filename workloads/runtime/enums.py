@@ -1,4 +1,4 @@
-"""Choices of a recipe that several rooms of the data plane tell apart; ``orchestrator.core.recipe`` names them all."""
+"""Values of hyper-parameters that several packages compare; ``orchestrator.core.hyper_parameters`` defines them all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The numerics of this machine: how they are set, and the fingerprint under which results are bit-exact."""
+"""The numerics of this machine: how they are set, and the fingerprint for which results are bit-exact."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: JSON that names every part with size and sha256, and vouches for itself.
+"""The manifest of a checkpoint: JSON that names every part with size and sha256, and has its own digest.
 
-Its last field is the sha256 of the document without it, and a document counts only if it is byte for byte what this
-module writes. So no altered manifest is taken for one, not even where the change would alter no meaning.
+Its last field is the sha256 of the document without it, and a document is valid only if it is byte for byte the output
+of this module. So every altered manifest is refused, also if the change does not alter its meaning.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The arithmetic of a training job: precision, TF32, loss scaling, determinism, and compilation.
 
-Precision and TF32 are identity: they are what the recipe asks for. Compilation and determinism are execution: they
-change results by rounding only, and stand in the numerics fingerprint.
+Precision and TF32 are identity: they are fields of the recipe. Compilation and determinism are execution: they change
+results only by rounding, and are part of the numerics fingerprint.
 
 ``torch.compile`` never stops a job: what it cannot compile runs as it is, with a note. Compiled code is kept by torch
 in one folder per node (``keep_compiled_code``), so that the jobs of one architecture compile once: in the process by

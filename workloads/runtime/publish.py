@@ -1,4 +1,4 @@
-"""How short jobs end: commit what was written, and say how long the attempt worked."""
+"""How short jobs end: commit the parts, and report how long the attempt worked."""
 
 from __future__ import annotations
 

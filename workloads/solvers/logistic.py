@@ -1,10 +1,10 @@
 """Regularised logistic regression of targets on features, to its optimum.
 
 The objective is ``mean_i loss(W z_i + b, y_i) + l2 / 2 * |W|^2`` with softmax or (several targets) sigmoid
-cross-entropy of centred, scaled features z; the bias b is free. It is convex, so the data alone decides the result.
+cross-entropy of centred, scaled features z; the bias b is free. It is convex, so the result depends only on the data.
 
 Along a path of strengths the data's part of the Hessian changes slowly, and the strength's own part is known: neither
-the pairs of L-BFGS nor the eigenvectors of the preconditioner have to be found anew for each of them.
+the pairs of L-BFGS nor the eigenvectors of the preconditioner have to be found again for each of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from orchestrator.core.recipe import SOFTMAX
+from orchestrator.core.hyper_parameters import SOFTMAX
 from workloads.solvers.lbfgs import End, Minimum, Pair, Value, minimize, newest_pairs
 from workloads.train.linear_form import NO_LABEL, weighted_classes
 

@@ -16,7 +16,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
 from orchestrator.core.simulation_files import SimulationCode, file_identity
-from workloads.runtime.plugins import unknown_parameters
+from workloads.runtime.plugin_arguments import unknown_parameters
 from workloads.theory.context import SimulationContext
 from workloads.theory.files import load_function
 from workloads.theory.shipped import SIMULATIONS
@@ -97,7 +97,9 @@ def _load_file(path: Path, digest: str, name: str) -> Function:
         raise UserError(f"{message}; submit the sweep again where the file lies")
     sources = SimulationCode.read(path)
     if sources.digest != digest:
-        message = f"{path.name}, or a module beside it that it imports, is not what was planned (sha256 {digest[:12]})"
+        message = (
+            f"{path.name}, or a module in its folder that it imports, is not what was planned (sha256 {digest[:12]})"
+        )
         raise UserError(f"{message}; submit the sweep again")
     function: Function = load_function(sources, name)
     return function

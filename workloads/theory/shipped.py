@@ -1,4 +1,8 @@
-"""The simulations that come with this package, by the name that a sweep gives as ``run``."""
+"""The simulations that come with this package, by the name that a sweep gives as ``run``.
+
+A new one is a function in a module beside this one and a line here. Simulations of other packages, or in a plain file,
+need no line.
+"""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 Sums are exact, and the same bits on any number of ranks.
 
-A batch of 256 samples has 128 million logits over 500,000 classes: 0.5 GB, and as much again for what the loss makes
-of them, where training, whose head runs over chunks of classes, needs 10 MB. Evaluation wants whole rows (the five
-largest, the levels), so it takes fewer of them at once. Sizes alone decide: no result depends on where a job runs.
+A batch of 256 samples has 128 million logits over 500,000 classes: 0.5 GB, and as much again for the loss,
+where training, whose head runs over chunks of classes, needs 10 MB. Evaluation needs whole rows (the five
+largest, the levels), so it takes fewer of them at once. Only sizes decide: no result depends on where a job runs.
 
 Measured on one core, 256 samples of 256 features, softmax: 273 MiB and 2.1 s of CPU in place of 985 MiB and 1.7 s,
 since the weights are read four times; with half as many rows at a time 143 MiB and 2.5 s.
@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 from workloads.data.index import SplitIndex
-from workloads.labels.definition import LabelInputs
+from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.taxonomy import CoarserLevel, find_parents
 from workloads.models.build import Classifier

@@ -1,4 +1,4 @@
-"""Losses of a head with very many classes, without ever holding a logit of every class.
+"""Losses of a head with very many classes, without holding the logits of all classes at once.
 
 A plain step holds logits (B, K), their normalised copy and their gradient at once: 3 x 4 bytes x B x K, 6 GB for 1,024
 samples and 500,000 classes. Here the head runs over chunks of classes. The forward pass keeps three numbers per sample;

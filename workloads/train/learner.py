@@ -1,6 +1,6 @@
-"""What learns: a model with its optimiser, its average and its loss scale, as one thing to save and restore.
+"""A model with its optimiser, average and loss scale, which are saved and restored together.
 
-With the run's own state (plain JSON) that is all that a checkpoint holds. Of the average only the tensors are saved:
+With the run's own state (plain JSON) this is the whole checkpoint. Of the average only the tensors are saved:
 how much a step counts is a pure function of the step, so that a resumed run needs nothing else.
 """
 

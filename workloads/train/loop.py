@@ -1,8 +1,8 @@
 """The training loop of every job that trains: resume, update, evaluate, checkpoint, stop when asked.
 
 Bit-exact resume needs no random state: samples, crops and dropout masks are functions of the step alone, so weights,
-optimiser state, averages and the step are all of it. In a gang every rank runs this loop; whatever they decide follows
-from numbers that are the same on all of them, so that none waits for a collective which another never reaches.
+optimiser state, averages and the step are all of it. In a gang every rank runs this loop; all decisions follow from
+numbers that are the same on all ranks, so that none waits for a collective which another never reaches.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How a global batch is cut into shares of ranks and these into micro-batches, and how large a micro-batch fits.
 
 On a GPU the size is found by trial before the first step and remembered per node. It never changes what is computed,
-only its rounding: it is in the numerics fingerprint, and on a CPU, where equal bits are promised, it is never searched
-for.
+only its rounding: it is in the numerics fingerprint, and on a CPU, where equal bits are guaranteed, it is never
+searched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Mixup and CutMix of consecutive pairs of images, as pure functions of the position.
 
-The partner of position p is p XOR 1, and both draw from one counter, that of the pair: whatever ranks and micro-batches
-share a batch, and wherever a run resumes, the same images are mixed in the same way.
+The partner of position p is p XOR 1, and both draw from one counter, that of the pair: for any number of
+ranks and micro-batches, and after any resume, the same images are mixed in the same way.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from scipy.special import betaincinv
 from torch import Tensor
 
-from orchestrator.core.recipe import MIXES
+from orchestrator.core.hyper_parameters import MIXES
 from workloads.runtime.streams import Purpose, Stage, seed_sequence
 from workloads.train.linear_form import MixedTargets
 from workloads.train.recipe import Recipe

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.hyper_parameters import SIGMOID, SOFTMAX
 from orchestrator.core.plugins import OBJECTIVES as OBJECTIVE_PLUGINS
 from orchestrator.core.plugins import is_reference
-from orchestrator.core.recipe import SIGMOID, SOFTMAX
-from workloads.runtime.plugins import open_plugin, takes_arguments
+from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 from workloads.train.linear_form import LinearForm, MixedTargets, Normalizer, Targets, weighted_classes
 from workloads.train.recipe import Recipe
 

@@ -1,4 +1,8 @@
-"""Optimisers, and their state as named tensors."""
+"""Optimisers, and their state as named tensors.
+
+A new optimiser is an entry of ``OPTIMIZER_BUILDERS`` here and of ``OPTIMIZERS`` in
+``orchestrator.core.hyper_parameters``.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     shrinks the weights themselves. Sources: LAMB arXiv:1904.00962, algorithm 2; LARS arXiv:1708.03888, equation 6 with
     trust coefficient 0.001; AdamW arXiv:1711.05101, algorithm 2.
     """
-    return OPTIMIZERS[recipe.optimizer](recipe, _parameter_groups(recipe, model))
+    return OPTIMIZER_BUILDERS[recipe.optimizer](recipe, _parameter_groups(recipe, model))
 
 
 def _sgd(recipe: Recipe, groups: Groups) -> Optimizer:
@@ -60,14 +64,14 @@ def _common(recipe: Recipe) -> dict[str, Any]:
     return {"lr": recipe.lr, "weight_decay": recipe.weight_decay}
 
 
-OPTIMIZERS: Final[Mapping[str, Callable[[Recipe, Groups], Optimizer]]] = {
+OPTIMIZER_BUILDERS: Final[Mapping[str, Callable[[Recipe, Groups], Optimizer]]] = {
     "sgd": _sgd,
     "adam": _adam,
     "adamw": _adamw,
     "lamb": _lamb,
     "lars": _lars,
 }
-"""Builders by the names of ``orchestrator.core.recipe.OPTIMIZERS``, where each has the fields that it reads."""
+"""By the names in ``OPTIMIZERS`` of ``orchestrator.core.hyper_parameters``, which says what each reads."""
 
 
 def set_learning_rate(optimizer: Optimizer, learning_rate: float) -> None:

@@ -1,6 +1,6 @@
 """The recipe of a training job: named hyper-parameters, fully resolved by the planner, checked again here.
 
-``orchestrator.core.recipe`` defines them; this is how the JSON of an identity becomes their values.
+``orchestrator.core.hyper_parameters`` defines them; this is how the JSON of an identity becomes their values.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import Any, Final, Self
 
 from orchestrator.core.errors import UserError
-from orchestrator.core.recipe import PARAMETERS, RELATIONS, Form, HyperParameters, Parameter
+from orchestrator.core.hyper_parameters import PARAMETERS, RELATIONS, Form, HyperParameters, Parameter
 
 _OF_FEATURES: Final = ("features", "solver")
 """Of recipes on cached features: what trains them does not need to know."""

@@ -1,4 +1,4 @@
-"""When numbers go wrong: what counts as a failure, what is said of it, and how a run goes back and leaves batches out.
+"""Failures of numerics: what counts as one, its message, and how a run goes back and skips batches.
 
 The rewinding follows "PaLM", arXiv:2204.02311, section 5.1: return to a state from before the failure and leave out the
 batches that led to it. Leaving out the last one alone would, after an exact replay of the others, end at the same bits.

@@ -1,22 +1,33 @@
-"""What one attempt leaves in the store while it trains: checkpoints and metrics, written by rank 0 alone."""
+"""The output of an attempt while it trains: checkpoints and metrics, written only by rank 0."""
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from hashlib import sha256
+from pathlib import Path
 from typing import Final
 
 from orchestrator.core.activity import Activity
 from orchestrator.core.contract import ExecutionContext, JobRequest
-from orchestrator.core.errors import StorageError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError
+from orchestrator.core.units import MIB
+from orchestrator.storage import ObjectStore
+from orchestrator.storage.bulk import write_at
+from orchestrator.storage.digests import Digests
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 from workloads.checkpoint.writer import AutoInterval, CheckpointWriter, WhenBusy
+from workloads.data.cache.folder import Pin
+from workloads.data.cache.objects import ObjectCache, Wanted
 from workloads.runtime.ranks import Ranks
 from workloads.train.step_metrics import MetricsLog
 
 _NONE: Final = -1
+_COPY_BYTES: Final = 16 * MIB
+_LOG = logging.getLogger(__name__)
 
 
 class Saver:
@@ -24,11 +35,14 @@ class Saver:
 
     def __init__(self, request: JobRequest, context: ExecutionContext, ranks: Ranks) -> None:
         execution = request.execution
+        # One rank reads straight into memory; several would read the same bytes as many times.
+        self._copies = None if ranks.is_solo else NodeCopies(context.store, context.cache)
         self.folder = CheckpointFolder(
             context.store,
             request.key,
             keep_last=execution.checkpoint_keep_last,
             attempt_number=request.attempt_number,
+            copy=self._copies.copy if self._copies else None,
         )
         self._request, self._store, self._ranks = request, context.store, ranks
         self._writer = CheckpointWriter(self.folder)
@@ -147,7 +161,41 @@ class Saver:
             raise StorageError(
                 message + f"damages the checkpoints of {self._request.key}; the next attempt reads again"
             )
+        if self._copies is not None:
+            self._copies.discard()  # every rank has it
         return checkpoint
+
+
+class NodeCopies:
+    """Objects of checkpoints that the ranks of a node read together: each travels once per node."""
+
+    def __init__(self, store: ObjectStore, folder: Path) -> None:
+        self._store = store
+        self._cache = ObjectCache(store, folder)
+        self._pins: list[Pin] = []
+
+    def copy(self, name: str, size_bytes: int, digests: Digests, descriptor: int) -> bool:
+        """See ``checkpoint.store.Copy``. Raises ``NotFoundError`` or ``CorruptObjectError``."""
+        try:
+            pin = self._cache.pin(Wanted(store=self._store, name=name, size_bytes=size_bytes, digests=digests))
+        except (NotFoundError, CorruptObjectError):
+            raise
+        except StorageError as error:
+            _LOG.warning("checkpoint object %s is read past the node's cache: %s", name, error)
+            return False
+        if pin is None:
+            return False
+        self._pins.append(pin)
+        for start in range(0, size_bytes, _COPY_BYTES):
+            write_at(descriptor, pin.read(start, min(_COPY_BYTES, size_bytes - start)), start)
+        return True
+
+    def discard(self) -> None:
+        """Give the room back: a checkpoint is read once. Raises nothing."""
+        pins, self._pins = self._pins, []
+        for pin in pins:
+            with suppress(StorageError, OSError):
+                self._cache.discard(pin)
 
 
 def _name(checkpoint: Checkpoint | None) -> str:

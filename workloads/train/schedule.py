@@ -138,7 +138,7 @@ class LearningRate:
         """Learning rate of update number ``step`` (from 0). The warm-up's first update has ``base / warmup_steps``."""
         if step < self.warmup_steps:
             return self.base * ((step + 1) / self.warmup_steps)
-        return SCHEDULES[self.schedule](self, step)
+        return SCHEDULE_FUNCTIONS[self.schedule](self, step)
 
     def step_decay(self, step: int) -> float:
         """``step``: multiplied at each milestone that is past."""
@@ -190,14 +190,14 @@ class LearningRate:
         return multiple * self.every_epochs
 
 
-SCHEDULES: Final[Mapping[str, Callable[[LearningRate, int], float]]] = {
+SCHEDULE_FUNCTIONS: Final[Mapping[str, Callable[[LearningRate, int], float]]] = {
     "constant": lambda rate, _: rate.base,
     "linear": LearningRate.linear_decay,
     "cosine": LearningRate.cosine_decay,
     "step": LearningRate.step_decay,
     "exponential": LearningRate.exponential_decay,
 }
-"""What follows the warm-up, by the names of ``orchestrator.core.recipe.SCHEDULES``."""
+"""What follows the warm-up, by the names in ``SCHEDULES`` of ``orchestrator.core.hyper_parameters``."""
 
 
 def _steps(epochs: float, calendar: Calendar) -> int:

@@ -1,6 +1,6 @@
 """One update: forward and backward per micro-batch, the sum over ranks, then the optimiser.
 
-Nothing here waits for the device: what the host wants to know is summed up on the device and read later.
+Nothing here waits for the device: numbers for the host are summed on the device and read later.
 
 Gradients are summed over the ranks of a gang while the backward pass still runs. Why not DistributedDataParallel: it
 averages over ranks, which weights uneven shares wrongly; it rebuilds its buckets after the first step of every process,
@@ -9,9 +9,9 @@ what is checkpointed. Here gradients live in flat buckets whose layout follows f
 for the life of the run, and buckets are sent in one fixed order. ``benchmarks/bench_training.py`` compares
 the speed of both.
 
-All ranks of a gang take the same time per step, because they wait for each other. What tells a slow rank is the time
-before: until a rank has its batch, and until its gradients are computed. Each tells it on the sum that every step makes
-anyway. On CUDA the second is measured between two events on the device, and known a step or two later; the host never
+All ranks of a gang take the same time per step, because they wait for each other. A slow rank is recognised by its
+own times: until it has its batch, and until its gradients are computed. Each rank adds them to the all-reduce of every
+step. On CUDA the second is measured between two events on the device, and known a step or two later; the host never
 waits for them.
 """
 

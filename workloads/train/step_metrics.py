@@ -1,4 +1,4 @@
-"""What a run measures of its steps: their sums, times, throughput, where samples came from, and the lines it writes.
+"""Measurements of a run's steps: sums, times, throughput, sources of samples, and the lines of metrics.
 
 None of it influences a result. On CUDA the sums of a step are copied to pinned memory behind the step, and read when
 the next step is already enqueued: the device never idles for it, and the host is never more than one step ahead. On CPU

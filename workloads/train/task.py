@@ -1,4 +1,4 @@
-"""What the training loop is given: the job (what was asked for, and where it runs) and its task (what is trained)."""
+"""Inputs of the training loop: the job (the request, and where it runs) and its task (what is trained)."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The log of an attempt: everything its process prints and logs, as records in the store, and its stacks if it hangs.
 
-A process that hangs may hold Python's lock, so that none of its own threads can say anything. A signal makes
-faulthandler write the stacks all the same, from C, into the file of the log; a task on the process's node then brings
-the rest of that file into the store.
+A process that hangs may hold Python's lock, so that none of its threads can run. A signal makes faulthandler write the
+stacks from C into the log file nevertheless; a task on the process's node then copies the rest of that file into the
+store.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What every process that runs an attempt does alike: a runner, a rank of a gang and the actor of a trial.
+"""What all processes that run an attempt have in common: runners, ranks of gangs and actors of trials.
 
-The attempt has a scratch folder of its own, the node's cache, and a log that holds everything which the process prints
-until the attempt has ended, a traceback of its failure included. The data plane is loaded by name.
+The attempt has its own scratch folder, the node's cache, and a log with everything that the process prints until the
+attempt has ended, including the traceback of a failure. The data plane is loaded by name.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def attempt_place(
         log_name: name of its log in the store.
         settings: of its runner.
         folder: first part of the scratch folder's name.
-        on_error: is told what ends the attempt, before its log is stored, which may take long.
+        on_error: called with the error that ends the attempt, before its log is stored, which may take long.
     """
     store, cache = open_store(request.store_uri), make_cache()
     with scratch_folder(folder) as scratch:

@@ -1,4 +1,4 @@
-"""``Backend`` on a Ray cluster. Every call returns at once: answers of runners are taken when they are there."""
+"""``Backend`` on a Ray cluster. No call waits: answers of runners are collected when they have arrived."""
 
 from __future__ import annotations
 
@@ -389,11 +389,14 @@ class RayBackend:
         return replace(report, worker_nodes=tuple(map(name, worker_node_ids(link))), machines=machines)
 
     def _report_unknown(self, attempt_id: str) -> AttemptReport:
+        # Whether one that waited for room has it is not known either: it is taken to wait still, or to its end.
         if any(link.state is LinkState.FOUND for link in self._alive()):
             return AttemptReport(
-                attempt_id=attempt_id, status=AttemptStatus.RUNNING, progress=Progress(phase=RECONNECTING)
+                attempt_id=attempt_id,
+                status=AttemptStatus.RUNNING,
+                progress=Progress(phase=RECONNECTING),
+                placed_for_s=None,
             )
-        # Of one that waited for room, nobody knows whether it had come: it is taken to have waited to its end.
         return replace(lost(attempt_id, "no runner of this cluster has it"), placed_for_s=None)
 
 

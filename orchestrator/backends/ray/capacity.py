@@ -1,6 +1,6 @@
-"""What the cluster has, read from Ray now and then, and how far it can grow: the nodes its autoscaler may add.
+"""The nodes of the cluster, read from Ray periodically, and the nodes that its autoscaler may add.
 
-Ray does not tell its clients how far it grows, so the file that describes the cluster is read again: the launcher's
+Ray does not tell its clients how far a cluster can grow, so the file that describes the cluster is read: the launcher's
 configuration, which ``ray up`` leaves on the head, or a ``RayCluster`` manifest.
 """
 
@@ -47,7 +47,7 @@ _ACCELERATOR_RESOURCE = "accelerator_type:"
 def growth() -> tuple[Node, ...] | None:
     """One node of each kind that the autoscaler may add; ``None`` where the cluster does not grow.
 
-    A file that cannot be read is told once and counts as none: what is there then has to do.
+    A file that cannot be read is reported once and counts as none: then only existing nodes count.
     """
     path = os.environ.get(GROUPS_VARIABLE, "")
     return _growth_of(path) if path else None

@@ -1,4 +1,4 @@
-"""What Ray says of the end of an actor's process or node, in one line, and what that means."""
+"""Ray's reasons for the end of an actor's process or node, in one line, and what they mean."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Nodes that are about to leave, by Ray's own record of drains, whoever began them.
+"""Nodes that are about to leave, from Ray's own record of drains, for all causes of drains.
 
 A node is drained by a preemption notice that our watcher saw, by ``ray start --block`` on SIGTERM (the end of a pod or
-of an allocation), by an autoscaler, or by hand with ``ray drain-node``. Ray then starts nothing more on it, and a node
-that is drained and holds nothing ends itself.
+of an allocation), by an autoscaler, or by hand with ``ray drain-node``. Ray then starts nothing more on it, and a
+drained node without work ends itself.
 """
 
 from __future__ import annotations

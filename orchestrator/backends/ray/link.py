@@ -1,4 +1,4 @@
-"""From what a runner said, or that it is gone, to what the controller is told."""
+"""From reports of runners, or their end, to reports for the controller."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def worker_node_ids(link: RunnerLink) -> list[str]:
 def names_culprit(link: RunnerLink) -> bool:
     """Whether something better is known of the node at fault than where the runner is, be it that nobody knows.
 
-    A gang's runner is on one of the gang's nodes: it tells of that node's fault only where it died itself.
+    A gang's runner is on one of the gang's nodes: it shows a fault of that node only if it died itself.
     """
     if link.state is LinkState.GONE and not link.has_ended:
         return link.gang is not None and link.death is None and link.is_started

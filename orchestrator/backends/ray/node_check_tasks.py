@@ -1,7 +1,7 @@
-"""Ray tasks that check nodes: a minute in which a node shows that it computes, remembers and moves data.
+"""Ray tasks that check nodes: for a minute, a node's arithmetic, memory and transfers are tested.
 
-What is measured, and how, is ``workloads.node_check``, which the task starts as a process of its own. The task holds
-all GPUs of its node, so it never runs beside an attempt, and a gang that is sent to the node meanwhile waits for it.
+``workloads.node_check`` has the tests; the task starts it as a separate process. The task holds all GPUs of its node,
+so it never runs together with an attempt, and a gang that is placed on the node meanwhile waits for it.
 """
 
 from __future__ import annotations

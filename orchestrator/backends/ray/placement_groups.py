@@ -1,12 +1,12 @@
-"""Placement groups of gangs: which ones a runner has made, how long they stay unfilled, and who gives them back.
+"""Placement groups of gangs: which ones a runner has made, how long they stay unfilled, and how they are removed.
 
-Ray gets an actor its process by asking a node for one. If the head dies in between, the next head asks again, and that
-question may stay unanswered: whoever waits for the actor then waits for ever. Ray Train bounds only the wait for room,
-so the runner bounds the rest.
+To start an actor, Ray asks a node for a process. If the head dies in between, the next head asks again, and may never
+get an answer: the actor is then pending without end. Ray Train limits only the wait for resources, so the runner
+limits the rest.
 
-Ray ends a placement group with its creator's job, not with its creator, and Ray Train's own cleaner learns of one only
-when all workers are up. So whoever sees a gang's runner die asks Ray itself which groups dead Ray Train controllers
-have left; nothing that the runner said, or had no time to say, is needed.
+Ray ends a placement group with its creator's job, not with its creator, and Ray Train's own cleaner knows a group only
+when all workers run. So a process that sees a gang's runner die asks Ray which groups dead Ray Train controllers have
+left; it needs no report of the runner.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Actors that turn a loop: the controller, its watchdog and the publisher are such services.
+"""Actors that run a loop: the controller, its watchdog and the publisher.
 
 They hold no state worth keeping: each can be killed at any moment and starts again from the store.
 """

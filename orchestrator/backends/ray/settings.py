@@ -1,4 +1,4 @@
-"""What a runner is told when it is created. Execution only: nothing here changes a result."""
+"""Settings of a runner, given when it is created. Execution only: nothing here changes a result."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ from ray.experimental.internal_kv import _internal_kv_exists, _internal_kv_get, 
 from orchestrator.core.contract import JobRequest
 from orchestrator.core.simulation_files import FILE_ROLE, SimulationCode, file_identity
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.storage.open import check_allowed
 
 _NAMESPACE: Final = b"pretraining-orchestrator-simulations"
 
@@ -49,10 +50,14 @@ def with_unpacked(request: JobRequest, folder: Path) -> JobRequest:
 
     Raises:
         UserError: the package is not that of the job's identity.
+        StorageDeniedError: there is no package, and the file is not below any of the allowed URIs.
     """
     wanted = file_identity(str(request.parameters.get("simulation", ""))) if FILE_ROLE in _files(request) else None
     package = _internal_kv_get(wanted[0].encode(), namespace=_NAMESPACE) if wanted else None
-    if wanted is None or package is None:
+    if wanted is None:
+        return request
+    if package is None:
+        check_allowed(Path(_files(request)[FILE_ROLE]).absolute().as_uri())
         return request
     file = SimulationCode.from_package(package, wanted[0]).write(folder)
     execution = replace(request.execution, label_files={**_files(request), FILE_ROLE: str(file)})

@@ -1,4 +1,4 @@
-"""A cluster of made-up nodes on virtual time, and the ``Backend`` through which a real controller uses it."""
+"""A cluster of simulated nodes in virtual time, and the ``Backend`` through which a real controller uses it."""
 
 from orchestrator.backends.simulated.attempt import (
     Fate,

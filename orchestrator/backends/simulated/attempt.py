@@ -36,7 +36,7 @@ class JobWork:
     stop_s: float = 0.0
     """From a stop to the end of the attempt: the step that runs, and a checkpoint."""
     steps: int = 100
-    """Training steps, evenly spread over the work: what progress is told in."""
+    """Training steps, evenly spread over the work: the unit of reported progress."""
 
 
 class SimulatedEnding(StrEnum):

@@ -1,4 +1,4 @@
-"""One controller's way to a simulated cluster: the ``Backend`` protocol, with what goes wrong between the two."""
+"""One controller's connection to a simulated cluster: the ``Backend`` protocol, with faults of the connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual time: it stands still while anything is computed, and jumps from one appointment to the next."""
+"""Virtual time: it stops while code runs, and jumps to the next scheduled event."""
 
 from __future__ import annotations
 

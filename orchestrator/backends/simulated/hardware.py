@@ -72,7 +72,7 @@ class Hazards:
     replace_s: float = 300.0
     """From the loss of a node to another one in its place."""
     detection_s: float = 10.0
-    """From the death of a node to the moment when the backend tells of it."""
+    """From the death of a node to the moment when the backend reports it."""
 
     @property
     def spot_rate_per_s(self) -> float:

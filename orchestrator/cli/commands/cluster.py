@@ -1,4 +1,4 @@
-"""``orchestrator cluster``: check, start, look at and end a Ray cluster that a file describes."""
+"""``orchestrator cluster``: check, start, show and end a Ray cluster that a file describes."""
 
 from __future__ import annotations
 

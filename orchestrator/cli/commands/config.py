@@ -1,4 +1,4 @@
-"""``orchestrator config``: the settings that count here, and contexts."""
+"""``orchestrator config``: the settings in effect, and contexts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator data``: shards from published data sets, and what shards hold. The work is done by the data plane."""
+"""``orchestrator data``: shards from published data sets, and their content. The data plane does the work."""
 
 from __future__ import annotations
 

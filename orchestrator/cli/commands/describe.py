@@ -1,4 +1,4 @@
-"""``orchestrator describe``: all that is known of one job of a submitted sweep."""
+"""``orchestrator describe``: everything that is known about one job of a submitted sweep."""
 
 from __future__ import annotations
 

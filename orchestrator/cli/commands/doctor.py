@@ -1,4 +1,4 @@
-"""``orchestrator doctor``: whether this machine, the store and every node can do what sweeps need."""
+"""``orchestrator doctor``: checks that this machine, the store and every node have what sweeps need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator drain``: bring a whole cluster to rest, for an upgrade or maintenance, and let it work again."""
+"""``orchestrator drain``: stop starting jobs on a whole cluster, for an upgrade or maintenance, and start again."""
 
 from __future__ import annotations
 

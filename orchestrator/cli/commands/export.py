@@ -1,4 +1,4 @@
-"""``orchestrator export``: a backbone of the store as a folder that timm reads, with all that is known of it."""
+"""``orchestrator export``: a backbone of the store as a folder that timm reads, with its record."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator forecast``: the sweep on a cluster that need not exist, failures included, on virtual time."""
+"""``orchestrator forecast``: simulates a sweep on a cluster, with failures, in virtual time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator init``: a sweep.yaml to begin with."""
+"""``orchestrator init``: writes a sweep.yaml to start from."""
 
 from __future__ import annotations
 

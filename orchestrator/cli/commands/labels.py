@@ -1,4 +1,4 @@
-"""``orchestrator labels``: how the label spaces of a sweep or data set look. The data plane looks at the data."""
+"""``orchestrator labels``: shows the label spaces of a sweep or data set. The data plane reads the data."""
 
 from __future__ import annotations
 

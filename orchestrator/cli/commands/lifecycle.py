@@ -1,7 +1,7 @@
-"""``orchestrator pause``, ``resume``, ``stop``, ``cancel``, ``retry``, ``priority``: what is asked of submitted sweeps.
+"""``orchestrator pause``, ``resume``, ``stop``, ``cancel``, ``retry``, ``priority``: requests to submitted sweeps.
 
-A request is a message in the sweep's inbox, which its controller follows, now or when one runs again: these commands
-need the store alone. A new one is a function here, a line of the table in ``cli.app`` and a class in
+A request is a message in the sweep's inbox, which its controller handles, now or when one runs again: these commands
+need only the store. A new one is a function here, a line of the table in ``cli.app`` and a class in
 ``sweeps.requests``, which says what it does.
 """
 

@@ -1,4 +1,4 @@
-"""``orchestrator logs``: what attempts printed and logged, from the store; the cluster may be long gone."""
+"""``orchestrator logs``: the output and logs of attempts, from the store; the cluster need not exist any more."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator notify``: who was told what, and whether it arrives."""
+"""``orchestrator notify``: shows the notifications of a sweep, and sends test notifications."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator power``: how many seeds make a difference visible, and what they cost."""
+"""``orchestrator power``: how many seeds are needed to detect a difference, and what they cost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, Sto
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import UsageError, UserError
-from orchestrator.planning.estimate.power import METHOD, MOST_SEEDS
+from orchestrator.planning.estimate.power import FAMILY_METHOD, MOST_SEEDS
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
@@ -205,7 +205,7 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     low, high = noise.ends
     spread = f"; 80 % range {number(low.pretrain_std, metric)} to {number(high.pretrain_std, metric)}" if seeds else ""
     yield f"noise of a difference: {' and '.join(parts)}, {answer.source}{seeds}{spread}"
-    yield f"tests: {answer.comparisons.total} comparison{'s' * (answer.comparisons.total > 1)}, {METHOD}"
+    yield f"tests: {answer.comparisons.total} comparison{'s' * (answer.comparisons.total > 1)}, {FAMILY_METHOD}"
     planned, chances = answer.planned, answer.planned_range
     chance = _from_to(f"{chances[0]:.0%}", f"{chances[1]:.0%}")
     planned_power = f"{answer.planned_power:.0%}"
@@ -254,7 +254,7 @@ def _effect_name(alike: Sequence[EffectPower], factors: str) -> str:
 
 def _effect_lines(answer: PowerAnswer) -> Iterator[str]:
     tested = sum(effect.num_pretrain_seeds > 1 for effect in answer.effects)
-    yield f"tests: {tested} contrast{'s' * (tested > 1)}, {METHOD}"
+    yield f"tests: {tested} contrast{'s' * (tested > 1)}, {FAMILY_METHOD}"
     known = [effect for effect in answer.effects if effect.noise]
     if measured := [effect.noise.num_pretrain_seeds for effect in known if effect.is_measured and effect.noise]:
         yield f"noise: of each effect itself, measured in this sweep on {max(measured)} pretraining seeds"

@@ -1,4 +1,4 @@
-"""``orchestrator publish``: MLflow brought up to date with a sweep."""
+"""``orchestrator publish``: updates MLflow with a sweep's results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator quota``: what each user's sweeps may hold at once on a cluster, beside what they hold."""
+"""``orchestrator quota``: limits on what each user's sweeps use at once on a cluster, and what they use now."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ quota = typer.Typer(
 )
 
 _User = Annotated[str, typer.Argument(metavar="USER", help="Name of a user, as `status` shows owners of sweeps.")]
-_Others = Annotated[bool, typer.Option("--others", help="All users without limits of their own.")]
+_Others = Annotated[bool, typer.Option("--others", help="All users without their own limits.")]
 _Cluster = Annotated[str, typer.Option(help="Name of the cluster; default: this project's.")]
 _ANY = "none"
 _WHOLE = "a whole number"
@@ -68,7 +68,7 @@ def set_bounds(
     bounds = parse_bounds(max_gpus, max_concurrent)
     objects, name = _open(cluster, store)
     quotas = change_quotas(objects, name, lambda now: _with(now, whom, bounds))
-    shown = "all users without limits of their own" if whom == ANYBODY else whom
+    shown = "all users without their own limits" if whom == ANYBODY else whom
     told = f"On cluster {name}, what {shown} may hold is set{_stranger(objects, name, whom)}"
     _changed(told, objects, name, quotas, output)
 
@@ -138,12 +138,12 @@ def _open(cluster: str, store: str) -> tuple[ObjectStore, str]:
 def whose(user: str, *, is_others: bool, beside: str = "") -> str:
     """Whom a line means; ``beside`` are other choices to tell of. Raises ``typer.BadParameter`` unless it is one."""
     if bool(user) == is_others:
-        message = "name one user, or use --others for all users without limits of their own" + beside
+        message = "name one user, or use --others for all users without their own limits" + beside
         raise typer.BadParameter(message)
     if is_others:
         return ANYBODY
     if user == ANYBODY:
-        raise typer.BadParameter(f"{user!r} is no user: use --others for all users without limits of their own")
+        raise typer.BadParameter(f"{user!r} is no user: use --others for all users without their own limits")
     if user != user.strip() or not user.isprintable():
         message = f"{user!r} is no user's name: it has blanks at its ends, or characters that cannot be printed"
         raise typer.BadParameter(message)

@@ -1,4 +1,4 @@
-"""``orchestrator report``: the answer, computed from artifacts alone."""
+"""``orchestrator report``: the report of a sweep, computed only from artifacts."""
 
 from __future__ import annotations
 

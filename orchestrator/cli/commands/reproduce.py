@@ -1,4 +1,4 @@
-"""``orchestrator reproduce``: files from which a submitted sweep can be run again, and whether they plan the same."""
+"""``orchestrator reproduce``: writes files from which a submitted sweep can be run again, and compares their plan."""
 
 from __future__ import annotations
 

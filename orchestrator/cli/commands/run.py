@@ -1,4 +1,4 @@
-"""``orchestrator run``: one job in the foreground, to see why it does what it does."""
+"""``orchestrator run``: runs one job in the foreground, for debugging."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ import typer
 from orchestrator.cli.arguments import FormerSweep, StoreOption, complete_job, complete_sweep, refuse_former_order
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.controller.attempts import Claimant, allocate_attempt, make_request
-from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobKind, JobResult, Progress
+from orchestrator.controller.attempt_requests import Claimant, allocate_attempt, make_request
+from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobResult, Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.settings import Settings

@@ -1,4 +1,4 @@
-"""``orchestrator schema``: the language for editors."""
+"""``orchestrator schema``: the JSON Schema of the sweep language, for editors."""
 
 from __future__ import annotations
 

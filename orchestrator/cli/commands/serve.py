@@ -1,7 +1,7 @@
-"""``orchestrator serve``: keep a Ray cluster at the service of a store, for as long as the machines are lent.
+"""``orchestrator serve``: runs a controller on a Ray cluster as long as the machines are allocated.
 
-What a batch job of a queueing system, a pod or a service unit runs beside Ray's head: sweeps that are in the store go
-on, new ones are taken from the inbox, and when the machines are taken back every attempt writes a checkpoint first.
+A batch job of a queueing system, a pod or a service unit runs it on the node of Ray's head: sweeps in the store
+continue, new ones are taken from the inbox, and before the machines are taken back every attempt writes a checkpoint.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``orchestrator status``: what the journal says, without any cluster."""
+"""``orchestrator status``: the state of sweeps from their journals; needs no cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``orchestrator submit``: a client. It puts a message into the store and watches; nothing depends on its life."""
+"""``orchestrator submit``: puts a message into the store and follows the sweep, which does not depend on it."""
 
 from __future__ import annotations
 

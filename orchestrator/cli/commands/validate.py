@@ -1,4 +1,4 @@
-"""``orchestrator validate``: whether a sweep.yaml is right, and what it would make."""
+"""``orchestrator validate``: checks a sweep.yaml, and shows what it would create."""
 
 from __future__ import annotations
 

@@ -1,27 +1,25 @@
-"""``orchestrator watch``: a sweep as it goes, from the store alone; nothing depends on whether anybody looks."""
+"""``orchestrator watch``: shows a running sweep, only from the store; the sweep does not depend on it."""
 
 from __future__ import annotations
 
-import contextlib
-import select
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from threading import Thread
 from typing import Annotated, Protocol
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.live import Live
 
 from orchestrator.cli.arguments import StoreOption, complete_sweep
+from orchestrator.cli.commands.overview import Matrix
 from orchestrator.cli.commands.status import exit_code_for, status_table
-from orchestrator.cli.commands.watch_frame import Matrix, frame
 from orchestrator.cli.exits import ExitCode
-from orchestrator.core.errors import OrchestratorError, StorageError, UserError
+from orchestrator.core.errors import UserError
 from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
@@ -31,14 +29,10 @@ from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import Submitter
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweeps import client
 from orchestrator.sweeps.client import SweepLedger
 
 EVERY_S = 0.5
 _NUM_KEPT = 50
-_END = "\x04"
-"""What a terminal sends for the end of input."""
-LEAVE = frozenset({"q", "Q", "\x1b", _END})
 _POLL_S = 0.2
 _PATIENCE_S = 15.0
 _NOT_TAKEN = (
@@ -61,49 +55,35 @@ def watch(
     Leaving does not stop it.
     """
     if not sweep:
-        from orchestrator.cli.commands.top import show_all  # Textual takes half a second to load
-
-        show_all("", store, every_s=every)
+        _show_all("", store, every)
         return
     raise typer.Exit(watch_sweep(sweep, store, every_s=every))
 
 
-_REQUESTS: Mapping[str, tuple[str, Callable[..., str]]] = {
-    "p": ("pause: no job starts, running jobs finish", client.pause),
-    "r": ("resume: ready jobs start again", client.resume),
-    "c": ("cancel: running jobs end after a checkpoint, and no other job starts", client.cancel),
-}
-"""By key: what it asks the sweep's controller for."""
+def top(
+    sweep: Annotated[str, typer.Argument(help="Sweep to show first.", autocompletion=complete_sweep)] = "",
+    *,
+    every: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
+    store: StoreOption = "",
+) -> None:
+    """Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel."""
+    _show_all(sweep, store, every)
 
 
-class Steering:
-    """What keys ask of a sweep: each request is sent after ``y``; any other key takes it back."""
+def _show_all(sweep: str, store_uri: str, every_s: float) -> None:
+    """The live view of all sweeps, until the user leaves it. Raises ``UserError`` where there is no terminal."""
+    store = open_existing_store(store_uri)
+    if sweep:
+        require_sweep(store, sweep)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise UserError("the view of all sweeps needs a terminal; use: orchestrator status -o json")
+    from orchestrator.cli.commands.live_view import LiveView  # Textual takes half a second to load
 
-    def __init__(self, ask: Callable[[Callable[..., str]], None]) -> None:
-        self._ask, self._key = ask, ""
-        self.prompt = ""
-        """The last line of the view; empty = nothing was asked."""
+    LiveView(store, sweep, every_s=every_s, is_ascii=_is_ascii()).run()
 
-    @property
-    def is_asking(self) -> bool:
-        """Whether the next key is an answer."""
-        return bool(self._key)
 
-    def press(self, key: str) -> None:
-        """Follow a key; empty = none was pressed."""
-        if not key:
-            return
-        if not self._key:
-            self._key = key if key in _REQUESTS else ""
-            self.prompt = f"{_REQUESTS[key][0]}? y: yes, any other key: no" if self._key else ""
-            return
-        asked, self._key, self.prompt = self._key, "", ""
-        if key.lower() == "y":
-            try:
-                self._ask(_REQUESTS[asked][1])
-                self.prompt = "Request sent; a controller follows it within about a second."
-            except OrchestratorError as error:
-                self.prompt = str(error)
+def _is_ascii() -> bool:
+    return not Console().encoding.lower().startswith("utf")
 
 
 class Watching:
@@ -131,10 +111,6 @@ class Watching:
         self.status = load_status(self._store, snapshot, self.tracker, self._prices)
         return self.status
 
-    def ask(self, request: Callable[..., str]) -> None:
-        """Send a request about the sweep. Raises ``OrchestratorError``."""
-        request(self._store, self.status.snapshot.sweep)
-
     @property
     def events(self) -> list[str]:
         """What happened last to jobs, newest first."""
@@ -152,16 +128,17 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
     """Show a sweep until it ends or the user leaves."""
     store = open_existing_store(store_uri)
     require_sweep(store, sweep)
-    watching, console = Watching(store, sweep), Console(highlight=False)
+    watching = Watching(store, sweep)
     try:
-        if console.is_terminal:
-            _on_screen(watching, console, every_s)
+        # A screen without keys cannot be left: where input is no terminal, lines are printed.
+        if sys.stdin.isatty() and sys.stdout.isatty():
+            snapshot = _on_screen(store, sweep, every_s) or watching.look().snapshot
         else:
             _in_lines(watching, every_s)
+            snapshot = watching.status.snapshot
     except KeyboardInterrupt:
         _say_detached(sweep, store_uri)
         return ExitCode.INTERRUPTED
-    snapshot = watching.status.snapshot
     if not snapshot.state.is_final:
         _say_detached(sweep, store_uri)
         return exit_code_for(snapshot)
@@ -170,33 +147,18 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
     return exit_code_for(snapshot)
 
 
-def view(watching: Watching, console: Console, prompt: str = "") -> RenderableType:
-    """The frame of this moment."""
-    return frame(
-        watching.status,
-        watching.matrix,
-        watching.events,
-        height=console.height,
-        width=console.width,
-        is_ascii=not console.encoding.lower().startswith("utf"),
-        prompt=prompt,
-    )
+def _on_screen(store: ObjectStore, sweep: str, every_s: float) -> Snapshot | None:
+    """On the alternate screen, until the sweep ends or the user leaves; none if nothing was read until then.
 
+    Raises:
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    from orchestrator.cli.commands.live_view import INTERRUPTED, LiveView  # Textual takes half a second to load
 
-def _on_screen(watching: Watching, console: Console, every_s: float) -> None:
-    """On the alternate screen, until the sweep ends or a key that leaves is pressed."""
-    steering = Steering(watching.ask)
-    with _keys() as wait_for_key, Live(console=console, screen=True, auto_refresh=False) as live:
-        while True:
-            with contextlib.suppress(StorageError):  # a moment's outage: the last view stays
-                _look(watching)
-            live.update(view(watching, console, steering.prompt), refresh=True)
-            if watching.status.snapshot.state.is_final:
-                return
-            key = wait_for_key(every_s)
-            if key in LEAVE and not steering.is_asking:
-                return
-            steering.press(key)
+    view = LiveView(store, sweep, every_s=every_s, is_alone=True, is_ascii=_is_ascii())
+    if view.run() == INTERRUPTED:
+        raise KeyboardInterrupt
+    return view.shown.snapshot
 
 
 def _in_lines(watching: Watching, every_s: float) -> None:
@@ -230,35 +192,6 @@ def _moment(view_: JobView) -> float:
     if view_.attempt is not None:
         return view_.attempt.launched_at_s
     return view_.ended_at_s or (view_.last_failure.at_s if view_.last_failure else 0.0)
-
-
-@contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
-    """A function that waits so many seconds for a key and returns it; empty if none was pressed."""
-    if not sys.stdin.isatty():
-        yield _slept
-        return
-    import termios
-    import tty
-
-    before = termios.tcgetattr(sys.stdin)
-    tty.setcbreak(sys.stdin)
-    try:
-        yield pressed
-    finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
-
-
-def _slept(every_s: float) -> str:
-    time.sleep(every_s)
-    return ""
-
-
-def pressed(every_s: float) -> str:
-    """The key that is pressed within so many seconds; empty if none is."""
-    if not select.select([sys.stdin], [], [], every_s)[0]:
-        return ""
-    return sys.stdin.read(1) or _END  # nothing to read: the terminal is gone, and would be at once each time
 
 
 class _Display(Protocol):
@@ -338,7 +271,7 @@ class _Table:
 class Lines:
     """For pipes and logs: says each job's end once, and sums up what had ended before.
 
-    Why jobs failed is told once, when the sweep ends, of all that failed for the same reason.
+    Why jobs failed is printed once, when the sweep ends, for all jobs that failed for the same reason.
     """
 
     def __init__(self) -> None:
@@ -364,7 +297,7 @@ def job_line(view: JobView, *, tells_reason: bool = True) -> str:
     """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
     failure = view.last_failure
     if failure is not None and not view.state.is_final:
-        # The reason is told once, when the attempt ends; what follows says only that it goes on.
+        # The reason is printed once, when the attempt ends; later lines only say that the job continues.
         if view.attempt is not None:
             return f"{view.name} runs again (attempt {view.attempt.number})"
         return f"{view.name} will be tried again after {brief(failure)}"

@@ -1,1 +1,1 @@
-"""What keeps secrets secret and foreign input harmless; imports nothing of the project but its errors."""
+"""Protection of secrets and against hostile input; imports nothing of the project except its errors."""

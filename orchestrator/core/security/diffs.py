@@ -1,12 +1,12 @@
-"""Differences of program text without the secrets that stand in them, so that they can be published and still applied.
+"""Removes secrets from diffs of program text, so that these can be published and still be applied.
 
-Besides what ``redaction`` hides, the detectors of the package detect-secrets look at every line, but for those that
-judge by entropy: digests and keys of artifacts are no secrets. They take 70 us per line beside the 20 of ``redaction``,
-too long for logs.
+In addition to ``redaction``, the detectors of the package detect-secrets check every line, except those that use
+entropy: digests and keys of artifacts are not secrets. They take 70 us per line, ``redaction`` takes 20 us; this is too
+slow for logs.
 
-What a difference adds is changed freely: a value becomes ``[hidden]``, lines stay lines. What it removes or stands
-beside must be as in the file that it is applied to. So where a secret stands there, the lines around it are left out if
-they are only context; else the whole hunk is, and a line at the top says so.
+Added lines can be changed: a value becomes ``[hidden]``, lines stay lines. Removed and context lines must be as in the
+file to which the diff is applied. So if one of them has a secret, it is left out if it is only context; else the whole
+hunk is left out, and a line at the top says so.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What secrets look like, and what variables that hold them are called. Pure.
+"""Patterns of secrets, and of names of variables that hold them. Pure.
 
-Only what has a recognisable form is found; values that have none are known by their place (see ``known``). Parts of
-patterns have a longest length, because a text that begins a form again and again must not take quadratic time.
+Only secrets with a recognisable form are found; other values are known by their place (see ``known``). Parts of
+patterns have a maximum length, so that a text with many beginnings of a pattern does not take quadratic time.
 """
 
 from __future__ import annotations

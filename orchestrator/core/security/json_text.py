@@ -1,4 +1,4 @@
-"""JSON that others wrote: whatever is wrong with it is a ``ValueError``, and its size has a bound."""
+"""Untrusted JSON: every error in it is a ``ValueError``, and its size is limited."""
 
 from __future__ import annotations
 

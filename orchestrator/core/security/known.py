@@ -1,7 +1,7 @@
-"""The secrets that this process has been given: their values, wherever its environment says that they are.
+"""The values of the secrets of this process, from all places that its environment names.
 
-Read are variables that are called as secrets are, passwords inside URIs of any variable, the files that such variables
-point to, and the usual files of AWS, Ray, MLflow, Hugging Face and netrc. Nothing is kept but the values.
+These are variables with names that are typical for secrets, passwords inside URIs of any variable, the files to which
+such variables point, and the usual files of AWS, Ray, MLflow, Hugging Face and netrc. Only the values are kept.
 """
 
 from __future__ import annotations

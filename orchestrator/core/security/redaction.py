@@ -1,7 +1,7 @@
-"""The one filter through which all text goes that leaves a process: logs, failures, errors, notifications.
+"""The one filter for all text that leaves a process: logs, failures, errors, notifications.
 
-Hidden are the values that this process knows to be secret (see ``known``), whatever looks like a secret (see
-``forms``), and what stands after ``password=`` and its like. Where a value stood, ``[hidden]`` stands.
+It replaces by ``[hidden]``: values that this process knows to be secret (see ``known``), text that looks like a secret
+(see ``forms``), and text after ``password=`` and similar.
 """
 
 from __future__ import annotations

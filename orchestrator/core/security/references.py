@@ -1,4 +1,4 @@
-"""Secrets by reference: files and settings name where a secret lies, and only whoever uses it reads it.
+"""References to secrets: files and settings name the place of a secret, and only the code that uses it reads it.
 
 ``${env:NAME}``, ``${file:/path}`` (also what Vault Agent, Kubernetes and the CSI drivers of clouds mount),
 ``${aws-secretsmanager:NAME}``, ``${aws-secretsmanager:NAME#FIELD}`` and ``${aws-ssm:NAME}``.

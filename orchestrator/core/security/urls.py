@@ -1,7 +1,7 @@
 """Addresses of servers that come from files and sweeps: what is refused before anything is sent. Pure.
 
-A server that fetches what it is told to can be made to ask machines that only it reaches. The worst of them are the
-metadata services of clouds, which hand out credentials to whoever asks from the machine itself.
+A server that fetches given URLs can be used to reach machines that only it can reach. The most dangerous ones are the
+metadata services of clouds, which give credentials to every request from the machine itself.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def check_url(url: str, *, schemes: Collection[str] = ("http", "https"), what: s
     if not parts.hostname:
         raise UserError(f"{what} names no host; write {min(schemes)}://host:port")
     if reason := forbidden_host(parts.hostname):
-        raise UserError(f"{what} names the host {parts.hostname}, {reason}; name a server of your own")
+        raise UserError(f"{what} names the host {parts.hostname}, {reason}; name your own server")
 
 
 def forbidden_host(host: str) -> str:

@@ -1,1 +1,1 @@
-"""How long jobs take, what they cost and how sure the answer will be. Pure: no I/O, no clock."""
+"""Durations and costs of jobs, and the statistical power of a design. Pure: no I/O, no clock."""

@@ -1,4 +1,4 @@
-"""What a plan will take: seconds, GPU-hours, bytes and money per job and in all. Pure.
+"""Estimates of a plan: seconds, GPU-hours, bytes and money per job and in total. Pure.
 
 Each job's work (``volumes``) becomes seconds by the model of speed (``flops``) times a correction from results that the
 store already holds (``history``). Jobs named in ``skip`` have their result and take nothing.
@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 
-from orchestrator.core.contract import JobKind, Spot
+from orchestrator.core.contract import Spot
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.units import format_duration, format_money
 from orchestrator.planning.estimate.eta import Makespan
 from orchestrator.planning.estimate.flops import (

@@ -1,9 +1,9 @@
-"""When a plan ends: on an empty cluster, and of a running sweep from now on, corrected by what its own jobs took. Pure.
+"""When a plan ends: on an empty cluster, and for a running sweep, corrected by the durations of its own jobs. Pure.
 
-The schedule is list scheduling by the longest path to the end: whenever room comes free, the ready jobs with the
-longest chain behind them start first and shorter ones fill what is left. Graham's bound holds: never more than twice
+The schedule is list scheduling by the longest path to the end: when resources become free, the ready jobs with the
+longest chain of dependent jobs start first, and shorter ones use the rest. Graham's bound holds: never more than twice
 the best schedule for one-GPU jobs (R. L. Graham, "Bounds on multiprocessing timing anomalies", SIAM J. Appl. Math. 17,
-1969). No failures, no other sweeps, no waiting for nodes: ``orchestrator forecast`` has those.
+1969). Failures, other sweeps and waiting for nodes are not included; ``orchestrator forecast`` has them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from orchestrator.core.contract import Resources
-from orchestrator.planning.estimate.corrections import DurationCorrections
+from orchestrator.planning.estimate.duration_ratios import DurationRatios
 from orchestrator.planning.graph.plan import Job, Plan
 
 _TOLERANCE = 1e-6
@@ -285,16 +285,16 @@ def time_left(
         elapsed_s: seconds since the launch of running jobs that do not say how long they still take.
     """
     elapsed = elapsed_s or {}
-    corrections = DurationCorrections()
+    ratios = DurationRatios()
     for job in plan.jobs:
         took_s, expected_s = measured_s.get(job.name, 0.0), durations_s.get(job.name, 0.0)
         if took_s > 0 and expected_s > 0:
-            corrections.add(job.duration_class, took_s, expected_s)
+            ratios.add(job.duration_class, took_s, expected_s)
     left = {}
     for job in plan.jobs:
         if job.name in done:
             continue
-        expected_s = durations_s.get(job.name, 0.0) * corrections.ratio(job.duration_class)
+        expected_s = durations_s.get(job.name, 0.0) * ratios.ratio(job.duration_class)
         left[job.name] = max(0.0, running_left_s.get(job.name, expected_s - elapsed.get(job.name, 0.0)))
     makespan = list_schedule(plan, left, fleet, running={*running_left_s, *elapsed})
-    return TimeLeft(seconds=makespan.seconds, corrected_by=corrections.by_kind, left_s=left, never=makespan.never)
+    return TimeLeft(seconds=makespan.seconds, corrected_by=ratios.by_kind, left_s=left, never=makespan.never)

@@ -1,7 +1,7 @@
-"""How long work takes by its arithmetic: the model of speed behind estimates, before anything was measured.
+"""The model of speed: how long work takes by its number of operations, before anything was measured.
 
-Seconds = start + steps x overhead + max(operations / rate, images x decoding / cores) on a GPU, whose loader works
-beside it, and the sum of both on a CPU. Operations of a training step are three forward passes (a backward pass takes
+Seconds = start + steps x overhead + max(operations / rate, images x decoding / cores) on a GPU, whose loader runs in
+parallel, and the sum of both on a CPU. Operations of a training step are three forward passes (a backward pass takes
 the products of inputs and of weights; "PaLM", arXiv:2204.02311, appendix B), two per multiply-add. Multiply-adds and
 parameters are those of the generated table of timm's models, scaled by the square of the image size.
 """

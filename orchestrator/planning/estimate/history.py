@@ -1,7 +1,7 @@
-"""What committed results measured, and how far the model of speed was off there. Pure; records are read elsewhere.
+"""Durations of committed results compared with the model of speed. Pure; records are read elsewhere.
 
-Each result gives one ratio: seconds that it took / seconds that the model (``flops``) gives the same
-work on the same machine. An estimate is the model's seconds times the median ratio of the most similar results, so one
+Each result gives one ratio: its measured seconds / the seconds that the model (``flops``) gives for the same work on
+the same machine. An estimate is the model's seconds times the median ratio of the most similar results, so one
 formula serves every kind and scales over image sizes, numbers of workers and amounts of work.
 """
 

@@ -1,8 +1,7 @@
-"""How likely a difference of a given size would be found, from the noise between seeds; pure.
+"""The probability that a difference of a given size is found, from the noise between seeds; pure.
 
-What is assumed is the report's own test: paired differences to the baseline, averaged over the transfers of each
-pretrain seed, Student's t over the pretrain seeds, at the level that the table's one corrected family leaves to a
-comparison with the baseline.
+The test is that of the report: paired differences to the baseline, averaged over the transfers of each pretrain seed,
+Student's t over the pretrain seeds, at a comparison's share of the error level of the table's one corrected family.
 
 The paired difference of pretrain seed i and transfer seed j is ``difference + pretrain_i + transfer_ij``, with the same
 two variances for every label space; they are pooled over the label spaces of a table.
@@ -23,7 +22,7 @@ from orchestrator.sweepfile.values import LABELS_FACTOR
 
 CONFIDENCE: Final = 0.95
 ALPHA: Final = 1 - CONFIDENCE
-METHOD: Final = "paired t tests over pretrain seeds, Bonferroni"
+FAMILY_METHOD: Final = "paired t tests over pretrain seeds, Bonferroni"
 _BASELINE_SHARE: Final = 0.5
 _USED_SHARE: Final = 0.9
 """Of the 5 %; the rest is the reserve. A single comparison needs none: it is an ordinary test."""
@@ -304,7 +303,7 @@ def _weakness(num_seeds: int, family: Comparisons, least: float) -> str:
     if math.isinf(least):
         tested = f"none of the {family.total} comparisons can" if family.total > 1 else "the comparison cannot"
         return f"one pretraining seed shows no noise between seeds, so {tested} be tested; {would}"
-    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({METHOD})"
+    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({FAMILY_METHOD})"
     return (
         f"{num_seeds} pretraining seeds find, {tests}, only differences of {least:,.0f} standard deviations between "
         f"seeds or more (power {TARGET_POWER:.0%}), which no plausible difference reaches; {would}"

@@ -1,4 +1,4 @@
-"""What hours cost: a table of prices by accelerator. Pure, except that somebody must read the file."""
+"""A table of prices per hour by accelerator. Pure, except for reading the file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What each job of a plan has to do and to write, read from the identities of the plan alone. Pure.
+"""The work and the output of each job of a plan, computed only from the identities of the plan. Pure.
 
-Sizes of data sets that only their index knows are taken from ``sizes`` where the caller has them; else they are what
-the sweep.yaml declares, and 0 if it declares nothing: estimates then say so.
+Sizes of data sets that are known only after indexing are taken from ``sizes`` if the caller has them, else from the
+sweep.yaml. If it declares none they are 0, and estimates say so.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+from orchestrator.core.hyper_parameters import OPTIMIZERS
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.core.recipe import OPTIMIZERS
 from orchestrator.planning.estimate.flops import (
     FORWARD_PASSES_PER_STEP,
     OPERATIONS_PER_MAC,

@@ -1,7 +1,7 @@
-"""The jobs that measure features of backbones: of each one by itself, or of several beside each other.
+"""The jobs that measure features of backbones: of a single one, or of several compared with each other.
 
-They read the same ``embed`` jobs, by their keys, as cached probes of that data set do. Those that look at layers pass
-some samples through the backbone besides.
+They read the same ``embed`` jobs, by key, as cached probes of that data set. Measures of layers also pass some samples
+through the backbone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What to know of a sweep's data before it starts: absent files, wrong counts, sorted shards, long clusterings. Pure.
+"""Checks of a sweep's data before it starts: absent files, wrong counts, sorted shards, long clusterings. Pure.
 
-Sorted shards: samples are shuffled inside blocks of shards, so a batch sees the classes of its block alone. Where
-shards are sorted by class that is a few of them, and training suffers without a word. The measure is the expected
+Sorted shards: samples are shuffled inside blocks of shards, so a batch has only classes of its block. If shards are
+sorted by class these are few, and training gets worse without an error. The measure is the expected
 number of distinct leaf classes in a batch, against that of a full shuffle; it follows from the index and the recipe.
 """
 

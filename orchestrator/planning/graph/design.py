@@ -1,7 +1,7 @@
-"""The factors of a plan: what its backbones differ in besides their seeds, by the facets of its jobs. Pure.
+"""The factors of a plan: differences between its backbones other than seeds, from the facets of its jobs. Pure.
 
-Label spaces are a factor of every plan (``labels``). Blocks that say values of factors (``factor.<name>`` facets) have
-those; where none does, several named blocks are one factor (``block``), but for those that start from another block.
+Label spaces are a factor of every plan (``labels``). Blocks with values of factors (``factor.<name>`` facets) have
+these; without any, several named blocks are one factor (``block``), except those that start from another block.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR
 

@@ -1,7 +1,7 @@
-"""What differs between two identities, and between two plans. Pure.
+"""Differences between two identities, and between two plans. Pure.
 
-Of identities: the fields that differ, followed through their inputs. Of plans: which jobs are new, gone, the same, or
-the same by name under another key.
+For identities: the fields that differ, also those of their inputs. For plans: which jobs are new, removed, equal, or
+have the same name and another key.
 """
 
 from __future__ import annotations

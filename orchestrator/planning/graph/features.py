@@ -1,8 +1,8 @@
-"""The jobs that embed images, and that cluster what was embedded.
+"""The jobs that compute features (``embed``), and those that cluster them.
 
 An ``embed`` job of a transfer is the same one, by its key, for every transfer, label fraction, seed, grid cell and
-sweep that sees the same images under the same backbone; so its name says what is embedded, never for whom. Label spaces
-of clusters have embed jobs of their own, and k-means on them.
+sweep that sees the same images under the same backbone; so its name does not contain a transfer. Label spaces of
+clusters have their own embed jobs, and k-means on them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,12 @@
 
 Invariants:
 
-- An identity holds what changes a result, and nothing else: kind, code version, parameters with every default filled
-  in, and the keys of its inputs.
+- An identity holds everything that changes a result, and nothing else: kind, code version, parameters with every
+  default filled in, and the keys of its inputs.
 - The readable part of a key is made of identity fields alone.
 - ``KeyMaker`` gives the keys that ``key_of`` gives, in less time.
+
+A new rule of label spaces has its short name, which is part of the readable part of keys, in ``_SHORT``.
 """
 
 from __future__ import annotations

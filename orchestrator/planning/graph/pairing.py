@@ -1,8 +1,8 @@
-"""What two backbones share besides the number of their seed, by the difference of their identities. Pure.
+"""What two backbones of one seed share, from the difference of their identities. Pure.
 
 Random streams are keyed by seed, stage and purpose (docs/design.md), so backbones of one seed have the same initial
 weights if their architectures are equal, the same order of images if they train on the same samples, and the same crops
-if they augment alike. What they share makes their results a pair; where it is nothing, they are independent samples.
+if they augment alike. If they share any of these, their results are a pair; otherwise they are independent samples.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 Invariants:
 
-- Every job stands after the jobs that it needs.
+- Every job comes after the jobs that it needs.
 - Names are unique. Several names may have one key: the first of them runs, the others take its result.
 - Resources, execution and facets are in no key.
-- The JSON form is stored; older versions of it are read, and a plan that uses nothing new is written as they wrote it.
+- The JSON form is stored; older versions are read, and a plan without new features is written as older versions did.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from functools import cached_property
 from itertools import product
 from typing import Any, Self, TypeAlias
 
-from orchestrator.core.contract import Execution, JobKind, Resources
+from orchestrator.core.contract import Execution, Resources
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.simulation_files import FILE_ROLE, file_identity
 from orchestrator.planning.graph.identity import subject_of
 from orchestrator.sweepfile.values import Channel, Expectation, Level, Policy
@@ -36,7 +37,7 @@ class Published:
 
     transfer: str
     label_space: str
-    """Path of the label space; empty for the one-pass baseline."""
+    """Path of the label space; empty for direct training on the target."""
     value: float
     """In the unit of the report's metric: a fraction for errors and accuracies."""
     std: float | None = None
@@ -147,7 +148,7 @@ class Plan:
     published: tuple[Published, ...] = ()
     """Printed numbers to show beside those of the report."""
     notify: tuple[Channel, ...] = ()
-    """Who is told what, besides those whom the cluster's own file names."""
+    """Notification channels, in addition to those of the cluster's own file."""
     simulations: tuple[PlannedSimulation, ...] = ()
     rows: tuple[str, ...] = ()
     """Factors whose combinations are the rows of the report's tables; empty: its default."""

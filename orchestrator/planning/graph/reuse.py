@@ -1,4 +1,4 @@
-"""What a submit would do with each job: the plan compared with what a store holds. Pure; the caller looks keys up."""
+"""What a submit would do with each job: the plan compared with a store. Pure; the caller looks up the keys."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, ResolvedSw
 
 LABEL_SPACE = "label_space"
 """The one dimension of a search over label spaces."""
-METRICS = {"train": "select_error", "val": "val_error"}
+SELECTION_METRICS = {"train": "select_error", "val": "val_error"}
 """What trials are chosen by, by where."""
 BEST = "search:best"
 """Label space, in facets, of a backbone whose label space a search chose."""
@@ -43,7 +43,7 @@ def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str
         name=name,
         readable=measured.readable.rpartition("-seed")[0],
         parameters={
-            **_asked(search, METRICS[transfer.select_on]),
+            **_asked(search, SELECTION_METRICS[transfer.select_on]),
             "space": search.space,
             "trials": search.trials,
             "trial": {
@@ -91,7 +91,7 @@ def backbone_search(
         name="/".join(part for part in parts if part),
         readable=f"{short_name(pretrain.model.name)}-{readable_rule(target.space)}-seed{seed}",
         parameters={
-            **_asked(search, f"target_{METRICS[transfer.select_on]}"),
+            **_asked(search, f"target_{SELECTION_METRICS[transfer.select_on]}"),
             "space": space,
             "trials": trials,
             "trial": {

@@ -213,7 +213,7 @@
     const baseline = table.rows.find((row) => row.labelSpace === baselineOf(table));
     const shown = rows.find((row) => row.labelSpace === baselineOf(table)) || baseline;
     if (drawn.length && shown && shown.summary) level(`baseline ${baselineOf(table)}`, shown.summary.mean, "dash", "#555555");
-    if (drawn.length && table.onePass) level(`one-pass ${table.onePass.label_space}`, table.onePass.summary.mean, "dot", "#999999");
+    if (drawn.length && table.onePass) level(`direct training on ${table.onePass.label_space}`, table.onePass.summary.mean, "dot", "#999999");
     const best = bestOf(drawn);
     if (best && !table.isTied) traces.push({ name: `${BEST} mean: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
       hoverinfo: "skip", marker: { symbol: "circle-open", size: 17, color: "black", line: { width: 2 } } });
@@ -227,6 +227,7 @@
   }
 
   // --------------------------------------------------------------------------------------------------- results table
+  // [header, text of a row, value to sort by]; `_row` of report/render/page.py makes the rows.
   function columnsOf(table, rows) {
     const hours = rows.some((row) => row.compute && row.compute.gpu_hours) ? "gpu_hours" : "cpu_hours";
     const has = (test) => rows.some(test);
@@ -248,7 +249,7 @@
       ["corrected 95 % CI", (row) => row.familyInterval, (row) => row.difference && row.difference.family_low],
       ["corrected p", (row) => (row.difference ? pText(row.difference.p_family) : "-"), (row) => row.difference && row.difference.p_family]);
     if (has((row) => row.difference && isThere(row.difference.p_pooled))) columns.push(["pooled p", (row) => (row.difference ? pText(row.difference.p_pooled) : "-"), (row) => row.difference && row.difference.p_pooled]);
-    if (has((row) => isThere(row.canBeBest))) columns.push(["can be best", (row) => (isThere(row.canBeBest) ? (row.canBeBest ? "yes" : "no") : "-"), (row) => row.canBeBest]);
+    if (has((row) => isThere(row.canBeBest))) columns.push(["possibly best", (row) => (isThere(row.canBeBest) ? (row.canBeBest ? "yes" : "no") : "-"), (row) => row.canBeBest]);
     if (has((row) => row.cell)) columns.push(["cell", (row) => row.cell || "-", (row) => row.cell]);
     if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
     const priced = rows.map((row) => row.compute).find((compute) => compute && isThere(compute.cost));

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
 
 from orchestrator.report.render.columns import Records, TextTable, Value
@@ -148,11 +148,13 @@ def _html_table(table: TextTable) -> str:
 
 def analysis_figures(analysis: AnalysisReport) -> Iterator[Figure]:
     """Collapse over epochs, then what the analysis has pictures of."""
+    names = [*map(_line_name, analysis.rows), *(name for picture in analysis.pictures for name in picture.lines)]
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
     for metric in _OVER_EPOCHS:
-        yield from _over_epochs(analysis, metric)
+        yield from _over_epochs(analysis, metric, numbers)
     for picture in analysis.pictures:
         if picture.kind == "layers":
-            yield _over_layers(picture)
+            yield _over_layers(picture, numbers)
         elif picture.kind == "embedding":
             yield _scatter(picture, column=2, coloured_by="original class")
             if any(point[3] != -1 for point in picture.values):
@@ -161,20 +163,24 @@ def analysis_figures(analysis: AnalysisReport) -> Iterator[Figure]:
             yield _heatmap(picture)
 
 
-def _over_epochs(analysis: AnalysisReport, metric: str) -> Iterator[Figure]:
+def _line_name(row: AnalysisRow) -> str:
+    return ", ".join(filter(None, (row.pretrain, row.label_space)))
+
+
+def _over_epochs(analysis: AnalysisReport, metric: str, numbers: Mapping[str, int]) -> Iterator[Figure]:
     """A line for each label space, mean with its standard deviation; nothing with a single checkpoint."""
     rows = [row for row in analysis.rows if row.metric == metric and row.checkpoint]
     epochs = sorted({_epoch(row) for row in rows})
     if len(epochs) < 2:
         return
     lines: dict[str, list[Point]] = {}
-    for row in sorted(rows, key=lambda row: (row.pretrain, row.label_space, _epoch(row))):
-        name = ", ".join(filter(None, (row.pretrain, row.label_space)))
-        lines.setdefault(name, []).append((_epoch(row), row.summary.mean, row.summary.std or 0.0))
-    yield line_figure(f"{metric} over epochs", {epoch: str(epoch) for epoch in epochs}, lines)
+    for row in sorted(rows, key=_epoch):
+        lines.setdefault(_line_name(row), []).append((_epoch(row), row.summary.mean, row.summary.std or 0.0))
+    lines = dict(sorted(lines.items(), key=lambda line: numbers[line[0]]))
+    yield line_figure(f"{metric} over epochs", {epoch: str(epoch) for epoch in epochs}, lines, numbers=numbers)
 
 
-def _over_layers(picture: AnalysisPicture) -> Figure:
+def _over_layers(picture: AnalysisPicture, numbers: Mapping[str, int]) -> Figure:
     """From the first layer to the last."""
     lines = {
         name: [(number, value, 0.0) for number, value in enumerate(values) if value is not None]
@@ -182,7 +188,8 @@ def _over_layers(picture: AnalysisPicture) -> Figure:
     }
     every = math.ceil(len(picture.names) / 12)
     ticks: dict[float, str] = {number: str(number + 1) for number in range(0, len(picture.names), every)}
-    return line_figure(f"activation sparsity per layer: share of active units, {picture.title}", ticks, lines)
+    title = f"activation sparsity per layer: share of active units, {picture.title}"
+    return line_figure(title, ticks, lines, numbers=numbers)
 
 
 def _epoch(row: AnalysisRow) -> int:
@@ -197,10 +204,10 @@ def _heatmap(picture: AnalysisPicture) -> Figure:
     """Darker = larger; similarity from 0 to 1, distances from 0 to the largest one."""
     there = [value for row in picture.values for value in row if value is not None]
     top = 1.0 if picture.kind == "cka" else max(there, default=1.0) or 1.0
-    num, margin = max(1, len(picture.names)), 110
+    num, margin = max(1, len(picture.names)), 116
     side = _CELLS / num
     title = f"{'debiased CKA' if picture.kind == 'cka' else 'squared class distances'}: {picture.title}"
-    parts = [text_at(4, 14, title)]
+    parts = [text_at(4, 14, f"{title} (white 0, darkest {top:.3g})")]
     for row, values in enumerate(picture.values):
         for column, value in enumerate(values):
             share = 0.0 if value is None or not math.isfinite(value) else min(1.0, max(0.0, value / top))
@@ -212,11 +219,11 @@ def _heatmap(picture: AnalysisPicture) -> Figure:
     every = math.ceil(num / 25)
     for number in range(0, num, every):
         at = (number + 0.5) * side
-        parts.append(text_at(margin - 4, 28 + at, shortened(picture.names[number]), anchor="end"))
+        parts.append(text_at(margin - 4, 28 + at, shortened(picture.names[number], 18), anchor="end"))
         turned = f'transform="rotate(-45 {margin + at:.1f} {_CELLS + 38:.1f})"'
-        parts.append(text_at(margin + at, _CELLS + 38, shortened(picture.names[number]), anchor="end", more=turned))
+        parts.append(text_at(margin + at, _CELLS + 38, shortened(picture.names[number], 18), anchor="end", more=turned))
     parts.append(f'<rect x="{margin}" y="24" width="{_CELLS}" height="{_CELLS}" fill="none" stroke="#d8dee6"/>')
-    return Figure(label=title, width=margin + _CELLS + 12, height=_CELLS + 110, parts=tuple(parts))
+    return Figure(label=title, width=margin + _CELLS + 12, height=_CELLS + 116, parts=tuple(parts))
 
 
 def _scatter(picture: AnalysisPicture, *, column: int, coloured_by: str) -> Figure:

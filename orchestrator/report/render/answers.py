@@ -35,7 +35,7 @@ _MAX_NAMES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportAnswer:
-    """What one transfer says: the lowest label space, the lowest of every other entry, and what is established."""
+    """The result of one transfer: the lowest label space, the lowest of every other entry, and what is established."""
 
     title: str
     sentences: tuple[str, ...]
@@ -64,7 +64,7 @@ def headline(report: Report) -> str:
 
 
 def verdict(table: Table) -> tuple[str, ...]:
-    """All that is claimed of the label spaces of a table, from its one corrected family and nothing else."""
+    """All claims about the label spaces of a table; they follow from its one corrected family."""
     family = table.family
     if len(table.ranked) < 2 or family is None:
         return ()
@@ -137,14 +137,16 @@ def _tie(table: Table) -> str:
     unit = in_words(table.metric)
     end = f"all {len(table.ranked)} {table.noun}s have {table.metric} {value}{unit}"
     if is_fraction(table.metric) and not float(value):
-        return f"{end}: the target is saturated and cannot tell them apart"
+        return f"{end}: the target is saturated and shows no difference between them"
     return f"{end}: nothing differs"
 
 
 def _untested(table: Table, family: Family) -> str:
     if family.max_pretrain_seeds < 2:
-        return f"nothing is tested: no two {table.noun}s share two pretrain seeds, so the seeds' noise is unknown"
-    return "nothing is tested: every difference is the same for all seeds, so no noise was seen"
+        why = f"no two {table.noun}s share two pretrain seeds"
+    else:
+        why = "every difference is the same for all seeds"
+    return f"nothing is tested: {why}, so the noise between seeds is unknown"
 
 
 def _established(table: Table, family: Family) -> str:
@@ -153,11 +155,12 @@ def _established(table: Table, family: Family) -> str:
     if table.baseline_row is None:
         found, total = family.num_established, family.num_comparisons
         if not found:
-            return f"no two {table.noun}s differ beyond the seeds' noise; {corrected}"
+            return f"no two {table.noun}s differ by more than the noise between seeds; {corrected}"
         return f"{found} of {total} pairs of {table.noun}s differ at 95 %; {corrected}"
     rows = [row for row in table.ranked if row.difference and row.difference.is_established]
     if not rows:
-        return f"no {table.noun} differs from the baseline {table.baseline} beyond the seeds' noise; {corrected}"
+        baseline = f"the baseline {table.baseline}"
+        return f"no {table.noun} differs from {baseline} by more than the noise between seeds; {corrected}"
     lower = [row for row in rows if row.difference and row.difference.mean < 0]
     higher = [row for row in rows if row.difference and row.difference.mean > 0]
     sides = [
@@ -193,15 +196,15 @@ def _best(table: Table) -> list[str]:
 
 
 def _pooled(table: Table, fit: PooledFit | None) -> list[str]:
-    """The second analysis, which is no part of the verdict: its assumption stands before what it finds."""
+    """The second analysis, which is no part of the verdict: its assumption comes before its result."""
     if fit is None:
         return []
     p_value = _p(fit.p_equal_variances)
     if fit.is_contradicted:
-        return [f"second analysis (pooled over {table.noun}s) left out: they vary unequally over seeds, {p_value}"]
+        return [f"second analysis (pooled over {table.noun}s) left out: their variances over seeds differ, {p_value}"]
     head = (
-        f"second analysis, right only if all {table.noun}s vary equally over seeds (pooled two-way model, "
-        f"{fit.degrees_of_freedom} degrees of freedom; equal variances not contradicted, {p_value})"
+        f"second analysis, valid only if all {table.noun}s have the same variance over seeds (pooled two-way model, "
+        f"{fit.degrees_of_freedom} degrees of freedom; test of equal variances: {p_value})"
     )
     return [f"{head}: {_pooled_finding(table)}"]
 
@@ -227,7 +230,8 @@ def _of_factors(table: EffectTable) -> tuple[str, ...]:
     """What is established of the factors, from the one family of their effects."""
     tested = [effect for effect in table.contrasts if effect.difference.p_family is not None]
     if not tested:
-        return ("nothing is tested: no two values share two pretrain seeds, or their differences have no spread",)
+        why = "no two values share two pretrain seeds, or their differences are the same for all seeds"
+        return (f"nothing is tested: {why}",)
     corrected = f"corrected for {len(tested)} contrast{'s' * (len(tested) > 1)}"
     main = [effect for effect in tested if len(effect.factors) == 1]
     interactions = [effect for effect in tested if len(effect.factors) > 1]
@@ -241,13 +245,13 @@ def _of_factors(table: EffectTable) -> tuple[str, ...]:
     if partial:
         first = partial[0]
         sentences.append(
-            f"{len(partial)} contrast{'s' * (len(partial) > 1)} rest on matched cells alone (first: "
+            f"{len(partial)} contrast{'s' * (len(partial) > 1)} use only matched cells (first: "
             f"{contrast_text(first)}, {first.num_matched} of {first.num_combinations} combinations of other factors)"
         )
     unpaired = [contrast_text(effect) for effect in main if not effect.is_paired]
     if unpaired:
         names = ", ".join(unpaired[:_MAX_NAMES])
-        sentences.append(f"independent samples, by Welch's t (runs share the number of the seed only): {names}")
+        sentences.append(f"independent samples, tested by Welch's t (their runs share only the seed number): {names}")
     return tuple(sentences)
 
 
@@ -283,4 +287,4 @@ def _one_pass(table: Table) -> list[str]:
     printed = ""
     if found.published is not None:
         printed = f" (published {mean_and_std(found.published.value, found.published.std, table.metric)}{unit})"
-    return [f"one-pass on {found.label_space}, without transfer: {ours}{printed}"]
+    return [f"direct training on {found.label_space}, without transfer: {ours}{printed}"]

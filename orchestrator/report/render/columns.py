@@ -1,7 +1,11 @@
 """The columns of a report: as text, for tables that people read, and as plain values, for CSV and Parquet.
 
-A new column needs its field in ``results`` and an entry here. Numbers in files are fractions, and None is a value that
-does not exist (yet); numbers in text are as people read them. The statements below the tables are here, too.
+A new column is a field of ``results.Row``, which ``report.tables`` fills, and an entry here: in ``_own_columns``,
+``_comparison_columns`` or ``_other_columns`` for text, in ``_RESULT_COLUMNS`` for files. The HTML page has columns of
+its own: ``_row`` of ``render.page`` and ``columnsOf`` of ``report/assets/page.js``.
+
+In files, numbers are fractions, and None means that a value does not exist (yet). In text, numbers are formatted for
+people. The statements below the tables are here, too.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from orchestrator.planning.estimate.power import METHOD
+from orchestrator.planning.estimate.power import FAMILY_METHOD
 from orchestrator.planning.graph.plan import FACTOR_PREFIX
 from orchestrator.report.render.numbers import (
     MISSING,
@@ -51,7 +55,7 @@ class TextTable:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     expendable: tuple[tuple[int, ...], ...] = ()
-    """Columns that can be left out where there is no room for them, in the order to do so."""
+    """Columns that are left out, in this order, if the terminal is too narrow."""
     best: int | None = None
     """Index of the row that deserves emphasis."""
     caption: str = ""
@@ -62,7 +66,7 @@ class _Column:
     header: str
     cell: Callable[[Row], str]
     leaves: int = 0
-    """Who leaves a narrow terminal first: 1, then 2, ...; 0 stays."""
+    """Columns with 1 are left out first on a narrow terminal, then 2, ...; 0 always stays."""
 
 
 def text_table(table: Table) -> TextTable:
@@ -88,7 +92,7 @@ def text_table(table: Table) -> TextTable:
 
 
 def is_tied(table: Table) -> bool:
-    """Whether every row with a result prints the same value and none is established to differ: none is the best."""
+    """Whether every row with a result shows the same value and no difference is established: no row is the best."""
     if table.family is not None and table.family.num_established:
         return False
     values = {number(row.summary.mean, table.metric) for row in table.ranked if row.summary}
@@ -96,7 +100,7 @@ def is_tied(table: Table) -> bool:
 
 
 def family_caption(table: Table) -> list[str]:
-    """What the corrected numbers of the table are corrected for; nothing where nothing is tested."""
+    """For which comparisons the numbers of the table are corrected; empty if nothing is tested."""
     family = table.family
     if family is None or not family.num_comparisons:
         return []
@@ -109,11 +113,11 @@ def num_comparisons(family: Family) -> str:
 
 
 def family_text(family: Family) -> str:
-    """How the correction is made: ``10 comparisons (...; the 4 with the baseline have half of the level)``."""
+    """How the correction is made: ``10 comparisons (...; half of the error level for the 4 with the baseline)``."""
     pairs = num_comparisons(family)
     if not family.has_own_share:
         return f"{pairs} ({family.method})"
-    return f"{pairs} ({family.method}; the {family.num_with_baseline} with the baseline have half of the level)"
+    return f"{pairs} ({family.method}; half of the error level for the {family.num_with_baseline} with the baseline)"
 
 
 def describe_transfer(table: Table) -> str:
@@ -173,7 +177,7 @@ def effect_table(table: EffectTable) -> TextTable:
         expendable=((6,), (4, 5)),
         caption="; ".join(
             [
-                *([f"corrected: simultaneous over {tested} contrast{plural} ({METHOD})"] if tested else []),
+                *([f"corrected: simultaneous over {tested} contrast{plural} ({FAMILY_METHOD})"] if tested else []),
                 "cells: combinations of the other factors that have both sides",
                 *(_test_text(test) for test in table.tests if test.freedom > 1),
             ]
@@ -199,7 +203,7 @@ def caveats(report: Report) -> tuple[str, ...]:
 
 
 def units(metric: str) -> tuple[str, str]:
-    """What stands behind the name of a metric and of a difference in a header."""
+    """Suffixes of headers: for the metric, and for a difference of it."""
     return in_brackets(metric), in_brackets(metric, of_difference=True)
 
 
@@ -221,7 +225,7 @@ def _own_columns(table: Table) -> list[_Column]:
 
 
 def _num_seeds(row: Row) -> str:
-    """Pretrain seeds: what an interval rests on, however many transfers each has."""
+    """Number of pretrain seeds: intervals are computed over these, for any number of transfers of each."""
     return MISSING if row.summary is None else str(row.summary.num_pretrain_seeds)
 
 
@@ -266,7 +270,7 @@ def _other_columns(table: Table) -> list[_Column]:
     metric, (percent, _) = table.metric, units(table.metric)
     columns = []
     if any(row.can_be_best is not None for row in table.rows):
-        columns.append(_Column(header="can be best", cell=_can_be_best, leaves=4))
+        columns.append(_Column(header="possibly best", cell=_can_be_best, leaves=4))
     if any(row.cell for row in table.rows):
         columns.append(_Column(header="cell", cell=lambda row: row.cell or MISSING, leaves=3))
     if (unit := hours_unit(table)) is not None:
@@ -286,7 +290,7 @@ def _can_be_best(row: Row) -> str:
 
 
 def hours_unit(table: Table) -> str | None:
-    """What costs of a table are counted in: GPU-hours where any were used, else CPU-hours; None where unknown."""
+    """Unit of the costs of a table: GPU-hours if any were used, else CPU-hours; None if unknown."""
     found = [row.compute for row in table.rows if row.compute]
     if not found:
         return None
@@ -294,7 +298,7 @@ def hours_unit(table: Table) -> str | None:
 
 
 def published_text(row: Row, metric: str) -> str:
-    """The printed number beside ours."""
+    """The published number."""
     return MISSING if row.published is None else mean_and_std(row.published.value, row.published.std, metric)
 
 
@@ -518,7 +522,7 @@ def comparison_records(report: Report) -> Records:
 
 
 def effect_records(report: FactorReport) -> Records:
-    """One line per main effect and interaction, values minus references; parts of an interaction stand beside ``x``."""
+    """One line per main effect and interaction, values minus references; ``x`` joins the parts of an interaction."""
     lines = [
         (
             *values(PLACE_COLUMNS, table.place),

@@ -150,7 +150,7 @@ def _draw_panel(panel: Axes, table: Table) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactorAxis:
-    """Where the values of a factor stand on an axis: numbers at their place, other values side by side."""
+    """Positions of the values of a factor on an axis: numbers at their value, other values side by side."""
 
     values: tuple[str, ...]
     positions: tuple[float, ...]
@@ -317,7 +317,7 @@ def _draw_one_pass(panel: Axes, table: Table) -> None:
     if found is None or found.summary is None:
         return
     mean = (100 if is_fraction(table.metric) else 1) * found.summary.mean
-    label = f"one-pass {found.label_space}"
+    label = f"direct training on {found.label_space}"
     panel.axhline(mean, color=_FAINT_COLOR, linewidth=1.1, linestyle=(0, (1, 2)), label=label, zorder=2)
 
 

@@ -1,6 +1,6 @@
 """Figures as SVG, drawn here: they need no script on a page, and equal reports give equal bytes.
 
-A figure is a part of the page, and stands beside others on the sheet of a file, where no style of the page applies.
+A figure is a part of the page. In a file, several figures share one sheet, to which no style of the page applies.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def sheet(figures: Sequence[Figure]) -> bytes:
 
 
 Point = tuple[float, float, float]
-"""Where it stands on the horizontal axis, its value, and its spread to each side."""
+"""Position on the horizontal axis, value, and spread to each side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,7 @@ def line_figure(
     *,
     is_log: bool = False,
     has_bands: bool = False,
+    numbers: Mapping[str, int] | None = None,
 ) -> Figure:
     """Lines by name, from 0 upwards, with their spread as bars or bands.
 
@@ -105,16 +106,18 @@ def line_figure(
         lines: points from left to right.
         is_log: whether the horizontal axis is logarithmic.
         has_bands: spreads are bands along lines and not bars.
+        numbers: of names, so that a name has one colour in all figures of a group; none = by their order here.
     """
     highest = max(value + spread for line in lines.values() for _, value, spread in line)
     places = [*ticks, *(at for line in lines.values() for at, _, _ in line)]
     axes = LineAxes(ends=(min(places), max(places)), ticks=ticks, top=highest * 1.05 or 1.0, is_log=is_log)
     parts = [text_at(_WIDTH / 2, 16, title, anchor="middle"), *axes.parts()]
     for number, (name, line) in enumerate(lines.items()):
-        parts += _band(axes, line, hue(number)) if has_bands else _bars(axes, line, hue(number))
-        parts += _line(axes, line, hue(number))
+        color = hue(number if numbers is None else numbers[name])
+        parts += _band(axes, line, color) if has_bands else _bars(axes, line, color)
+        parts += _line(axes, line, color)
         at_x, at_y = _LEFT + (number % 3) * 120, _HEIGHT - 26 + 14 * (number // 3)
-        parts.append(f'<rect x="{at_x}" y="{at_y - 8}" width="9" height="9" fill="{hue(number)}"/>')
+        parts.append(f'<rect x="{at_x}" y="{at_y - 8}" width="9" height="9" fill="{color}"/>')
         parts.append(text_at(at_x + 13, at_y, shortened(name, 18)))
     height = _HEIGHT + 14 * ((len(lines) - 1) // 3)
     return Figure(label=title, width=_WIDTH, height=height, parts=tuple(parts))
@@ -145,8 +148,9 @@ def hue(number: int) -> str:
 
 
 def shortened(name: str, length: int = 16) -> str:
-    """A name that is no longer than this many characters."""
-    return name if len(name) <= length else f"{name[: length - 1]}…"
+    """A name that is no longer than this many characters: its middle goes, since names differ at their ends."""
+    kept = length - 1
+    return name if len(name) <= length else f"{name[: kept // 2]}…{name[-(kept - kept // 2) :]}"
 
 
 def text_at(x: float, y: float, text: str, *, anchor: str = "start", more: str = "") -> str:

@@ -58,16 +58,17 @@ _METHOD = (
     "improvement is (baseline - value) / baseline of the means; differences are paired: value - baseline over equal "
     "seeds. All intervals and tests are Student's t over the means of the pretrain seeds, so transfers of one backbone "
     "count once. Corrected intervals and p-values hold for all pairs of label spaces of a table at once (Bonferroni). "
-    "A difference is established where its corrected interval excludes 0. A label space can be best unless another is "
-    "established to be lower. Pooled p-values need equal variances of all label spaces and are no part of the verdict."
+    "A difference is established where its corrected interval excludes 0. A label space is possibly the best unless "
+    "another is established to be lower. Pooled p-values need equal variances of all label spaces and are not part of "
+    "the verdict."
 )
 EFFECTS, EFFECTS_PARQUET, EFFECTS_SVG = "effects.csv", "effects.parquet", "effects.svg"
-"""Beside the others where the sweep compares more than label spaces."""
+"""Written in addition if the sweep compares more than label spaces."""
 _FACTOR_METHOD = (
     "The effect of a value is the mean of its differences to another value over matched cells (equal values of all "
     "other factors), averaged within each pretraining seed, with Student's t over seeds; an interaction is the "
     "difference of two such differences. Corrected intervals hold for all effects of a transfer at once (Bonferroni). "
-    "Values whose runs share the number of the seed only are independent samples (Welch's t). F tests assume "
+    "Values whose runs share only the seed number are independent samples (Welch's t). F tests assume "
     "sphericity."
 )
 
@@ -142,7 +143,7 @@ def _type(column: tuple[Value, ...]) -> object:
 
 
 def render_markdown(report: Report) -> str:
-    """The whole report; the curve is linked as ``curve.png`` beside it."""
+    """The whole report; the curve is linked as ``curve.png`` in the same folder."""
     sections = [f"# Report of sweep {report.sweep}"]
     sections += [_answer(answer) for answer in answers(report)]
     sections += ["![granularity curve](curve.png)"] if report.tables else []

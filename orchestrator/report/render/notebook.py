@@ -93,10 +93,12 @@ def _table_html(text: TextTable, table: Table) -> str:
     rows = []
     for index, cells in enumerate(text.rows):
         style = ' style="font-weight: bold; background: #e5f4ec"' if index == text.best else ""
-        rows.append(f"<tr{style}>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>")
+        shown = "".join(f"<td style='white-space: nowrap'>{escape(cell)}</td>" for cell in cells)
+        rows.append(f"<tr{style}>{shown}</tr>")
     title = escape(describe_transfer(table))
     caption = f"<p style='color: #5a6675; font-size: 85%'>{escape(text.caption)}</p>" if text.caption else ""
-    return f"<h5>{title}</h5><table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>{caption}"
+    drawn = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<h5>{title}</h5><div style='overflow-x: auto'>{drawn}</div>{caption}"
 
 
 def _curve_html(report: Report) -> Iterator[str]:

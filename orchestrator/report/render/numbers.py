@@ -114,10 +114,10 @@ def count(row: Row) -> str:
 
 
 def on_these_images(table: Table) -> str:
-    """What the intervals of a table leave out: that other validation images would give other errors; else empty.
+    """A note that the intervals of a table do not cover: other validation images would give other errors. Or empty.
 
-    They are of seeds, on one set of images. An error p on n images has the binomial standard error sqrt(p (1 - p) / n)
-    beside that, which more seeds do not lower.
+    They are of seeds, on one set of images. In addition, an error p on n images has the binomial standard
+    error sqrt(p (1 - p) / n), which more seeds do not lower.
     """
     ranked, num_val = table.ranked, table.num_val
     if not num_val or not ranked or not _IS_SHARE_OF_SAMPLES.fullmatch(table.metric):
@@ -125,6 +125,6 @@ def on_these_images(table: Table) -> str:
     best = ranked[0].summary.mean if ranked[0].summary else math.nan
     error = number(math.sqrt(max(0.0, best * (1 - best)) / num_val), table.metric)
     return (
-        f"intervals cover seeds only, on the same {num_val:,} validation images; at an error of "
-        f"{number(best, table.metric)} % so many images have a binomial standard error of {error} points"
+        f"intervals cover only the variation over seeds, on the same {num_val:,} validation images; with that many "
+        f"images, an error of {number(best, table.metric)} % has a binomial standard error of {error} points"
     )

@@ -10,7 +10,7 @@ from orchestrator.report.statistics.summaries import PairedDifference
 _MIN_KINDS, _MIN_ROWS = 2, 3
 _MAX_COLUMNS = 8
 _MAX_MATRIX = 15
-"""Label spaces of which all pairs are shown; more are for the CSV file."""
+"""Up to this number of label spaces, all pairs are shown; the CSV file always has them."""
 _NAMES = {Facet.CELL: "grid", Facet.CHECKPOINT: "checkpoints", Facet.FRACTION: "label fractions"}
 _STAR = "*"
 _MAX_ROWS = 20
@@ -149,7 +149,7 @@ def parameter_names(search: SearchReport) -> list[str]:
 
 
 def hours_unit(search: SearchReport) -> tuple[str, float]:
-    """In which hours its cost is told (``GPU`` or ``CPU``), and how many of them an hour of a trial is."""
+    """Unit of its cost (``GPU`` or ``CPU`` hours), and how many of them one hour of a trial takes."""
     return ("GPU", search.gpus) if search.gpus else ("CPU", search.cpus)
 
 
@@ -164,7 +164,7 @@ def _ties(search: SearchReport) -> list[str]:
     equal = sorted(number for number, value in values.items() if value is not None and value == values.get(search.best))
     if len(equal) < 2:
         return []
-    return [f"{len(equal)} trials tie for the best ({', '.join(map(str, equal))}); {search.best} was taken."]
+    return [f"{len(equal)} trials tie for the best ({', '.join(map(str, equal))}); trial {search.best} was selected."]
 
 
 def _saving(search: SearchReport) -> list[str]:
@@ -172,18 +172,18 @@ def _saving(search: SearchReport) -> list[str]:
     stopped = sum(trial.state == "stopped" for trial in search.trials)
     spent, full = hours(search.spent_hours * each), hours(search.full_hours * each)
     if not stopped:
-        return [f"All trials ran to their ends: {spent} {unit}-hours."]
+        return [f"All trials ran to the end: {spent} {unit}-hours."]
     epochs = f"{search.epochs:g} of {search.full_epochs:g} epochs were trained, {spent} {unit}-hours of {full} that "
     saved = f"all trials would have taken: {fixed(100 * search.saved_share, 0)} % saved."
-    risk = f"Risk: {stopped} of {len(search.trials)} trials were judged before their ends; one of them might have won."
+    risk = f"Risk: {stopped} of {len(search.trials)} trials were stopped early; one of them might have been the best."
     told = [epochs + saved, risk]
     for rung in search.risks:
         if rung.num_stopped and rung.num_pairs:
-            swapped = f"{rung.num_swapped} of {rung.num_pairs} pairs of trials that came through"
-            told.append(f"After epoch {rung.rung:g}, where {rung.num_stopped} ended, {swapped} changed places.")
+            swapped = f"{rung.num_swapped} of {rung.num_pairs} pairs of the remaining trials"
+            told.append(f"After epoch {rung.rung:g} ({rung.num_stopped} were stopped), {swapped} changed their order.")
         elif rung.num_stopped:
             told.append(
-                f"At epoch {rung.rung:g} {rung.num_stopped} ended; too few came through to tell how sure it is."
+                f"At epoch {rung.rung:g}, {rung.num_stopped} were stopped; too few trials remain to estimate the risk."
             )
     return told
 

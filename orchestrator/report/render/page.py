@@ -1,4 +1,7 @@
-"""The report as one interactive HTML page that needs nothing else: no server, no network, no other file."""
+"""The report as one interactive HTML page, which needs no server, no network and no other file.
+
+A new column of the page's table is a value in ``_row`` here and an entry in ``columnsOf`` of ``report/assets/page.js``.
+"""
 
 from __future__ import annotations
 

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIMULATIONS_METHOD: Final = (
-    "Intervals of simulations are Student's t at 95 % over seeds. An expectation holds where the interval of each of "
-    "its numbers lies inside the claimed one; it does not hold where one lies outside, corrected for all of its "
-    "numbers (Bonferroni); otherwise there are too few seeds to tell. Numbers that follow from several cells have the "
-    "error of leaving out one seed at a time."
+    "Intervals of simulations are Student's t at 95 % over seeds. An expectation holds if the interval of each of its "
+    "numbers is inside the claimed one. It does not hold if one interval, corrected for all of its numbers "
+    "(Bonferroni), is outside. Otherwise there are too few seeds to decide. The error of a number that combines "
+    "several cells comes from leaving out one seed at a time (jackknife)."
 )
 _PANEL_IN = (5.2, 3.7)
 _COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -58,7 +58,7 @@ def _cell_row(found: SimulationReport, cell: SimulationCell) -> tuple[str, ...]:
 
 
 def _claim_rows(judged: JudgedExpectation) -> Iterator[tuple[str, ...]]:
-    """A row for each number of a claim; what is said of all of them stands in the first."""
+    """A row for each number of a claim; the first row has what applies to all of them."""
     claim, metric = judged.expectation, _unit_of(judged)
     paper = MISSING if claim.paper is None else number(claim.paper, metric)
     printed = f"{paper} ({claim.source})" if claim.source else paper

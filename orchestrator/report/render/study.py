@@ -1,11 +1,11 @@
-"""What a study was, in a few lines above its answer: question, data, model, recipe and seeds, as the plan has them."""
+"""The facts of a study in a few lines, from its plan: question, data, model, recipe and seeds."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.core.contract import JobKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.metrics import Better, better_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import Report
@@ -16,7 +16,7 @@ _MAX_NAMES = 8
 
 
 def study_facts(report: Report, plan: Plan) -> list[tuple[str, str]]:
-    """Name and text of each fact that the plan and its records tell; what they do not tell is left out."""
+    """Name and text of each fact in the plan and its records; unknown facts are left out."""
     pretrains = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN]
     if not pretrains:
         return []

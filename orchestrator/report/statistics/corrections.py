@@ -1,12 +1,12 @@
 """How the comparisons of a table are corrected for each other: one family, and a second, pooled analysis. Pure.
 
-*The family* says which comparisons a table has, and what each may claim; sentences, stars, tables, the page and all
-files read it, so none of them can say more than another. It is every pair of the table's label spaces. Each comparison
+*The family* has the comparisons of a table and the result of each; sentences, stars, tables, the page and all files
+read it, so they always agree. It is every pair of the table's label spaces. Each comparison
 is a paired t test over pretrain seeds, which needs no equal variances. Bonferroni's inequality makes them one family,
-so the intervals hold for all comparisons at once with 95 % whatever their dependence, and a comparison is established
-where its interval excludes 0. (A step-down method as Holm's finds a few more differences, yet has no two-sided
-intervals to go with them and promises nothing about their signs.) ``planning.estimate.power`` says how the level is
-shared, and predicts from it what a design would find.
+so the intervals hold for all comparisons at once with 95 % for any dependence, and a comparison is established
+if its interval excludes 0. (A step-down method as Holm's finds a few more differences, yet has no two-sided
+intervals to go with them and promises nothing about their signs.) ``planning.estimate.power`` says how the error level
+is shared, and predicts from it what a design would find.
 
 *The pooled two-way analysis* lets all label spaces of a table share one variance: ``y = label space + pretrain seed +
 residual`` over the means of the transfers of every backbone, so the residual is the interaction of pretrain seed and
@@ -15,8 +15,9 @@ label space, and transfers of one backbone count once. With ``m`` label spaces a
 comparisons, because every label space has every seed. Simultaneous p-values come from the multivariate t of the
 comparisons: Dunnett's for many with one (A Multiple Comparison Procedure for Comparing Several Treatments with a
 Control, JASA 50, 1955; the correlation is 1/2) and Tukey's studentized range for all pairs. Both are integrals over one
-normal and one chi variable. The analysis assumes that every label space varies equally over seeds. ``two_way`` checks
-that by Cochran's C, and a check can miss it where seeds are few: ``docs/report.md`` has the simulated errors.
+normal and one chi variable. The analysis assumes that all label spaces have the same variance over seeds. ``two_way``
+checks this by Cochran's C test, which can miss differences if seeds are few: ``docs/report.md`` has the simulated
+errors.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, METHOD, Comparisons
+from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, FAMILY_METHOD, Comparisons
 from orchestrator.report.statistics.intervals import MetricRange
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair
 
@@ -178,7 +179,7 @@ class Family:
     num_established: int
     max_pretrain_seeds: int
     """The most that any comparison has."""
-    method: str = METHOD
+    method: str = FAMILY_METHOD
     confidence: float = CONFIDENCE
     pooled: PooledFit | None = None
     """The second analysis, where there are complete runs for it; its assumption may be contradicted."""

@@ -6,11 +6,11 @@ matched cells are averaged, and Student's t over these averages gives interval a
 is one observation here as in every other comparison. On complete designs this is the contrast of the repeated-measures
 analysis of variance with the seed as subject (Maxwell, Delaney, Kelley: Designing Experiments and Analyzing Data, 3rd
 edition, chapters 11 and 12): its standard error comes from the contrast's own interaction with the seed, so that no
-sphericity is assumed. Where cells are missing, only matched ones count, and their number is told.
+sphericity is assumed. If cells are missing, only matched ones count, and their number is reported.
 
-The interaction of two factors is the difference of differences ``(a c - b c) - (a d - b d)``, over matched cells alike.
+The interaction of two factors is the difference of differences ``(a c - b c) - (a d - b d)``, also over matched cells.
 
-Two values whose runs share the number of the seed only are independent samples: there the means of each side are
+Two values whose runs share only the seed number are independent samples: there the means of each side are
 compared by Welch's t (Welch: The generalization of Student's problem, Biometrika 34, 1947), with the degrees of freedom
 of Satterthwaite.
 """

@@ -1,4 +1,4 @@
-"""Whether what a paper claims of a simulation holds, with error bars over seeds; pure.
+"""Tests claims of papers about simulations, with error bars over seeds; pure.
 
 A claim is about one or several numbers that follow from means over seeds: a mean, a ratio of two, a slope through
 several. All cells of a simulation have the same seeds, so a seed is one observation of all of them together, and the

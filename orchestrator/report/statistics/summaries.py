@@ -24,7 +24,6 @@ import numpy as np
 from orchestrator.planning.estimate.power import CONFIDENCE, Noise
 from orchestrator.report.statistics.intervals import Estimate, Floats, estimate_columns
 
-METHOD = "one-way random effects, analysis of variance (Henderson's method 1), negative estimates set to 0"
 SHARED_BASELINE = 0.25
 """Squared correlation of two differences to one baseline, if all label spaces spread alike."""
 

@@ -1,12 +1,12 @@
-"""What S3 servers say: whether it comes from S3 and answers what was asked, and which of our errors it is.
+"""Checks that answers come from S3 and match the request, and maps them to our errors.
 
-Whoever stands between us and the server may answer in its place: the login page of a network, a web server at the wrong
-port, a redirect to https. Botocore makes of such an answer what it can, often an empty one, and an empty listing would
-be believed by garbage collection. So an answer is taken only if it has the status and the fields that S3 gives it, and
-a listing names the bucket and the folder that were asked for.
+Other servers may answer in place of S3: the login page of a network, a web server at the wrong port, a redirect to
+https. Botocore parses such an answer as far as it can, often as an empty one, and garbage collection would accept an
+empty listing. So an answer is accepted only if it has the status and the fields of S3, and a listing must name the
+bucket and the folder of the request.
 
-One table leads from what servers and botocore say to our own errors. Servers differ in their codes and agree more or
-less in the HTTP status, so the code decides where it is known and the status where it is not.
+One table maps errors of servers and botocore to our own errors. Codes of servers differ, HTTP statuses mostly agree, so
+the code decides if it is known, else the status.
 """
 
 from __future__ import annotations

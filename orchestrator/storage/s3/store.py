@@ -1,8 +1,8 @@
 """An object store in a bucket of any S3-compatible server.
 
-What is relied upon: a single ``PutObject`` is atomic, and ``If-None-Match: *`` and ``If-Match`` on it are obeyed
-(``probe_store`` asks). Never a conditional ``CompleteMultipartUpload``, which servers ignore or let several writers
-win, nor any order of listings across ``/``.
+Requirements: a single ``PutObject`` is atomic, and ``If-None-Match: *`` and ``If-Match`` on it are obeyed
+(``probe_store`` asks). Not required: conditional ``CompleteMultipartUpload``, which servers ignore or let several
+writers win, and any order of listings across ``/``.
 """
 
 from __future__ import annotations

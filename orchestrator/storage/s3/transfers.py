@@ -1,7 +1,7 @@
 """Large objects to and from S3: uploads in parts, and downloads as ranges of one version, several at once.
 
-Measured per GB received on one core: 0.2 s in the kernel for receiving, 0.2 s for the copy into the page cache. What
-comes on top should be nothing: one small buffer per range is used again and again (new memory for every chunk costs
+Measured per GB received on one core: 0.2 s in the kernel for receiving, 0.2 s for the copy into the page cache. Our
+code should add almost nothing: one small buffer per range is used again and again (new memory for every chunk costs
 0.15 s in page faults; a mapping of the file instead of ``pwrite`` 0.8 s), and a range is long enough to pay for its
 request, 1.4 ms.
 """

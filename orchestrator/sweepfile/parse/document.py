@@ -1,7 +1,7 @@
 """From the text of a sweep.yaml to the document that the schema sees: includes, scale, overrides, substitution.
 
 The order: included files, the file over them, its ``tiny:`` block if asked for, ``--set``, then ``${vars.NAME}``,
-``${env:NAME}``, places without a scheme, and at last the cells of ``factors:``. Pure, but for the function that
+``${env:NAME}``, places without a scheme, and finally the cells of ``factors:``. Pure, except for the function that
 reads included files.
 """
 

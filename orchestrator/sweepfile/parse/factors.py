@@ -1,8 +1,8 @@
 """``factors:`` of a pretrain block: the block becomes one for each cell of its design. Pure.
 
 A value of a factor is a partial block that is merged over the block, as ``tiny:`` is over the file; a list names a
-field by its path and gives its values. Each cell is a block of its own that says its values (``factors: {mix: none}``),
-so that everything behind the language sees blocks alone. Names of factors and values reach facets and never identity.
+field by its path and gives its values. Each cell is a separate block with its values (``factors: {mix: none}``), so
+that later steps handle only blocks. Names of factors and values are facets, never part of an identity.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
 _MAX_NAME: Final = 63
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
 _REFUSED: Final = {
-    "factors": "factors stand in the block alone",
-    "design": "a design stands in the block alone",
-    "labels": "label spaces are a factor of their own, 'labels'; list them in the block",
+    "factors": "factors belong in the block itself",
+    "design": "a design belongs in the block itself",
+    "labels": "label spaces are the factor 'labels'; list them in the block",
 }
 """Fields that the partial block of a value cannot have."""
 
@@ -181,8 +181,8 @@ class _Design:
         initial = part.get("init")
         if isinstance(initial, Mapping) and "pretrain" in initial:
             message = (
-                "a block that starts from another one is no value of a factor: it continues a training, and is not "
-                "beside it; make it a block of its own"
+                "a block that starts from another one is not a value of a factor, because it continues a training; "
+                "make it a separate block"
             )
             raise self._problem((*where, "init", "pretrain"), message)
 

@@ -1,4 +1,4 @@
-"""``include:`` other files, whose places stay in errors. Pure, but for the function that reads a file."""
+"""``include:`` of other files; errors name the place in these. Pure, except for the function that reads a file."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class Includer:
 def _check_part(tree: Tree) -> None:
     """An included file is a part of a sweep: it has no name, and the same version or none."""
     if "name" in tree.value:
-        raise SpecError((tree.problem(("name",), "an included file is no sweep of its own; remove its name"),))
+        raise SpecError((tree.problem(("name",), "an included file is only a part of a sweep; remove its name"),))
     if tree.value.get("version", 1) != 1 or tree.value.get("version") is True:
         raise SpecError((tree.problem(("version",), f"{tree.value['version']!r} is not a known version; known: 1"),))
 

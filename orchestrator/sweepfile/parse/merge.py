@@ -1,8 +1,8 @@
 """Documents over documents: what an including file, a ``tiny:`` block and ``--set`` change. Pure.
 
-Mappings are merged key by key; everything else replaces what stood there, and ``null`` removes it. Three things are
-not merged blindly: a data set or label space that is given another source or rule is given anew, a recipe that was a
-name becomes the ``base`` of the fields that change it, and the items of a list are addressed by number or ``name``.
+Mappings are merged key by key; other values are replaced, and ``null`` removes a value. Three cases are special: a
+data set or label space with another source or rule is replaced as a whole, a recipe that was a name becomes the
+``base`` of the fields that change it, and the items of a list are addressed by number or ``name``.
 ``*`` stands for all items or entries.
 """
 
@@ -100,7 +100,7 @@ def _steps(key: str, base: Located, over: Located, path: Path) -> Iterator[str]:
         return
     fields = PretrainSpec.model_fields.keys() if path == ("pretrain",) else frozenset()
     if path not in _ENTRIES or not base.value or fields & base.value.keys():
-        message = "'*' stands for items of a list, and for entries of datasets, labels, recipes and named blocks; here "
+        message = "'*' means all items of a list, or all entries of datasets, labels, recipes and named blocks; here "
         raise SpecError((_problem(over.child(key), (*path, key), message + "are none"),))
     yield from list(base.value)
 

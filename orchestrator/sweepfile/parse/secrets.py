@@ -1,6 +1,6 @@
 """Refuses text that looks like a password or token: sweeps are stored in object stores and shared. Pure.
 
-Only what has a recognisable form is found. No message ever shows the text.
+Only secrets with a recognisable form are found. No message ever shows the text.
 """
 
 from __future__ import annotations

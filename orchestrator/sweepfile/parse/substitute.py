@@ -1,7 +1,7 @@
 """``${vars.NAME}`` and ``${env:NAME}`` in the texts of a document. Pure: the environment is an argument.
 
-A text that is nothing but one substitution becomes the value, with its type; within longer text it is written out.
-``$${`` is a plain ``${``. Variables of the environment may stand where they change no result: keys must not depend on
+A text that is only one substitution becomes the value, with its type; within longer text it is written as text. ``$${``
+is a plain ``${``. Variables of the environment are allowed only where they change no result: keys must not depend on
 the machine that plans.
 """
 
@@ -110,7 +110,9 @@ class Substitution:
                 return "${" if self._environment is not None else hole.group()
             value, problem = self._value(hole, path, here)
             if not problem and isinstance(value, dict | list):
-                problem = f"'{hole.group()}' is a list or mapping, which cannot stand within text; let it stand alone"
+                problem = (
+                    f"'{hole.group()}' is a list or mapping, which cannot be part of a text; use it as the whole value"
+                )
             problems.extend([problem] if problem else [])
             return value if isinstance(value, str) else json.dumps(value)
 
@@ -139,8 +141,8 @@ class Substitution:
     def _env(self, name: str, default: str | None, hole: str, path: Path) -> tuple[Any, str]:
         steps = ".".join(map(str, path))
         if path[:1] != ("vars",) and not any(pattern.fullmatch(steps) for pattern in _ENV_PATHS):
-            message = f"'{hole}' may not stand here: results must not depend on the machine that plans; use vars or "
-            return None, f"{message}--set. It may stand in {_ENV_PLACES}"
+            message = f"'{hole}' is not allowed here: results must not depend on the machine that plans; use vars or "
+            return None, f"{message}--set. It is allowed in {_ENV_PLACES}"
         if names_secret(name):
             return None, (
                 f"{name} is called as secrets are, and plans are stored and shared; the program that needs it reads it "

@@ -1,4 +1,4 @@
-"""YAML with positions: plain values plus the place where each of them stands.
+"""YAML with positions: plain values, and the place of each of them.
 
 Only the safe subset is read, with the pitfalls of YAML 1.1 taken out: ``1e-4`` is a float, only ``true`` and
 ``false`` are booleans (``no``, ``on`` and ``off`` stay text), dates stay text, duplicate keys are refused, and size,

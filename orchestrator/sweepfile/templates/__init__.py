@@ -1,4 +1,4 @@
-"""Sweep files to begin with."""
+"""Sweep files to start from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The node's cache of immutable objects, shared by all processes and runs on the node.
 
 ``ObjectCache`` gives whole objects as local files (index columns, shards); ``ShardCache`` gives the samples of a
-split's shards, from local files where the shards have room and by ranged reads where they have not.
+split's shards, from local files if the shards fit into the cache, else by ranged reads.
 """
 
 from workloads.data.cache.folder import CacheStats, Pin

@@ -1,4 +1,8 @@
-"""Fetches shards ahead of their readers, in the order in which they will be needed."""
+"""Fetches shards ahead of their readers, in the order in which they will be needed.
+
+The processes of a node declare much the same shards. Each takes the first one that nobody fetches, and comes back to
+those that others were at: so the node fetches as many different ones at once as it may, with any number of processes.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +17,14 @@ from enum import Enum, auto
 from itertools import accumulate
 
 from orchestrator.core.errors import OrchestratorError
-from workloads.data.cache.folder import Check, Pin
+from workloads.data.cache.folder import NUM_FETCHERS, BusyError, Check, Pin
 
 _LOG = logging.getLogger(__name__)
 
 PATIENCE_BYTES = 2 * 1024**3
 """A reader waits for its shard if at most so much is to be fetched before it; else it reads its sample by a range."""
-_NUM_FETCHERS = 2  # one shard arrives while the end of the other is hashed
+_COME_BACK_S = 0.005
+"""Between two looks at a shard that another process fetches."""
 _ASK_AGAIN_S = 5.0
 _KEPT_UNDECLARED = 8
 _CLOSE_TIMEOUT_S = 2.0
@@ -33,6 +38,8 @@ class _ClosedError(Exception):
 
 class _Place(Enum):
     FETCHING = auto()
+    ELSEWHERE = auto()
+    """Another process fetches it, or as many are fetched as the node may."""
     HELD = auto()
     NO_ROOM = auto()
     FAILED = auto()
@@ -51,7 +58,8 @@ class Ahead:
 
     Args:
         sizes: bytes of each shard.
-        obtain: fetches and pins a shard, or says by None that there is no room; called on threads of this object.
+        obtain: fetches and pins a shard, or says by None that there is no room, or by `BusyError` that it is to be
+            asked again; called on threads of this object.
         patience_bytes: see ``PATIENCE_BYTES``.
     """
 
@@ -66,6 +74,7 @@ class Ahead:
         self._turn_of: dict[int, int] = {}
         self._bytes_before: list[int] = []
         self._next = 0
+        self._pause_until_s = 0.0
         self._urgent: deque[int] = deque()
         self._undeclared: deque[int] = deque()
         self._slots: dict[int, _Slot] = {}
@@ -202,7 +211,7 @@ class Ahead:
                 self._slots.pop(self._undeclared.popleft(), None)
 
     def _start(self) -> None:
-        while len(self._threads) < _NUM_FETCHERS and not self._is_closed:
+        while len(self._threads) < NUM_FETCHERS and not self._is_closed:
             thread = threading.Thread(target=self._fetch_all, name="shard-fetch", daemon=True)
             self._threads.append(thread)
             thread.start()
@@ -215,7 +224,11 @@ class Ahead:
     def _fetch_all(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._is_closed or self._has_work())
+                while not self._is_closed:
+                    comes_back = self._comes_back()  # first: a pause that ends now is over at the next question
+                    if self._has_work():
+                        break
+                    self._changed.wait(_COME_BACK_S if comes_back else None)
                 if self._is_closed:
                     return
                 shard_id = self._take_work()
@@ -227,7 +240,8 @@ class Ahead:
                     self._hold(shard_id, slot.pin)
                 elif not self._is_closed:
                     self._slots[shard_id] = slot
-                self._changed.notify_all()
+                if slot.place is not _Place.ELSEWHERE:  # nobody waits to hear that somebody else is at it
+                    self._changed.notify_all()
             del slot  # or the idle thread would keep the pin
 
     def _fetched(self, shard_id: int) -> _Slot:
@@ -240,6 +254,11 @@ class Ahead:
                 pin = self._obtain(shard_id, self._check)
         except _ClosedError:
             return _Slot(place=_Place.NO_ROOM)
+        except BusyError as busy:
+            if busy.is_node:
+                with self._changed:
+                    self._pause_until_s = time.monotonic() + _COME_BACK_S
+            return _Slot(place=_Place.ELSEWHERE, at_s=time.monotonic())
         except OrchestratorError as error:
             _LOG.warning("a shard could not be fetched ahead of its use: %s", error)
             return _Slot(place=_Place.FAILED, error=error, at_s=time.monotonic())
@@ -253,7 +272,26 @@ class Ahead:
         if self._is_closed:
             raise _ClosedError
 
+    def _comes_back(self) -> bool:
+        """Whether there may be work in a moment although nobody tells."""
+        is_pausing = time.monotonic() < self._pause_until_s
+        return is_pausing or any(slot.place is _Place.ELSEWHERE for slot in self._slots.values())
+
+    def _to_come_back_to(self) -> int | None:
+        """The first of the shards that others were at, if it is time to look again."""
+        before_s = time.monotonic() - _COME_BACK_S
+        due = [
+            shard_id
+            for shard_id, slot in self._slots.items()
+            if slot.place is _Place.ELSEWHERE and slot.at_s <= before_s
+        ]
+        return min(due, key=lambda shard_id: self._turn_of.get(shard_id, -1), default=None)
+
     def _has_work(self) -> bool:
+        if time.monotonic() < self._pause_until_s:
+            return False
+        if self._to_come_back_to() is not None:
+            return True
         while self._next < len(self._declared) and self._declared[self._next] in self._slots:
             self._next += 1
         return bool(self._urgent) or self._next < len(self._declared)
@@ -261,5 +299,7 @@ class Ahead:
     def _take_work(self) -> int:
         if self._urgent:
             return self._urgent.popleft()
+        if (shard_id := self._to_come_back_to()) is not None:
+            return shard_id
         self._next += 1
         return self._declared[self._next - 1]

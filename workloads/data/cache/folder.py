@@ -1,12 +1,12 @@
-"""The files of a node's cache: who may stay, who uses them, how large the folder may become, and counters of its use.
+"""The files of a node's cache: which are kept, their users, the size limit of the folder, and counters of its use.
 
 ``objects/<sha256>``   whole and verified: whatever has a name here may be read without another look
 ``partial/<sha256>``   being downloaded by whoever holds its lock; of full size from the start, so that it counts
 ``suspect/<sha256>``   left from before the machine's last start: a power failure may have taken what was in memory
 ``admission.lock``     held for milliseconds, by whoever counts, evicts or gives a file its name
+``fetcher-<n>.lock``   held by a process that fetches more than one object ahead: the node shares a few of them
 
-The folder itself is the account: sizes are summed anew for each admission (2 us per file), so nothing drifts, whoever
-is killed wherever.
+Sizes are summed again for each admission (2 us per file), so the sum is right after any kill of a process.
 
 The kernel drops a lock when its holder dies, however it dies. A lock (``flock(2)``) belongs to an open file, so threads
 exclude each other as processes do. It is given up by closing the file, never by unlocking: a forked child shares its
@@ -51,6 +51,10 @@ _COUNTS: Final[tuple[Count, ...]] = (
     "wait_s",
     "damaged",
 )
+NUM_FETCHERS = 8
+"""Objects that are fetched ahead at once by one process: one of its own, so that it depends on nobody, and others that
+the processes of a node share. A stream of a store gives 0.1-0.3 GB/s, a node of 8 GPUs needs 2.
+"""
 _FREE_SHARE = 0.5
 """Of the space that would be free without the cache: scratch, logs and other programs need the rest."""
 _FIRST_PAUSE_S = 0.001
@@ -113,6 +117,15 @@ class CacheSettings(BaseSettings):
             return int(self.bytes)
         found = os.statvfs(folder)
         return int(_FREE_SHARE * (found.f_bavail * found.f_frsize + used_bytes))
+
+
+class BusyError(Exception):
+    """Others of this node fetch an object, or as many as the node may: ask again in a moment."""
+
+    def __init__(self, *, is_node: bool) -> None:
+        super().__init__(is_node)
+        self.is_node = is_node
+        """Whether no other object can be fetched either."""
 
 
 class LockTimeoutError(StorageTimeoutError):
@@ -292,6 +305,19 @@ class CacheFolder:
         found = os.statvfs(self.root)
         with self.admission():
             return self._evict(list(self._entries()), max(size_bytes - found.f_bavail * found.f_frsize, 1))
+
+    @contextmanager
+    def fetcher(self) -> Iterator[None]:
+        """One of those that the node shares. Raises ``BusyError`` if all of them are at work."""
+        for number in range(1, NUM_FETCHERS):
+            descriptor = os.open(self.root / f"fetcher-{number}.lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
+            try:
+                if try_lock(descriptor, Hold.EXCLUSIVE):
+                    yield
+                    return
+            finally:
+                os.close(descriptor)
+        raise BusyError(is_node=True)
 
     def has_name(self, path: Path, descriptor: int) -> bool:
         """Whether an open file still has this name."""

@@ -1,9 +1,10 @@
-"""Whole objects as local files: one download per node, whoever asks and whoever dies."""
+"""Whole objects as local files: one download per node, for all readers, also if some of them die."""
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests, descriptor_digest
 from workloads.data.cache.folder import (
+    BusyError,
     CacheFolder,
     CacheSettings,
     CacheStats,
@@ -87,6 +89,9 @@ class ObjectCache:
         self._folder = CacheFolder(folder, settings=settings, stats=self.stats)
         self._stalled_s = stalled_s
         self._handed_out: deque[Pin] = deque(maxlen=_KEPT_PATHS)
+        self._own_fetcher = threading.Lock()
+        self._last_write: dict[str, tuple[int, float]] = {}
+        """Of downloads of others that were met: when their file was last written, and when that was first seen."""
 
     def path(self, name: str, *, size_bytes: int, digests: Digests) -> Path:
         """A local, verified copy of an object, even if the cache's limit has no room for it.
@@ -118,12 +123,33 @@ class ObjectCache:
         """
         return self.pin_local(wanted) or self._obtain(wanted, check, force=False)
 
+    def pin_ahead(self, wanted: Wanted, *, check: Check = go_on) -> Pin | None:
+        """``pin`` for several threads of a process, bounded within the node, and without waiting for others.
+
+        Raises:
+            BusyError: others fetch this object, or as many as may; what else there is to do comes first.
+        """
+        pin = self.pin_local(wanted)
+        if pin is not None:
+            return pin
+        if self._own_fetcher.acquire(blocking=False):
+            try:
+                return self._obtain(wanted, check, force=False, waits=False)
+            finally:
+                self._own_fetcher.release()
+        with self._folder.fetcher():
+            return self._obtain(wanted, check, force=False, waits=False)
+
     def pin_local(self, wanted: Wanted) -> Pin | None:
         """``pin`` if the object is here already; asks no store."""
         try:
             return self._folder.pin(wanted.sha256, wanted.size_bytes)
         except OSError as error:
             raise self._failed(error) from error
+
+    def discard(self, pin: Pin) -> None:
+        """Let go of a file that nobody needs any more; whoever has it open may go on reading it."""
+        self._folder.discard(pin)
 
     def recheck(self, wanted: Wanted) -> bool:
         """Whether the local copy was damaged: it is gone then, and the next ``pin`` fetches the object again."""
@@ -134,10 +160,10 @@ class ObjectCache:
         self._folder.discard(pin)
         return True
 
-    def _obtain(self, wanted: Wanted, check: Check, *, force: bool) -> Pin | None:
+    def _obtain(self, wanted: Wanted, check: Check, *, force: bool, waits: bool = True) -> Pin | None:
         while True:
             try:
-                with self._turn(wanted, check) as turn:
+                with self._turn(wanted, check, waits=waits) as turn:
                     # Also without a turn: somebody else's has ended, most likely with the file in its place.
                     pin = self.pin_local(wanted)
                     if pin is None and turn is not None:
@@ -160,14 +186,14 @@ class ObjectCache:
         return StorageError(message + "ORCHESTRATOR_CACHE_DIR to another one")
 
     @contextmanager
-    def _turn(self, wanted: Wanted, check: Check) -> Iterator[tuple[Path, int] | None]:
+    def _turn(self, wanted: Wanted, check: Check, *, waits: bool) -> Iterator[tuple[Path, int] | None]:
         """The file to download to, ours alone; None if its name was given away while we waited.
 
         The lock is the file's own, and the kernel drops it when its holder dies: whoever waits goes on at once.
         """
         path, descriptor = self._folder.open_partial(wanted.sha256)
         try:
-            if self._wait_for(path, descriptor, check):
+            if self._wait_for(path, descriptor, check, waits=waits):
                 try:
                     yield path, descriptor
                 finally:
@@ -178,20 +204,24 @@ class ObjectCache:
         # Only now that it is closed: our lock may be on the very file that has become the object to pin.
         yield None
 
-    def _wait_for(self, path: Path, descriptor: int, check: Check) -> bool:
-        written_ns, seen_s = -1, 0.0
+    def _wait_for(self, path: Path, descriptor: int, check: Check, *, waits: bool) -> bool:
         while not try_lock(descriptor, Hold.EXCLUSIVE):
             check()
             if not self._folder.has_name(path, descriptor):
                 return False  # published, and pinned as long as somebody reads it
             found = os.fstat(descriptor)
+            written_ns, seen_s = self._last_write.get(path.name, (-1, 0.0))
             if found.st_mtime_ns != written_ns:
-                written_ns, seen_s = found.st_mtime_ns, time.monotonic()
+                self._last_write[path.name] = found.st_mtime_ns, time.monotonic()
             elif time.monotonic() - seen_s > self._stalled_s:
                 # Its owner is alive but writes nothing. It will find its file nameless, and what we fetch instead.
+                self._last_write.pop(path.name, None)
                 self._folder.forget_partial(path, descriptor)
                 return False
+            if not waits:
+                raise BusyError(is_node=False)
             time.sleep(_POLL_S)
+        self._last_write.pop(path.name, None)
         return self._folder.has_name(path, descriptor)
 
     def _take(self, turn: tuple[Path, int], wanted: Wanted, check: Check, *, force: bool) -> Pin | None:

@@ -1,4 +1,4 @@
-"""The samples of a split, from local shards where these have room and by ranged reads where they have not."""
+"""The samples of a split, from local shards if these fit into the cache, else by ranged reads."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ class ShardCache:
             return self._eager_reads_left >= 0
 
     def _obtain(self, shard_id: int, check: Check) -> Pin | None:
-        return self._objects.pin(self._wanted(shard_id), check=check)
+        return self._objects.pin_ahead(self._wanted(shard_id), check=check)
 
     def _wanted(self, shard_id: int) -> Wanted:
         shard = self._shards[shard_id]

@@ -1,1 +1,1 @@
-"""Attempts of many workers: Ray Train starts them, a mailbox in the runner hears them, hangs are found here."""
+"""Attempts with many workers: Ray Train starts them, a mailbox receives their reports, hangs are found here."""

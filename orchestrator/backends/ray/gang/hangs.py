@@ -1,8 +1,9 @@
-"""A gang that hangs: some ranks wait for others that do not come. Who these are is told, with what torch remembers.
+"""Finds a gang that hangs because some ranks wait for others, and names these ranks, with torch's flight records.
 
 NCCL's and gloo's own limits only say that a collective operation took too long, on the ranks that are healthy; the
-controller's, that the first rank makes no step. So the runner looks at all ranks: each tells what it does and how many
-collective operations it has begun. Below both, its limits leave time to ask each rank for its flight record.
+controller's limit only says that the first rank makes no step. So the runner watches all ranks: each reports what it
+does and how many collective operations it has begun. The runner's limits are shorter than both, so that there is time
+to ask each rank for its flight record.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A gang, one attempt on several workers: its shape, and the mailbox where its runner keeps what the workers say.
+"""A gang, one attempt on several workers: its shape, and the mailbox with the reports of the workers.
 
-A failure is kept with the rank, node and GPUs that are at fault, as far as the workers tell. Of all failures the first
-that blames a node explains the gang's end, then the first that names a cause: the end of one rank makes others fail.
+A failure is kept with the rank, node and GPUs at fault, as far as they are known. The first failure that blames a node
+explains the gang's end, else the first with a known cause: the end of one rank makes others fail.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from orchestrator.backends.protocol import PLACING_WORKERS
 from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.digest import current_digests
 from orchestrator.core.activity import Activity
-from orchestrator.core.contract import JobFailure, JobKind, JobRequest, Progress, Resources
+from orchestrator.core.contract import JobFailure, JobRequest, Progress, Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.state.codec import decode_value
 from orchestrator.state.failure_policy import signature_of
 

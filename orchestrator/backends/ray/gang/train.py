@@ -1,7 +1,7 @@
-"""Runs one attempt as a gang through Ray Train, and tells why it failed.
+"""Runs one attempt as a gang through Ray Train, and reports why it failed.
 
-Ray Train starts the workers, places them and joins them into one process group. It never retries: what a failure means
-is decided by our own policy alone, so every limit of its own is finite and zero where it can be.
+Ray Train starts the workers, places them and joins them into one process group. It never retries: only our own
+failure policy decides, so all of Ray Train's limits are finite, and zero where possible.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _START_TIMEOUT_S = 1e8
 """Three years: how long a gang waits for room is the runner's to decide, with one reservation, which stays pending."""
 _START_ATTEMPTS = 3
 _ENVIRONMENT = {
-    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's interface tells of gangs
+    "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's API lists gangs
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_TIMEOUT_S:g}",
 }

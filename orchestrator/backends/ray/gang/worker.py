@@ -154,7 +154,7 @@ class RunnerLine:
         self._progress = progress
 
     def tell(self, news: Mapping[str, Any]) -> bool:
-        """Tell the runner, and take its answer; what it did not hear is told again along with the next news.
+        """Report to the runner, and take its answer; lost reports are sent again with the next one.
 
         A runner that is dead, answers nobody for ``TOLERATED_S`` or knows nothing of this attempt means stop.
         Returns whether it heard.

@@ -1,1 +1,1 @@
-"""The actor that runs attempts: how it is made, what it obeys, and one attempt inside it."""
+"""The actor that runs attempts: how it is created and called, and one attempt inside it."""

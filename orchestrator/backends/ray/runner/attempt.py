@@ -1,4 +1,4 @@
-"""One attempt inside a runner: runs the data plane's entry point and keeps what came of it."""
+"""One attempt inside a runner: runs the data plane's entry point and keeps its outcome."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The runner: a warm, detached, named actor that executes one attempt at a time; how it is made, named and talked to.
+"""The runner: a warm, detached, named actor that executes one attempt at a time; how it is created, named and called.
 
-It outlives controllers. It keeps the outcome of an ended attempt until the outcome is on record (``release``), so that
-a controller that starts anew can still pull it. It obeys the highest epoch that it has heard of.
+It outlives controllers. It keeps the outcome of an ended attempt until the outcome is recorded (``release``), so that a
+new controller can still get it. It obeys only the controller with the highest epoch that it has seen.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ def _constraints(resources: Resources, site: RunnerSite) -> dict[str, Any]:
 
 
 class Runner:
-    """Methods take and return plain JSON; each returns at once but ``report``, which may wait as it is told."""
+    """Methods take and return plain JSON; each returns at once except ``report``, which may wait for a given time."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         redaction.install()

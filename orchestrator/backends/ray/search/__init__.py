@@ -1,1 +1,1 @@
-"""Searches: a study of ours, whose trials Ray Tune places; each trial has an actor of its own."""
+"""Searches: a study of ours, whose trials Ray Tune places; each trial has its own actor."""

@@ -1,7 +1,7 @@
-"""Runs one attempt at a search as a Ray Tune job: this process drives it, and each trial has an actor of its own.
+"""Runs one attempt at a search as a Ray Tune job: this process drives it, and each trial has its own actor.
 
-Ray Tune places the trials and says how they end. It decides nothing, retries nothing and remembers nothing: what to
-try, who goes on and what was said is the study's, whose log outlives this process.
+Ray Tune places the trials and reports how they end. It makes no decisions, no retries and keeps no state: the study
+chooses trials, stops them and records results, in a log that outlives this process.
 """
 
 from __future__ import annotations

@@ -11,7 +11,8 @@ from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.digest import current_digests
 from orchestrator.backends.ray.gang.mailbox import GangMailbox, GangShape
 from orchestrator.backends.ray.placement_groups import MAX_GAP_S
-from orchestrator.core.contract import JobKind, JobRequest, Progress
+from orchestrator.core.contract import JobRequest, Progress
+from orchestrator.core.job_kinds import JobKind
 
 
 class TrialMailbox(GangMailbox):

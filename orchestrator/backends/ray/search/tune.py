@@ -1,4 +1,4 @@
-"""A study under Ray Tune, and the actor of a trial. Only this module imports ``ray.tune``, and only where it runs.
+"""A study under Ray Tune, and the actor of a trial. Only this module imports ``ray.tune``, when it is used.
 
 A trial's actor runs the data plane in a thread, which waits at every rung until Tune calls again.
 """
@@ -44,7 +44,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRequest:
-    """What the actor of a trial is told."""
+    """Inputs of the actor of a trial."""
 
     number: int
     search: str

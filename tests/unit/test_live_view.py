@@ -1,4 +1,4 @@
-"""The live view of all sweeps, driven by keys as people press them."""
+"""The live view of one sweep and of all, driven by keys as people press them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Log
 
-from orchestrator.cli.commands.top import ConfirmScreen, LogScreen, TopApp
-from orchestrator.cli.commands.top_frame import MAX_JOBS, Reader
+from orchestrator.cli.commands.live_rows import MAX_JOBS, Reader
+from orchestrator.cli.commands.live_view import ConfirmScreen, LiveView, LogScreen
 from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import log_name
@@ -39,36 +39,36 @@ def world(tmp_path: Path) -> World:
     return world
 
 
-def drive(app: TopApp, script: Callable[[Pilot[None]], Awaitable[None]]) -> None:
+def drive(app: LiveView, script: Callable[[Pilot[str]], Awaitable[None]], size: tuple[int, int] = (160, 50)) -> None:
     async def run() -> None:
-        async with app.run_test(size=(160, 50)) as pilot:
+        async with app.run_test(size=size) as pilot:
             await script(pilot)
 
     asyncio.run(run())
 
 
-async def until(pilot: Pilot[None], condition: Callable[[], object]) -> None:
+async def until(pilot: Pilot[str], condition: Callable[[], object]) -> None:
     end_s = time.monotonic() + DEADLINE_S
     while not condition():
         assert time.monotonic() < end_s, "not reached"
         await pilot.pause(0.02)
 
 
-def cells(app: TopApp, name: str) -> list[list[str]]:
+def cells(app: LiveView, name: str) -> list[list[str]]:
     table = app.query_one(name, DataTable)
     return [[str(cell) for cell in table.get_row(key)] for key in table.rows]
 
 
 def test_all_sweeps_and_the_jobs_of_the_chosen_one_are_shown(world: World) -> None:
-    app = TopApp(world.store, "sweep", every_s=0.2)
+    app = LiveView(world.store, "sweep", every_s=0.2)
 
-    async def script(pilot: Pilot[None]) -> None:
+    async def script(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: app.shown.jobs)
-        assert [row[0] for row in cells(app, "#sweeps")] == ["another", "sweep"]
-        jobs = {row[0]: row for row in cells(app, "#jobs")}
-        assert jobs[JOB][1] == "running"
-        assert "no [such] model" in jobs["pretrain/b"][-1], "brackets are no markup"
-        assert jobs["probe/b"][1] == "skipped"
+        assert [row[1] for row in cells(app, "#sweeps")] == ["another", "sweep"]
+        jobs = {row[2]: row for row in cells(app, "#jobs")}
+        assert jobs[JOB][0] == "running"
+        assert "no [such] model" in jobs["pretrain/b"][3], "brackets are no markup"
+        assert jobs["probe/b"][0] == "skipped"
         assert "1 running" in str(app._line.render())
         assert [row[:2] for row in cells(app, "#nodes")] == [["node-1", "1"]]
 
@@ -76,16 +76,16 @@ def test_all_sweeps_and_the_jobs_of_the_chosen_one_are_shown(world: World) -> No
 
 
 def test_filter_and_search_choose_jobs(world: World) -> None:
-    app = TopApp(world.store, "sweep", every_s=0.2)
+    app = LiveView(world.store, "sweep", every_s=0.2)
 
-    async def script(pilot: Pilot[None]) -> None:
+    async def script(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: len(app.shown.jobs) == 5)
         await pilot.press("f")
-        await until(pilot, lambda: [row[0] for row in cells(app, "#jobs")] == [JOB])
+        await until(pilot, lambda: [row[2] for row in cells(app, "#jobs")] == [JOB])
         await pilot.press("f")
-        await until(pilot, lambda: {row[1] for row in cells(app, "#jobs")} == {"failed", "skipped"})
+        await until(pilot, lambda: {row[0] for row in cells(app, "#jobs")} == {"failed", "skipped"})
         await pilot.press("f", "f", "f", "slash", *"probe", "enter")
-        await until(pilot, lambda: [row[0] for row in cells(app, "#jobs")] == ["probe/a", "probe/b"])
+        await until(pilot, lambda: [row[2] for row in cells(app, "#jobs")] == ["probe/a", "probe/b"])
         await pilot.press("escape")
         await until(pilot, lambda: len(cells(app, "#jobs")) == 5)
 
@@ -93,9 +93,9 @@ def test_filter_and_search_choose_jobs(world: World) -> None:
 
 
 def test_moving_the_cursor_chooses_another_sweep(world: World) -> None:
-    app = TopApp(world.store, "sweep", every_s=0.2)
+    app = LiveView(world.store, "sweep", every_s=0.2)
 
-    async def script(pilot: Pilot[None]) -> None:
+    async def script(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: len(app.shown.jobs) == 5)
         await pilot.press("up")
         await until(pilot, lambda: app.shown.chosen == "another" and len(app.shown.jobs) == 1)
@@ -105,9 +105,9 @@ def test_moving_the_cursor_chooses_another_sweep(world: World) -> None:
 
 @pytest.mark.parametrize(("key", "state"), [("p", SweepState.PAUSED), ("c", SweepState.CANCELLED)])
 def test_order_is_sent_after_yes_and_its_end_is_told(world: World, key: str, state: SweepState) -> None:
-    app = TopApp(world.store, "sweep", every_s=0.2)
+    app = LiveView(world.store, "sweep", every_s=0.2)
 
-    async def script(pilot: Pilot[None]) -> None:
+    async def script(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: app.shown.jobs)
         await pilot.press(key)
         await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
@@ -124,9 +124,9 @@ def test_order_is_sent_after_yes_and_its_end_is_told(world: World, key: str, sta
 
 @pytest.mark.parametrize("answer", ["n", "escape", "enter"])
 def test_order_is_not_sent_without_yes(world: World, answer: str) -> None:
-    app = TopApp(world.store, "sweep", every_s=0.2)
+    app = LiveView(world.store, "sweep", every_s=0.2)
 
-    async def script(pilot: Pilot[None]) -> None:
+    async def script(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: app.shown.jobs)
         await pilot.press("c")
         await until(pilot, lambda: isinstance(app.screen, ConfirmScreen))
@@ -140,9 +140,9 @@ def test_order_is_not_sent_without_yes(world: World, answer: str) -> None:
 def test_log_of_a_job_is_shown_and_left_again(world: World) -> None:
     key = world.job(JOB).key
     finish_log(world.store, log_name("sweep", JOB, 1, key=key), b"hello from the job\n")
-    app = TopApp(world.store, "sweep", every_s=0.2)
+    app = LiveView(world.store, "sweep", every_s=0.2)
 
-    async def script(pilot: Pilot[None]) -> None:
+    async def script(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: app.shown.jobs)
         await pilot.press("l")
         await until(pilot, lambda: isinstance(app.screen, LogScreen) and "hello from the job" in log_of(app))
@@ -153,14 +153,14 @@ def test_log_of_a_job_is_shown_and_left_again(world: World) -> None:
 
 
 def test_store_that_fails_leaves_the_view_and_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = TopApp(world.store, "sweep", every_s=0.2)
+    app = LiveView(world.store, "sweep", every_s=0.2)
 
     def fail(*_: object) -> list[str]:
         raise StorageTimeoutError("the store is silent")
 
-    async def script(pilot: Pilot[None]) -> None:
+    async def script(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: app.shown.jobs)
-        monkeypatch.setattr("orchestrator.cli.commands.top_frame.list_sweeps", fail)
+        monkeypatch.setattr("orchestrator.cli.commands.live_rows.list_sweeps", fail)
         await until(pilot, lambda: "the store is silent" in str(app._line.render()))
         assert len(cells(app, "#jobs")) == 5, "what was known stays"
 
@@ -190,9 +190,44 @@ def test_damaged_sweep_does_not_hide_the_others(world: World) -> None:
     assert len(frame.jobs) == 5
 
 
-def shown_states(app: TopApp) -> list[list[str]]:
-    return [[row[0], row[1].partition(" ")[0]] for row in cells(app, "#sweeps")]
+def test_view_of_one_sweep_in_60_columns_has_states_first_and_both_ends_of_names(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    write_live_sweep(store, num_transfers=60, now=time.time(), is_served=True)
+    app = LiveView(store, SWEEP, every_s=0.2, is_alone=True)
+
+    async def script(pilot: Pilot[str]) -> None:
+        await until(pilot, lambda: app.shown.jobs)
+        rows = [row for row in cells(app, "#jobs") if row[0] == "running"]
+        assert rows
+        assert all(len(row) == 4 and "..." in row[2] and "seed" in row[2].rpartition("...")[2] for row in rows)
+        assert not app.query_one("#sweeps").display
+        assert not app.query_one("#side").display
+        await pilot.resize_terminal(200, 50)
+        await until(pilot, lambda: len(cells(app, "#jobs")[0]) == 7)
+        assert "..." not in cells(app, "#jobs")[0][2]
+        assert app.query_one("#side").display
+
+    drive(app, script, size=(60, 30))
 
 
-def log_of(app: TopApp) -> str:
+def test_view_of_one_sweep_ends_with_it(world: World) -> None:
+    app = LiveView(world.store, "another", every_s=0.2, is_alone=True)
+
+    async def run() -> None:
+        async with app.run_test():
+            end_s = time.monotonic() + DEADLINE_S
+            while app.is_running:
+                assert time.monotonic() < end_s
+                await asyncio.sleep(0.02)
+
+    asyncio.run(run())
+    assert app.shown.snapshot is not None
+    assert app.shown.snapshot.state is SweepState.SUCCEEDED
+
+
+def shown_states(app: LiveView) -> list[list[str]]:
+    return [[row[1], row[0].partition(" ")[0]] for row in cells(app, "#sweeps")]
+
+
+def log_of(app: LiveView) -> str:
     return "\n".join(app.screen.query_one("#log", Log).lines)

@@ -1,9 +1,14 @@
-"""From the definition of a label space to its label map; pure but for the files that a definition names.
+"""From the definition of a label space to its label map; pure except for the files that a definition names.
 
-Some spaces are made of the classes of another one: merged, counted modulo, told apart in two, or parts of data sets.
+Some spaces are made of the classes of another one: merged, modulo a number, split in two, or parts of data sets.
 The base is any space in which a class of the data set has at most one target; by default its leaf classes.
 
-A new rule is an entry of ``_RULES`` and a block of ``orchestrator.sweepfile.labels``.
+A new rule is an entry of ``_RULES`` here, a field in ``orchestrator.sweepfile.labels``, which says how a sweep writes
+it, and a short name in ``_SHORT`` of ``orchestrator.planning.graph.identity``. Other packages bring rules without that:
+an entry point of the group ``pretraining_orchestrator.label_spaces`` names a function ``(classes, arguments) ->
+targets``. ``classes`` is the class table, ``arguments`` is what the sweep gives (a mapping, or an instance of the
+pydantic model that annotates it). The result holds for each leaf class the name of its target, a list of several, or
+None for a class that is left out.
 """
 
 from __future__ import annotations
@@ -16,11 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.plugins import LABEL_SPACES
 from workloads.data.split_targets import NO_LABEL
-from workloads.labels.definition import ClassTable, LabelInputs, class_numbers, named_labels, plugin_labels
+from workloads.labels.inputs import ClassTable, LabelInputs, class_numbers, named_labels
 from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, Several
 from workloads.labels.taxonomy import level_labels, level_names, taxonomy_labels
 from workloads.labels.wordnet import Paths, level_of
+from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 __all__ = ["ClassTable", "level_names", "make_label_map"]
@@ -126,7 +133,7 @@ def _wordnet(definition: Definition, _: Definition, inputs: LabelInputs) -> Labe
         if len(set(is_below)) < 2:
             every = "every" if is_below[0] else "no"
             raise UserError(
-                f"{every} class has {definition['contains']} above it; choose a synset that tells them apart"
+                f"{every} class has {definition['contains']} above it; choose a synset above some of the classes"
             )
         labels = ClassLabels.of_sets(
             [[int(found)] for found in is_below], [f"not {definition['contains']}", definition["contains"]]
@@ -141,7 +148,23 @@ def _taxonomy(definition: Definition, _: Definition, inputs: LabelInputs) -> Lab
 
 
 def _plugin(definition: Definition, _: Definition, inputs: LabelInputs) -> LabelMap:
-    return plugin_labels(definition, inputs.classes)
+    """The space of ``{"name": "<distribution>==<version>:<entry point>", "arguments": {...}}``."""
+    make, arguments = open_plugin(definition["name"], LABEL_SPACES, definition["arguments"])
+    try:
+        given = (arguments,) if takes_arguments(make, LABEL_SPACES) else ()
+        found = make(list(inputs.classes), *given)
+    except Exception as error:
+        raise UserError(f"the label space {definition['name']} failed: {error!r}") from error
+    return _plugin_labels(found, definition["name"], len(inputs.classes))
+
+
+def _plugin_labels(found: Any, name: str, num_classes: int) -> ClassLabels:  # noqa: ANN401 - foreign values
+    if not isinstance(found, Sequence) or len(found) != num_classes:
+        raise UserError(f"the label space {name} gave {type(found).__name__} in place of {num_classes} targets")
+    rows = [[] if row is None else list(row) if isinstance(row, (list, tuple)) else [row] for row in found]
+    if not all(isinstance(target, str) for row in rows for target in row):
+        raise UserError(f"the label space {name} gave targets that are no names; use text, lists of text or None")
+    return named_labels(rows)
 
 
 _RULES: Mapping[str, Callable[[Any, Definition, LabelInputs], LabelMap]] = {

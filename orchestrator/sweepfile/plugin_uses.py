@@ -1,7 +1,7 @@
-"""Plug-ins that a sweep names: what identities say of them, and whether they take what the sweep gives them. Pure.
+"""Plug-ins that a sweep names: their references in identities, and checks of their arguments. Pure.
 
-Names are found in the metadata of installed packages. Whether the arguments fit only the plug-in itself can tell, so
-the data plane is asked, once for many; what it refuses is complained of at its place in the file.
+Names are found in the metadata of installed packages. Only the plug-in itself can check its arguments, so the data
+plane is asked, once for many; errors are reported at their place in the file.
 """
 
 from __future__ import annotations

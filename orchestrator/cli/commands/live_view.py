@@ -1,26 +1,30 @@
-"""``orchestrator top``: all sweeps of a store, live, in any terminal; requests by keys, after a question."""
+"""The live view of ``watch`` and ``top``: one sweep or all, in any terminal; requests by keys, after a confirmation.
+
+On a small terminal, less important parts are left out first: nodes and events, then the matrix, then columns of jobs.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import select
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
-import typer
 from rich.text import Text
 from textual import work
 from textual.app import App, ComposeResult
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Log, Static
 
-from orchestrator.cli.arguments import StoreOption, complete_sweep
-from orchestrator.cli.commands.top_frame import Frame, JobRow, NodeRow, Reader, SweepRow
-from orchestrator.core.errors import OrchestratorError, UserError
-from orchestrator.services.stores import open_existing_store, require_sweep
+from orchestrator.cli.commands.live_rows import Frame, JobRow, NodeRow, Reader, Room, SweepRow
+from orchestrator.cli.commands.overview import shortened
+from orchestrator.core.errors import OrchestratorError
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.logs import find_logs, plain_text, search_logs
 from orchestrator.storage.protocol import ObjectStore
@@ -43,62 +47,61 @@ _STYLES = {
     "skipped": "magenta",
     "pending": "dim",
 }
-_SWEEP_COLUMNS = ("sweep", "state", "owner", "prio", "done", "running", "failed", "images/s", "GPU-hours", "left")
-_JOB_COLUMNS = ("job", "state", "try", "node", "step", "images/s", "")
+_SWEEP_COLUMNS = ("state", "sweep", "done", "running", "failed", "left", "images/s", "GPU-hours", "owner", "prio")
+_JOB_COLUMNS = ("state", "step", "job", "", "try", "node", "images/s")
 _NODE_COLUMNS = ("node", "jobs", "GPUs", "idle", "images/s", "")
 _MAX_RECORDS = 500
-_WIDE = 100
-"""Columns of a terminal that shows nodes beside jobs."""
+_MIN_NAME = 14
+_WIDE, _NARROW = 120, 90
+"""Columns of a terminal that shows nodes beside jobs, and that leaves out the last columns of its tables."""
+_NUM_NARROW = {"sweeps": 6, "jobs": 4}
+_MIN_JOBS = 10
+"""Lines that the table of jobs keeps, with its title, the footer and what is between them."""
+_NUM_SWEEPS = 0.3
+"""Share of the lines for the table of sweeps."""
+INTERRUPTED = "interrupted"
+"""What the view returns after Ctrl-C."""
 
 
-def top(
-    sweep: Annotated[str, typer.Argument(help="Sweep to show first.", autocompletion=complete_sweep)] = "",
-    *,
-    every: Annotated[float, typer.Option(min=0.2, help="Seconds between updates.")] = 1.0,
-    store: StoreOption = "",
-) -> None:
-    """Show all sweeps live, with their jobs, nodes and rates; keys pause, resume and cancel."""
-    show_all(sweep, store, every_s=every)
-
-
-def show_all(sweep: str, store: str, *, every_s: float) -> None:
-    """The live view of all sweeps, until the user leaves it. Raises ``UserError`` where there is no terminal."""
-    objects = open_existing_store(store)
-    if sweep:
-        require_sweep(objects, sweep)
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise UserError("the view of all sweeps needs a terminal; use: orchestrator status -o json")
-    TopApp(objects, sweep, every_s=every_s).run()
-
-
-class TopApp(App[None]):
+class LiveView(App[str]):
     """The view. The store is read in a thread, so that a slow one never freezes the keys."""
 
     CSS = """
-    #sweeps { height: 30%; min-height: 5; }
+    #sweeps { height: auto; max-height: 30%; }
     #jobs { width: 2fr; }
     #side { width: 1fr; }
     #nodes { height: 1fr; }
-    #notes { height: auto; max-height: 50%; padding: 0 1; }
+    #overview { height: auto; }
+    #events { height: auto; max-height: 60%; padding: 0 1; }
     #search { display: none; height: 3; }
     #status { height: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
+        ("q", "quit", "leave; the sweep continues"),
         ("p", "pause", "pause"),
         ("r", "resume", "resume"),
         ("c", "cancel", "cancel"),
         ("f", "filter", "filter"),
         ("slash", "search", "search"),
         ("l", "log", "log"),
-        ("q", "quit", "quit"),
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
     ]
     ENABLE_COMMAND_PALETTE = False
     TITLE = "orchestrator"
 
-    def __init__(self, store: ObjectStore, sweep: str = "", *, every_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        sweep: str = "",
+        *,
+        every_s: float = 1.0,
+        is_alone: bool = False,
+        is_ascii: bool = False,
+    ) -> None:
+        """``is_alone``: it shows this sweep and no other, and leaves when the sweep has ended."""
         super().__init__()
-        self._store, self._every_s = store, every_s
-        self._reader = Reader(store)
+        self._store, self._every_s, self._is_alone, self._is_ascii = store, every_s, is_alone, is_ascii
+        self._reader = Reader(store, only=sweep if is_alone else "")
         self._filter_number = 0
         self._is_reading = False
         # Held here: a search by name looks at whatever screen is on top.
@@ -108,7 +111,8 @@ class TopApp(App[None]):
             "nodes": DataTable[Any](id="nodes", cursor_type="none"),
         }
         self._search = Input(id="search", placeholder="part of a job's name; Enter keeps it, Escape shows all")
-        self._notes, self._line = Static(id="notes", markup=False), Static(id="status", markup=False)
+        self._overview, self._events = Static(id="overview"), Static(id="events", markup=False)
+        self._line = Static(id="status", markup=False)
         self._asked: dict[str, str] = {}
         """What was asked, by the ids of messages that nobody has followed yet."""
         self.shown = Frame(chosen=sweep)
@@ -117,26 +121,52 @@ class TopApp(App[None]):
     def compose(self) -> ComposeResult:
         """The widgets."""
         yield self._tables["sweeps"]
+        yield self._overview
         with Horizontal():
             yield self._tables["jobs"]
             with Vertical(id="side"):
                 yield self._tables["nodes"]
-                yield self._notes
+                yield self._events
         yield self._search
         yield self._line
         yield Footer()
 
     def on_mount(self) -> None:
         """Begin to look."""
-        for name, columns in (("sweeps", _SWEEP_COLUMNS), ("jobs", _JOB_COLUMNS), ("nodes", _NODE_COLUMNS)):
-            self._tables[name].add_columns(*columns)
-        self._tables["sweeps"].focus()
+        self._tables["sweeps"].display = not self._is_alone
+        self._tables["jobs" if self._is_alone else "sweeps"].focus()
+        self._fit(self.size.width)
         self.look_again()
         self.set_interval(self._every_s, self.look_again)
+        self.set_interval(1.0, self._leave_without_terminal)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self.action_interrupt)
+
+    def _leave_without_terminal(self) -> None:
+        """A terminal that is gone ends every read at once: the view would be a process that is busy for ever."""
+        terminal = select.poll()
+        if not self.is_headless and sys.__stdin__ is not None:
+            terminal.register(sys.__stdin__.fileno(), 0)
+        if any(event & select.POLLHUP for _, event in terminal.poll(0)):
+            self.exit(INTERRUPTED)
 
     def on_resize(self, event: Resize) -> None:
-        """Nodes and notes make room for jobs on a narrow terminal."""
-        self.query_one("#side").display = event.size.width >= _WIDE
+        """What is worth less makes room on a small terminal."""
+        self._fit(event.size.width)
+        self.show_frame(self.shown)
+        self.look_again()
+
+    def _fit(self, width: int) -> None:
+        self.query_one("#side").display = width >= _WIDE
+        for name, columns in (("sweeps", _SWEEP_COLUMNS), ("jobs", _JOB_COLUMNS), ("nodes", _NODE_COLUMNS)):
+            wanted = columns[: _NUM_NARROW.get(name)] if width < _NARROW else columns
+            if len(self._tables[name].columns) != len(wanted):
+                self._tables[name].clear(columns=True)
+                self._tables[name].add_columns(*wanted)
+
+    def _room(self) -> Room:
+        sweeps = 0 if self._is_alone else min(len(self.shown.sweeps) + 1, int(self.size.height * _NUM_SWEEPS))
+        height = max(2, (self.size.height - sweeps - _MIN_JOBS) * 2 // 3)
+        return Room(width=self.size.width, height=height, is_ascii=self._is_ascii)
 
     # ------------------------------------------------------------------------------------------------------ looking
     @work(thread=True, group="reading")
@@ -146,7 +176,8 @@ class TopApp(App[None]):
             return
         self._is_reading = True
         try:
-            frame = self._reader.look(self.shown.chosen, _FILTERS[self._filter_number], self._search.value)
+            kept = _FILTERS[self._filter_number]
+            frame = self._reader.look(self.shown.chosen, kept, self._search.value, self._room())
             if self.is_running:
                 self.call_from_thread(self.show_frame, frame)
         finally:
@@ -158,16 +189,20 @@ class TopApp(App[None]):
         if frame.error and not frame.sweeps:  # the store does not answer: what is known stays
             frame = replace(before, error=frame.error)
         self.shown = frame
-        _fill(self._tables["sweeps"], [_sweep_cells(row) for row in frame.sweeps], chosen=frame.chosen)
-        _fill(self._tables["jobs"], [_job_cells(row) for row in frame.jobs])
-        _fill(self._tables["nodes"], [_node_cells(row) for row in frame.nodes])
-        self._notes.update("\n".join(frame.notes))
+        width = max(_MIN_NAME, self.size.width // 3 - 2)
+        _fill(self._tables["sweeps"], {row.name: _sweep_cells(row, width) for row in frame.sweeps}, frame.chosen)
+        _fill(self._tables["jobs"], {row.name: _job_cells(row, width) for row in frame.jobs})
+        _fill(self._tables["nodes"], {row.name: _node_cells(row) for row in frame.nodes})
+        self._overview.update(frame.overview)
+        self._events.update("\n".join(shortened(event, width) for event in frame.events))
         self._line.update(self._status(frame))
         if before.chosen != frame.chosen:
             self.sub_title = frame.chosen
         for message_id in self._asked.keys() & frame.settled.keys():
             what, refusal = self._asked.pop(message_id), frame.settled[message_id]
             self.notify(refusal or "Done.", title=what, severity="error" if refusal else "information")
+        if self._is_alone and frame.snapshot is not None and frame.snapshot.state.is_final:
+            self.exit()
 
     def _status(self, frame: Frame) -> str:
         counts = ", ".join(f"{number} {state}" for state, number in frame.counts.items())
@@ -188,6 +223,10 @@ class TopApp(App[None]):
         if chosen != self.shown.chosen and any(row.name == chosen for row in self.shown.sweeps):
             self.shown = Frame(sweeps=self.shown.sweeps, chosen=chosen)
             self.look_again()
+
+    def action_interrupt(self) -> None:
+        """Leave, as programs do after Ctrl-C."""
+        self.exit(INTERRUPTED)
 
     # ----------------------------------------------------------------------------------------------------- requests
     def action_pause(self) -> None:
@@ -261,40 +300,37 @@ class TopApp(App[None]):
             self.action_log()
 
 
-def _fill(table: DataTable[Any], rows: Sequence[Mapping[str, Text]], *, chosen: str = "") -> None:
-    """Show rows, whose first cell is their key: cells that have changed if the rows are the same, else all anew."""
-    keys = [str(next(iter(row.values()))) for row in rows]
-    columns = list(table.columns)
+def _fill(table: DataTable[Any], rows: Mapping[str, Sequence[Text]], chosen: str = "") -> None:
+    """Show rows by their keys: cells that have changed if the rows are the same, else all anew."""
+    keys, columns = list(rows), list(table.columns)
     if keys == [str(key.value) for key in table.rows]:
-        for key, row in zip(keys, rows, strict=True):
-            for column, (before, cell) in zip(columns, zip(table.get_row(key), row.values(), strict=True), strict=True):
+        for key, row in rows.items():
+            for column, before, cell in zip(columns, table.get_row(key), row, strict=False):
                 if before != cell:
                     table.update_cell(key, column, cell, update_width=True)
         return
     cursor = table.cursor_row
     with table.app.batch_update():
         table.clear()
-        for key, row in zip(keys, rows, strict=True):
-            table.add_row(*row.values(), key=key)
+        for key, row in rows.items():
+            table.add_row(*row[: len(columns)], key=key)
     if keys:
-        table.move_cursor(row=keys.index(chosen) if chosen in keys else min(max(cursor, 0), len(keys) - 1))
+        table.move_cursor(row=keys.index(chosen) if chosen in rows else min(max(cursor, 0), len(keys) - 1))
 
 
-def _sweep_cells(row: SweepRow) -> dict[str, Text]:
+def _sweep_cells(row: SweepRow, width: int) -> list[Text]:
     failed = Text(row.failed, "bold red" if row.failed not in {"", "0"} else "")
-    cells = (Text(row.name), _coloured(row.state), *map(Text, (row.owner, row.priority, row.done, row.running)), failed)
-    more = map(Text, (row.images_per_s, row.gpu_hours, row.left))
-    return dict(zip(_SWEEP_COLUMNS, (*cells, *more), strict=True))
+    more = map(Text, (row.left, row.images_per_s, row.gpu_hours, row.owner, row.priority))
+    return [_coloured(row.state), Text(shortened(row.name, width)), Text(row.done), Text(row.running), failed, *more]
 
 
-def _job_cells(row: JobRow) -> dict[str, Text]:
-    more = map(Text, (row.attempt, row.node, row.step, row.images_per_s, row.told))
-    return dict(zip(_JOB_COLUMNS, (Text(row.name), _coloured(row.state), *more), strict=True))
+def _job_cells(row: JobRow, width: int) -> list[Text]:
+    more = map(Text, (row.step, shortened(row.name, width), row.told, row.attempt, row.node, row.images_per_s))
+    return [_coloured(row.state), *more]
 
 
-def _node_cells(row: NodeRow) -> dict[str, Text]:
-    cells = map(Text, (row.name, row.jobs, row.gpus, row.idle, row.images_per_s))
-    return dict(zip(_NODE_COLUMNS, (*cells, Text(row.note, "red")), strict=True))
+def _node_cells(row: NodeRow) -> list[Text]:
+    return [*map(Text, (row.name, row.jobs, row.gpus, row.idle, row.images_per_s)), Text(row.note, "red")]
 
 
 def _coloured(state: str) -> Text:

@@ -1,13 +1,14 @@
 """Hyper-parameters of a training: each is defined once, here, and every reader derives from its definition.
 
-The sweep language makes its schema, JSON schema, reference page and identities of them; the data plane reads a recipe
-by them. A new hyper-parameter is a field of `HyperParameters` and whoever reads it. A new optimiser, schedule, average,
-loss or augmentation is an entry of its registry and a builder in the data plane (``workloads.train.optim``,
-``.schedule``, ``.learner``, ``.objective``; ``workloads.data.augment``). Invariants:
+The sweep language derives its schema, JSON schema, reference page and identities from them; the data plane reads a
+recipe by them. A new hyper-parameter is a field of `HyperParameters` and the code that reads it. A new optimiser,
+schedule, average, loss or augmentation is an entry of its registry here and a builder in the data plane
+(``workloads.train.optim``, ``.schedule``, ``.learner``, ``.objective``; ``workloads.data.augment``). One that changes
+the order of samples, or their crops, is also listed in ``orchestrator.planning.graph.pairing``. Invariants:
 
-- Parameters with ``always`` stand in every identity, as they did in the first release. One that came later is left out
-  at its default, so that a release with more of them retrains nothing.
-- So a default is part of results, and never changes without a bump of ``code_version``.
+- Parameters with ``always`` are in every identity, as in the first release. One that was added later is left out at its
+  default, so that a release with more parameters retrains nothing.
+- So a default is part of results, and never changes without a new ``code_version``.
 - The order of the fields is that of the JSON schema and the reference page, and a relation sees earlier fields alone.
 """
 
@@ -56,7 +57,7 @@ AVERAGES: Final[Mapping[str, RegistryEntry]] = {
     "ema": RegistryEntry(reads=("average_decay", "average_start_epoch")),
     "polyak": RegistryEntry(reads=("average_start_epoch",)),
 }
-AUGMENTATIONS: Final[Mapping[str, RegistryEntry]] = {
+BUILT_IN_AUGMENTATIONS: Final[Mapping[str, RegistryEntry]] = {
     "none": RegistryEntry(),
     "flip": RegistryEntry(),
     "crop_flip": RegistryEntry(),
@@ -74,7 +75,7 @@ REGISTRIES: Final[Mapping[str, Mapping[str, RegistryEntry]]] = {
     "optimizer": OPTIMIZERS,
     "schedule": SCHEDULES,
     "average": AVERAGES,
-    "augment": AUGMENTATIONS,
+    "augment": BUILT_IN_AUGMENTATIONS,
 }
 """By the hyper-parameter that chooses."""
 
@@ -303,7 +304,7 @@ class HyperParameters:
     grad_spike: float = _number(
         "Gradient norm above so many (> 1) times its running mean is a failure; 0 = never.", 0.0, at_least=0
     )
-    augment: str = _choice(AUGMENTATIONS, "none", "Training augmentation.", always=True, unread_by=_ON_IMAGES)
+    augment: str = _choice(BUILT_IN_AUGMENTATIONS, "none", "Training augmentation.", always=True, unread_by=_ON_IMAGES)
     resize: int | None = _count(
         "Shorter side before a centre or random crop, pixels; default: the model's image size.",
         None,

@@ -1,4 +1,4 @@
-"""What the live view of all sweeps shows, read from the store in a thread of its own: each look reads what is new."""
+"""Data of the live view, read from the store in a separate thread; each refresh reads only new data."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from orchestrator.cli.commands.watch import Watching
+from rich.console import RenderableType
+
+from orchestrator.cli.commands.overview import overview
+from orchestrator.cli.commands.watch import Watching, look_while
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.units import format_duration
-from orchestrator.services.status import SweepStatus, status_lines, used_hours
-from orchestrator.state.snapshot import JobView
+from orchestrator.services.status import SweepStatus, revive_killed_stack, used_hours
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps
@@ -31,7 +34,7 @@ _URGENCY = (
     JobState.SUCCEEDED,
     JobState.REUSED,
 )
-_MAX_NOTES = 8
+_MAX_EVENTS = 12
 _ANYWHERE = "(placed by Ray)"
 
 
@@ -91,32 +94,57 @@ class Frame:
     counts: Mapping[str, int] = field(default_factory=dict)
     """Jobs of the chosen sweep by state."""
     nodes: tuple[NodeRow, ...] = ()
-    notes: tuple[str, ...] = ()
+    overview: RenderableType = ""
+    """What the chosen sweep has done."""
+    events: tuple[str, ...] = ()
+    """What happened last to its jobs, newest first."""
+    snapshot: Snapshot | None = None
+    """Of the chosen sweep; none = it could not be read."""
     error: str = ""
     """Why some of it may be old."""
     settled: Mapping[str, str] = field(default_factory=dict)
     """Messages that a controller has followed, with the reason of those it refused."""
 
 
-class Reader:
-    """Everything that one view knows. Use from one thread."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """What a terminal has for the overview."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    width: int = 120
+    height: int = 20
+    is_ascii: bool = False
+
+
+_ROOM = Room()
+
+
+class Reader:
+    """Everything that one view knows. Use from one thread.
+
+    Args:
+        store: where the sweeps are.
+        only: the one sweep that is looked at; empty = all.
+    """
+
+    def __init__(self, store: ObjectStore, only: str = "") -> None:
+        self._store, self._only = store, only
         self._watched: dict[str, Watching] = {}
         self._looked_at_s: dict[str, float] = {}
         self._errors: dict[str, str] = {}
 
-    def look(self, chosen: str = "", states: frozenset[JobState] = frozenset(), search: str = "") -> Frame:
+    def look(
+        self, chosen: str = "", states: frozenset[JobState] = frozenset(), search: str = "", room: Room = _ROOM
+    ) -> Frame:
         """Read what is new.
 
         Args:
             chosen: sweep whose jobs are shown; one that is not there means the first.
             states: of these jobs; empty = all.
             search: part of their names.
+            room: for the overview.
         """
         try:
-            names = list_sweeps(self._store)
+            names = [self._only] if self._only else list_sweeps(self._store)
         except OrchestratorError as error:
             return Frame(error=str(error))
         for name in names:
@@ -136,7 +164,9 @@ class Reader:
             num_jobs=len(jobs),
             counts={state.value: number for state, number in status.snapshot.counts.items()},
             nodes=tuple(_node_rows([one.status for one in self._watched.values()], self._present())),
-            notes=tuple(list(status_lines(status))[:_MAX_NOTES]),
+            overview=overview(status, watching.matrix, height=room.height, width=room.width, is_ascii=room.is_ascii),
+            events=tuple(watching.events[:_MAX_EVENTS]),
+            snapshot=status.snapshot,
             error=told,
             settled={message: status.snapshot.refusals.get(message, "") for message in status.snapshot.handled},
         )
@@ -149,12 +179,24 @@ class Reader:
         watching = watching or Watching(self._store, name)
         self._looked_at_s[name] = time.monotonic()
         try:
-            watching.look()
+            self._look_and_revive(watching, is_chosen=is_chosen)
         except OrchestratorError as error:  # what is known stays; a damaged sweep does not hide the others
             self._errors[name] = f"{name}: {error}"
         else:
             self._errors.pop(name, None)
             self._watched[name] = watching
+
+    def _look_and_revive(self, watching: Watching, *, is_chosen: bool) -> None:
+        """A stack that was killed is started again for the chosen sweep, also while the store does not answer."""
+
+        def revive() -> None:
+            revive_killed_stack(watching.status.snapshot)
+
+        if is_chosen:
+            look_while(watching.look, revive)
+            revive()
+        else:
+            watching.look()
 
     def _present(self) -> dict[str, NodePresence]:
         """The nodes of all clusters that have a controller, by name."""

@@ -1,9 +1,9 @@
-"""The full-screen view of one sweep: a frame from what is known, with a matrix of its jobs that follows them. Pure."""
+"""The upper part of the live view: the progress of one sweep, with a matrix of its jobs. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -11,9 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.core.contract import JobKind, Progress
-from orchestrator.core.job_kinds import TRANSFER_KINDS
-from orchestrator.core.units import format_duration
+from orchestrator.core.job_kinds import TRANSFER_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job
 from orchestrator.services.status import SweepStatus, status_lines
 from orchestrator.state.snapshot import JobTable, Snapshot
@@ -29,54 +27,32 @@ _SIGNS: Mapping[JobState, tuple[str, str, str]] = {
     JobState.CANCELLED: ("○", "o", "magenta"),
 }
 """Sign, sign where the terminal has only ASCII, style."""
-_NUM_EVENTS = 6
 _MAX_STATUS_LINES = 6
 _MIN_ROWS = 3
-_OVERHEAD = 12
-"""Lines of titles, rules and the footer."""
-_KEYS = "q leave; the sweep continues  p pause  r resume  c cancel"
+_TABLE_LINES = 4
+"""Of a table, beside its rows: title, rules and caption."""
 _MIN_NAME = 14
-_NARROW = 90
-"""Columns of the terminal below which a running job's attempt and rate are left out."""
 MAX_SEEDS = 4
 """Backbones have a column per seed up to so many; more share one with counts."""
 _Place = tuple[str, str]
 
 
-def frame(
-    status: SweepStatus,
-    matrix: Matrix,
-    events: Sequence[str],
-    *,
-    height: int,
-    width: int,
-    is_ascii: bool = False,
-    prompt: str = "",
-) -> RenderableType:
-    """One view of a sweep.
+def overview(status: SweepStatus, matrix: Matrix, *, height: int, width: int, is_ascii: bool = False) -> RenderableType:
+    """What a sweep has done: how much of it, what ``status`` says of it, and the states of its jobs.
 
     Args:
         status: of now.
         matrix: updated with the same snapshot.
-        events: what happened last, newest first.
-        height: lines of the terminal; what does not fit is counted instead.
-        width: its columns; names are shortened in their middle, and columns of less worth left out.
+        height: lines that it may have; the matrix goes first, then all but the title.
+        width: columns of the terminal; names are shortened in their middle, and columns of less worth left out.
         is_ascii: whether the terminal shows nothing else.
-        prompt: the last line; empty for the keys.
     """
-    told = list(status_lines(status))[:_MAX_STATUS_LINES]
-    shown = events[:_NUM_EVENTS]
-    room = max(2 * _MIN_ROWS, height - _OVERHEAD - len(told) - len(shown))
-    num_rows = min(len(matrix.rows), max(_MIN_ROWS, room - min(len(status.running), room // 2)))
-    num_running = max(_MIN_ROWS, room - num_rows)
+    lines = list(status_lines(status))[: max(0, min(_MAX_STATUS_LINES, height - 2))]
+    room = height - 2 - len(lines) - _TABLE_LINES
     return Group(
         _header(status.snapshot, is_ascii=is_ascii),
-        *(Text(line, no_wrap=True, overflow="ellipsis") for line in told),
-        _matrix_table(matrix, num_rows, width, is_ascii=is_ascii),
-        _running_table(status, num_running, width),
-        Text("Recently", style="bold"),
-        *(Text(f"  {shortened(line, width - 2)}", no_wrap=True) for line in shown or ["nothing yet"]),
-        Text(prompt, style="bold yellow") if prompt else Text(_KEYS, style="dim", no_wrap=True, overflow="ellipsis"),
+        *(Text(line, no_wrap=True, overflow="ellipsis") for line in lines),
+        *([_matrix_table(matrix, room, width, is_ascii=is_ascii)] if room >= min(_MIN_ROWS, len(matrix.rows)) else []),
     )
 
 
@@ -157,41 +133,6 @@ def _cell(counts: Mapping[JobState, int], *, is_ascii: bool) -> Text:
 def _sign(state: JobState, *, is_ascii: bool) -> tuple[str, str]:
     sign, plain, style = _SIGNS[state]
     return plain if is_ascii else sign, style
-
-
-def _running_table(status: SweepStatus, num_rows: int, width: int) -> Table:
-    """What a job does first: that is told also where the name must be shortened."""
-    running = status.running
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    seen = "running" if status.is_served else "last seen running"
-    columns = ("step", "left") if width < _NARROW else ("step", "left", "images/s", "try")
-    widest = max(_MIN_NAME, width // 4)
-    for name in ("phase", *columns):
-        table.add_column(name, justify="left" if name == "phase" else "right", no_wrap=True, max_width=widest)
-    table.add_column(f"{seen} ({len(running)})", no_wrap=True)
-    told = {name: _progress_cells(progress, is_served=status.is_served) for name, progress in running.items()}
-    taken = sum(
-        3 + max([len(column), *(min(widest, len(cells.get(column, ""))) for cells in told.values())])
-        for column in ("phase", *columns)
-    )
-    room = max(_MIN_NAME, width - taken - 8)
-    names = list(running)
-    for name in names[: num_rows if len(names) <= num_rows else num_rows - 1]:
-        attempt = status.snapshot.jobs[name].attempt
-        cells = {**told[name], "try": str(attempt.number if attempt else "")}
-        table.add_row(*(cells[column] for column in ("phase", *columns)), shortened(name, room))
-    if len(names) > num_rows:
-        table.add_row(*("" for _ in ("phase", *columns)), Text(f"and {len(names) - num_rows + 1} more", style="dim"))
-    return table
-
-
-def _progress_cells(progress: Progress, *, is_served: bool) -> dict[str, str]:
-    return {
-        "phase": progress.phase,
-        "step": f"{progress.step}/{progress.total_steps}" if progress.total_steps else "",
-        "images/s": f"{progress.images_per_s:,.0f}" if progress.images_per_s > 0 and is_served else "",
-        "left": format_duration(progress.eta_s) if progress.eta_s > 0 and is_served else "",
-    }
 
 
 class Matrix:

@@ -1,8 +1,8 @@
-"""What finished jobs of a running sweep say of its other jobs: by how much estimates were off, per class of jobs. Pure.
+"""Ratios of measured to estimated durations of a running sweep's finished jobs, by class of jobs. Pure.
 
-The scheduler, the time left in ``status`` and the controller of a forecast all read these sums. A class is the kind and
-the whole model of a job (``Job.duration_class``). Sums are of whole milliseconds, so that adding and taking out again
-leaves nothing behind, in any order.
+The scheduler, the time left in ``status`` and the controller of a forecast all use these ratios. A class is the kind
+and the whole model of a job (``Job.duration_class``). Sums are whole milliseconds, so that adding and removing a job
+leaves no rounding error, in any order.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class _Sums:
         return max(-_MAX_STEPS, min(_MAX_STEPS, round(math.log(max(ratio, 1e-9)) / _STEP)))
 
 
-class DurationCorrections:
+class DurationRatios:
     """Sums over finished jobs, by class and by kind."""
 
     def __init__(self) -> None:

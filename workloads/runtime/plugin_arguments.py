@@ -1,8 +1,8 @@
-"""The arguments that a sweep gives a plug-in, read by the type that the plug-in asks for.
+"""The arguments that a sweep gives a plug-in, validated by the plug-in's type.
 
-A plug-in is a function; one that has parameters of its own has an argument ``arguments`` (of a label rule: the second
-one, of a measure the fourth one, whatever their names). If that is annotated with a pydantic model, what the sweep says
-is read by the model, and the function gets an instance; else it gets the mapping.
+A plug-in is a function; if it has parameters, it has an argument ``arguments`` (of a label rule: the second one, of a
+measure: the fourth one, with any name). If that is annotated with a pydantic model, the model validates the sweep's
+arguments, and the function gets an instance; else it gets the mapping.
 """
 
 from __future__ import annotations

@@ -1,10 +1,4 @@
-"""What a label space is made of besides its definition, how its definition names classes, and rules of other packages.
-
-An entry point of the group ``pretraining_orchestrator.label_spaces`` names a function ``(classes, arguments) ->
-targets``: ``classes`` is the class table, ``arguments`` what the sweep gives (a mapping, or an instance of the pydantic
-model that annotates it), and the result holds for each leaf class
-the name of its target, a list of several, or None for a class that is left out.
-"""
+"""What the rules of label spaces read of a data set: its class table, WordNet, other tables, names of classes."""
 
 from __future__ import annotations
 
@@ -13,10 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from orchestrator.core.errors import UserError
-from orchestrator.core.plugins import LABEL_SPACES
 from workloads.labels.label_map import ClassLabels
 from workloads.labels.wordnet import Synset, WordNet, open_wordnet
-from workloads.runtime.plugins import open_plugin, takes_arguments
 
 ClassTable = Sequence[Mapping[str, Any]]
 """Row c describes leaf class c with ``class``, ``name`` and one column per level."""
@@ -80,32 +72,8 @@ def _class_number(reference: object, known: Mapping[str, int | None], num_classe
     return number
 
 
-def plugin_labels(definition: Mapping[str, Any], classes: ClassTable) -> ClassLabels:
-    """The space of ``{"name": "<distribution>==<version>:<entry point>", "arguments": {...}}``.
-
-    Raises:
-        UserError: it is not installed in this version, refuses its arguments, or gives no label space.
-    """
-    make, arguments = open_plugin(definition["name"], LABEL_SPACES, definition["arguments"])
-    try:
-        given = (arguments,) if takes_arguments(make, LABEL_SPACES) else ()
-        found = make(list(classes), *given)
-    except Exception as error:
-        raise UserError(f"the label space {definition['name']} failed: {error!r}") from error
-    return _labels(found, definition["name"], len(classes))
-
-
 def named_labels(found: Sequence[Sequence[str]]) -> ClassLabels:
     """From the names of each class's targets; ids count them by first appearance."""
     target_of: dict[str, int] = {}
     sets = [sorted({target_of.setdefault(name, len(target_of)) for name in names}) for names in found]
     return ClassLabels.of_sets(sets, list(target_of))
-
-
-def _labels(found: Any, name: str, num_classes: int) -> ClassLabels:  # noqa: ANN401 - foreign values
-    if not isinstance(found, Sequence) or len(found) != num_classes:
-        raise UserError(f"the label space {name} gave {type(found).__name__} in place of {num_classes} targets")
-    rows = [[] if row is None else list(row) if isinstance(row, (list, tuple)) else [row] for row in found]
-    if not all(isinstance(target, str) for row in rows for target in row):
-        raise UserError(f"the label space {name} gave targets that are no names; use text, lists of text or None")
-    return named_labels(rows)
