@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from workloads.theory import feature_learning, in_context, modular_addition, shared_private, two_layer
 from workloads.theory.feature_learning import FeatureLearningParameters
+from workloads.theory.in_context import PromptRegressionParameters
 from workloads.theory.loading import Simulation
 from workloads.theory.shipped import SIMULATIONS
 
@@ -217,6 +218,15 @@ def test_draws_of_prompts_lose_what_the_theorem_says() -> None:
     w_D = np.random.default_rng(1).standard_normal(8)[:2]
     assert row["excess_closed_form"] == pytest.approx(added * ((w_D**2 * eigenvalues_D[:2]).sum() + 0.49))
     assert found["excess"] == pytest.approx(found["excess_closed_form"], rel=0.1)
+
+
+def test_prompts_that_do_not_fit_into_memory_are_refused_by_their_size() -> None:
+    largest = {"dim": 256, "prompt": 25, "draws": 1_000_000}
+    assert PromptRegressionParameters(**largest).draws == 1_000_000
+    for more in ({"prompt": 26}, {"prompt": 4_096}):
+        with pytest.raises(ValidationError, match=r"20,000 prompts of .* examples in 256 dimensions take \d+\.\d+ GiB"):
+            PromptRegressionParameters(**largest | more)
+    assert PromptRegressionParameters(dim=256, prompt=4_096, draws=100).draws == 100  # few of them do fit
 
 
 @pytest.mark.parametrize(("small", "large"), [(1, 3), (2, 4), (2, 5)])

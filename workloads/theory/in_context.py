@@ -20,7 +20,9 @@ from workloads.theory.context import SimulationContext
 Floats = NDArray[np.float64]
 
 _CHUNK: Final = 20_000
-"""Prompts at a time."""
+"""Prompts at a time. Their number is part of the order of random draws, so it is the same for all sizes."""
+_MAX_NUMBERS: Final = 1 << 27
+"""Of all examples of the prompts at a time: 1 GiB, of which a few copies are held."""
 _QUERIES: Final = 64
 """Queries per finite prompt of sparse parity."""
 
@@ -47,6 +49,11 @@ class PromptRegressionParameters(BaseModel):
     def _fits(self) -> Self:
         if max(self.rank, self.signal_rank) > self.dim:
             raise ValueError(f"rank {self.rank}, signal_rank {self.signal_rank}: neither can exceed dim {self.dim}")
+        num_prompts = min(self.draws, _CHUNK)
+        size = num_prompts * (self.prompt + 1) * self.dim
+        if size > _MAX_NUMBERS:
+            held = f"{num_prompts:,} prompts of {self.prompt:,} + 1 examples in {self.dim} dimensions"
+            raise ValueError(f"{held} take {size / (1 << 27):.2f} GiB; lower prompt or dim to at most 1 GiB")
         return self
 
 
