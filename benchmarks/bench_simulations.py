@@ -119,7 +119,7 @@ def run_half(file: str, seeds: range, steps: int) -> float:
     assert spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return sum(row["inside_s"] for row in module.simulate({"steps": steps}, seeds, None))
+    return float(sum(row["inside_s"] for row in module.simulate({"steps": steps}, seeds, None)))
 
 
 def run_bare(folder: Path, *, count: int, steps: int) -> Spent:

@@ -14,6 +14,7 @@ from typing import Any, Self
 
 from orchestrator.core.units import format_duration
 from orchestrator.scheduling.budgets import WARN_AT, overdue
+from orchestrator.state.brief_reasons import brief_reason
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.sweepfile.values import Occasion
@@ -163,6 +164,8 @@ def _summary(snapshot: Snapshot) -> Iterator[str]:
             grouped.setdefault(view.reason, []).append(view.name)
     for reason, names in list(grouped.items())[:_MAX_REASONS]:
         whose = f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}"
-        yield f"{whose}: {reason[:_MAX_CHARS]}"
+        told = brief_reason(reason, _MAX_CHARS)
+        rest = "" if told == reason.strip() else f"; all of it: orchestrator logs {snapshot.sweep} {names[0]}"
+        yield f"{whose}: {told}{rest}"
     if len(grouped) > _MAX_REASONS:
         yield f"and {len(grouped) - _MAX_REASONS} more reasons"

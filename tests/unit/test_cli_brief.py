@@ -9,7 +9,7 @@ import pytest
 from orchestrator.cli.commands.watch import job_line
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.services.status import MAX_CHARACTERS, brief_message, brief_reason
+from orchestrator.state.brief_reasons import MAX_CHARACTERS, brief_message, brief_reason
 from orchestrator.state.snapshot import Attempt, Failure, JobView
 from orchestrator.state.transitions import JobState
 

@@ -11,7 +11,7 @@ import pytest
 from botocore.exceptions import ProfileNotFound
 
 from orchestrator.core.contract import Resources
-from orchestrator.services.status import MAX_CHARACTERS, brief_reason
+from orchestrator.state.brief_reasons import MAX_CHARACTERS, brief_reason
 from orchestrator.storage.s3.responses import translate
 from tests.commands import run_command
 from tests.scripted_sweep import World, make_job

@@ -9,7 +9,7 @@ from orchestrator.backends.ray.deaths import Ended, death_of
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.scheduling.sweep_index import failure_group_of
-from orchestrator.services.status import MAX_CHARACTERS, brief_message
+from orchestrator.state.brief_reasons import MAX_CHARACTERS, brief_message
 from orchestrator.state.failure_policy import signature_of
 from orchestrator.state.snapshot import Failure
 from tests.scripted_sweep import make_job

@@ -14,8 +14,8 @@ from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.explain import Explanation, explain_job
 from orchestrator.services.settings import Settings
-from orchestrator.services.status import brief_reason
 from orchestrator.services.stores import find_plan, find_store
+from orchestrator.state.brief_reasons import brief_reason
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore

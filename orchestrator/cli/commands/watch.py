@@ -23,10 +23,11 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
-from orchestrator.services.status import SweepStatus, brief, failure_lines, load_status, revive_killed_stack
+from orchestrator.services.status import SweepStatus, failure_lines, load_status, revive_killed_stack
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import Submitter
+from orchestrator.state.brief_reasons import brief
 from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger
