@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Log
 
-from orchestrator.cli.commands.live_rows import MAX_JOBS, Reader
+from orchestrator.cli.commands.live_rows import MAX_JOBS, Frame, Reader
 from orchestrator.cli.commands.live_view import ConfirmScreen, LiveView, LogScreen
 from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
@@ -99,6 +101,30 @@ def test_moving_the_cursor_chooses_another_sweep(world: World) -> None:
         await until(pilot, lambda: len(app.shown.jobs) == 5)
         await pilot.press("up")
         await until(pilot, lambda: app.shown.chosen == "another" and len(app.shown.jobs) == 1)
+
+    drive(app, script)
+
+
+def test_sweep_that_is_chosen_while_the_store_is_read_stays_chosen(world: World) -> None:
+    app = LiveView(world.store, "sweep", every_s=0.2)
+    may_answer, is_asked, look = threading.Event(), threading.Event(), app._reader.look
+
+    def slow_look(*arguments: Any) -> Frame:
+        frame = look(*arguments)
+        is_asked.set()
+        assert may_answer.wait(DEADLINE_S)
+        return frame
+
+    async def script(pilot: Pilot[str]) -> None:
+        await until(pilot, lambda: len(app.shown.jobs) == 5)
+        app._reader.look = slow_look  # type: ignore[method-assign]
+        await until(pilot, is_asked.is_set)
+        await pilot.press("up")
+        await until(pilot, lambda: app.shown.chosen == "another")
+        app._reader.look = look  # type: ignore[method-assign]
+        may_answer.set()
+        await until(pilot, lambda: app.shown.jobs)
+        assert (app.shown.chosen, len(app.shown.jobs)) == ("another", 1)
 
     drive(app, script)
 

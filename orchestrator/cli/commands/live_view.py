@@ -176,12 +176,25 @@ class LiveView(App[str]):
             return
         self._is_reading = True
         try:
-            kept = _FILTERS[self._filter_number]
-            frame = self._reader.look(self.shown.chosen, kept, self._search.value, self._room())
-            if self.is_running:
-                self.call_from_thread(self.show_frame, frame)
+            is_shown = False
+            while self.is_running and not is_shown:
+                selection = self._selection()
+                chosen, filter_number, search = selection
+                frame = self._reader.look(chosen, _FILTERS[filter_number], search, self._room())
+                if self.is_running:
+                    is_shown = self.call_from_thread(self._show_if_current, frame, selection)
         finally:
             self._is_reading = False
+
+    def _selection(self) -> tuple[str, int, str]:
+        return self.shown.chosen, self._filter_number, self._search.value
+
+    def _show_if_current(self, frame: Frame, selection: tuple[str, int, str]) -> bool:
+        """Show a frame, unless keys selected something else while it was read: it would undo them."""
+        if selection != self._selection():
+            return False
+        self.show_frame(frame)
+        return True
 
     def show_frame(self, frame: Frame) -> None:
         """Put a frame on the screen."""
