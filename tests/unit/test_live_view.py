@@ -117,7 +117,7 @@ def test_sweep_that_is_chosen_while_the_store_is_read_stays_chosen(world: World)
 
     async def script(pilot: Pilot[str]) -> None:
         await until(pilot, lambda: len(app.shown.jobs) == 5)
-        app._reader.look = slow_look  # type: ignore[method-assign]
+        app._reader.look = slow_look  # type: ignore[method-assign,assignment]
         await until(pilot, is_asked.is_set)
         await pilot.press("up")
         await until(pilot, lambda: app.shown.chosen == "another")
