@@ -3,10 +3,11 @@
 Receivers come from files of users: metadata services, redirects and unencrypted remote connections are refused. A
 receiver that slowly sends single bytes could keep every read alive, so the whole delivery has a deadline, too.
 
-Services that take Slack's format, or JSON through a relay, need no channel of their own. A new channel is an entry of
-``_KINDS`` here, a field of ``sweepfile.values.Channel``, and the same field of ``sweepfile.notify.NotifySpec``, which
-says how it is written in a file. The three are apart because a plan stores channels: reading a plan imports no schema
-(pydantic), and reading a sweep imports nothing that sends (mail, TLS).
+A new service needs no code: the cluster's own file reaches every service that Apprise knows (``by_apprise.py``), and a
+sweep one that takes Slack's format, or JSON through a relay. A new kind is an entry of ``_KINDS`` here, a field of
+``sweepfile.values.Channel``, and the same field of ``sweepfile.notify.NotifySpec``, which says how it is written in a
+file. The three are apart because a plan stores channels: reading a plan imports no schema (pydantic), and reading a
+sweep imports nothing that sends (mail, TLS).
 """
 
 from __future__ import annotations
@@ -17,9 +18,13 @@ import hmac
 import http.client
 import ipaddress
 import json
+import os
+import signal
 import smtplib
 import socket
 import ssl
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,13 +40,23 @@ from urllib.request import getproxies, proxy_bypass
 from orchestrator.core.errors import OrchestratorError, UserError
 from orchestrator.core.security.references import is_reference, resolve_secret
 from orchestrator.core.security.urls import check_url, forbidden_host
+from orchestrator.notifications import apprise_process
 from orchestrator.notifications.messages import Notice
-from orchestrator.sweepfile.values import Channel, Email, Security
+from orchestrator.sweepfile.values import Channel, ClusterChannel, Email, Security
 
 _MAX_ANSWER_BYTES = 64 * 1024
 _HTTPS_PORT, _HTTP_PORT = 443, 80
 TIMEOUT_S = 10.0
 _GONE = 410
+APPRISE_TIMEOUT_S = 30.0
+"""For all of it: start of the process, import of Apprise, and up to two requests of a service."""
+_APPRISE_MODULE = "orchestrator.notifications.apprise_process"
+_APPRISE_FAILURES = {
+    apprise_process.IS_MISSING: "it is not installed; pip install 'pretraining-orchestrator[apprise]' where the "
+    "controller runs",
+    apprise_process.KNOWS_NO_SUCH_URL: "it knows no such URL; see its list of services",
+    apprise_process.NOT_DELIVERED: "the service did not take the notification; check the URL and its token",
+}
 _PREFIX = "whsec_"
 """Of keys as the Standard Webhooks specification writes them: what follows is base64."""
 
@@ -222,12 +237,44 @@ def _send_to_webhook(notice: Notice, channel: Channel) -> None:
     _post(url, signed(notice, key, time.time()))
 
 
+def _send_by_apprise(notice: Notice, channel: Channel) -> None:
+    """Send in a process of its own, which is killed after ``APPRISE_TIMEOUT_S``: the code of a service may hang."""
+    if not isinstance(channel, ClusterChannel):
+        return
+    url = resolve_secret(channel.apprise, what="the URL of Apprise")
+    request = json.dumps({"url": url, "title": notice.title, "body": notice.text})
+    # The URL is a secret: it travels over stdin, and nothing that Apprise prints about it is kept.
+    with subprocess.Popen(
+        [sys.executable, "-m", _APPRISE_MODULE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            process.communicate(request, timeout=APPRISE_TIMEOUT_S)
+        except BaseException as error:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if not isinstance(error, subprocess.TimeoutExpired):
+                raise
+            raise DeliveryError(f"Apprise did not end within {APPRISE_TIMEOUT_S:g} s") from None
+    if process.returncode != 0:
+        reason = _APPRISE_FAILURES.get(process.returncode, f"its process ended with code {process.returncode}")
+        raise DeliveryError(f"Apprise: {reason}")
+
+
 def _describe_url(channel: Channel) -> str:
     where = channel.slack or channel.webhook
     return f"{channel.kind} {where if where.startswith('${') else where.split('/')[2]}"
 
 
 _KINDS = {
+    "apprise": _Kind(
+        send=_send_by_apprise,
+        describe=lambda channel: f"apprise {channel.apprise}" if isinstance(channel, ClusterChannel) else "",
+    ),
     "email": _Kind(send=_send_mail, describe=_describe_mail),
     "slack": _Kind(send=_send_to_slack, describe=_describe_url),
     "webhook": _Kind(send=_send_to_webhook, describe=_describe_url),

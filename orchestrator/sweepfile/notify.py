@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -21,7 +21,7 @@ from orchestrator.sweepfile.fields import Strict
 from orchestrator.sweepfile.parse.tree import parse_tree, parse_value
 from orchestrator.sweepfile.policy import duration_s
 from orchestrator.sweepfile.problems import Complaints, validate
-from orchestrator.sweepfile.values import Channel, Email, Occasion, Security
+from orchestrator.sweepfile.values import Channel, ClusterChannel, Email, Occasion, Security
 
 _ADDRESS = re.compile(r"[^@\s<>,;:\"\\()\[\]]{1,64}@[A-Za-z0-9.-]{1,255}")
 _SERVER = re.compile(r"(?P<host>[A-Za-z0-9.-]{1,255}|\[[0-9A-Fa-f:.]+\]):(?P<port>[0-9]{1,5})")
@@ -100,7 +100,9 @@ class EmailSpec(Strict):
 
 
 class NotifySpec(Strict):
-    """One way to tell somebody: a webhook, Slack or mail."""
+    """One way to notify people: a webhook, Slack or mail."""
+
+    kinds: ClassVar[tuple[str, ...]] = ("webhook", "slack", "email")
 
     on: Annotated[list[_Occasion], Field(min_length=1)] = Field(
         default_factory=lambda: list(get_args(_Occasion)),
@@ -121,14 +123,22 @@ class NotifySpec(Strict):
 
     @model_validator(mode="after")
     def _is_one_channel(self) -> Self:
-        given = [name for name in ("webhook", "slack", "email") if getattr(self, name)]
+        given = [name for name in self.kinds if getattr(self, name)]
         if len(given) != 1:
             found = f"{', '.join(given)}; keep one and write an entry for each" if given else "none; add one"
-            message = "needs exactly one of webhook, slack, email; it has {found}"
-            raise PydanticCustomError("refused", message, {"found": found})
+            message = "needs exactly one of {kinds}; it has {found}"
+            raise PydanticCustomError("refused", message, {"kinds": ", ".join(self.kinds), "found": found})
         if self.secret and not self.webhook:
             raise PydanticCustomError("refused", "secret signs what a webhook gets; without webhook remove it")
         return self
+
+
+class ClusterNotifySpec(NotifySpec):
+    """An entry of the cluster's own file, which its operator writes: also any service that Apprise knows."""
+
+    kinds: ClassVar[tuple[str, ...]] = (*NotifySpec.kinds, "apprise")
+
+    apprise: Reference = Field("", description="Reference to a URL of Apprise: ${file:/run/secrets/teams}.")
 
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
@@ -150,7 +160,7 @@ def is_notify_file(text: str, file: str) -> bool:
 
 
 def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
-    """The channels of a file, called ``file`` in errors.
+    """The channels of a cluster's own file, called ``file`` in errors.
 
     Raises:
         SpecError: everything that is wrong with it, one line each.
@@ -161,17 +171,23 @@ def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
     entries = tree.value.get("notify")
     if not isinstance(entries, list) or len(tree.value) != 1:
         raise SpecError((f"{file}:1:1: this is no notification file; write notify: [...], and nothing else",))
-    return resolve_notify(validate(NotifySpec, entry, tree, ("notify", number)) for number, entry in enumerate(entries))
+    return resolve_notify(
+        validate(ClusterNotifySpec, entry, tree, ("notify", number)) for number, entry in enumerate(entries)
+    )
 
 
 def _channel(entry: NotifySpec) -> Channel:
+    occasions = tuple(Occasion(name) for name in dict.fromkeys(entry.on))
+    stalled_after_s = duration_s(entry.stalled_after) or 0.0
+    if isinstance(entry, ClusterNotifySpec) and entry.apprise:
+        return ClusterChannel(on=occasions, apprise=entry.apprise, stalled_after_s=stalled_after_s)
     return Channel(
-        on=tuple(Occasion(name) for name in dict.fromkeys(entry.on)),
+        on=occasions,
         webhook=entry.webhook,
         secret=entry.secret,
         slack=entry.slack,
         email=_email(entry.email) if entry.email is not None else None,
-        stalled_after_s=duration_s(entry.stalled_after) or 0.0,
+        stalled_after_s=stalled_after_s,
     )
 
 
@@ -195,6 +211,11 @@ def check_channel_of_sweep(channel: Channel) -> None:
     Raises:
         UserError: and nothing was read.
     """
+    if isinstance(channel, ClusterChannel):
+        raise UserError(
+            "a sweep may not use apprise, which reaches any address; put it into the cluster's own file "
+            "(ORCHESTRATOR_NOTIFY_FILE)"
+        )
     for reference in _references(channel):
         found = _NAMED.fullmatch(reference)
         name = found["name"].rpartition("/")[2] if found else ""

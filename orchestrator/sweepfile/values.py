@@ -523,9 +523,23 @@ class Channel:
         """``webhook``, ``slack`` or ``email``."""
         return "email" if self.email else "slack" if self.slack else "webhook"
 
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
+    @staticmethod
+    def from_json(document: Mapping[str, Any]) -> Channel:
         """Inverse of ``dataclasses.asdict``."""
         email = document.get("email")
         occasions = tuple(Occasion(name) for name in document["on"])
-        return cls(**{**document, "on": occasions, "email": Email.from_json(email) if email else None})
+        made = ClusterChannel if "apprise" in document else Channel
+        return made(**{**document, "on": occasions, "email": Email.from_json(email) if email else None})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterChannel(Channel):
+    """A channel of the cluster's own file that Apprise sends to; sweeps have none, so plans do not hold the field."""
+
+    apprise: str
+    """Reference to a URL of Apprise."""
+
+    @property
+    def kind(self) -> str:
+        """``apprise``."""
+        return "apprise"

@@ -16,12 +16,13 @@ import pytest
 from orchestrator.core.errors import UserError
 from orchestrator.notifications.channels import DeliveryError, deliver, post, signed
 from orchestrator.notifications.messages import trial_notice
-from orchestrator.sweepfile.values import Channel, Email, Security
+from orchestrator.sweepfile.values import Channel, ClusterChannel, Email, Security
 from tests.commands import run_command
 from tests.sinks import Mailbox, Webhook, dripping_sink, mail_sink, webhook_sink
 
 KEY, PASSWORD = "key-of-the-webhook-1", "password-of-the-mail-1"
 SIGNED = "${env:TEST_HOOK_KEY}"
+NOTICE = trial_notice(1_700_000_000.0)
 
 
 @pytest.fixture
@@ -201,6 +202,41 @@ def test_clear_text_beyond_the_own_network_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr("orchestrator.notifications.channels.socket.getaddrinfo", lambda *_, **__: found)
     with pytest.raises(UserError, match="use https"):
         post("http://far.example.org/", b"x", {}, timeout_s=1.0)
+
+
+def by_apprise(monkeypatch: pytest.MonkeyPatch, url: str) -> ClusterChannel:
+    monkeypatch.setenv("TEST_APPRISE_URL", url)
+    return ClusterChannel(apprise="${env:TEST_APPRISE_URL}")
+
+
+def test_service_of_apprise_gets_title_and_text(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    deliver(NOTICE, by_apprise(monkeypatch, hook.url.replace("http://", "json://")))
+    ((_, body),) = hook.requests
+    assert {name: json.loads(body)[name] for name in ("title", "message")} == {
+        "title": NOTICE.title,
+        "message": NOTICE.text,
+    }
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [("nothing://that/is/known", "knows no such URL"), ("json://127.0.0.1:9/secret-token", "did not take")],
+)
+def test_service_of_apprise_that_takes_nothing_is_an_error_without_its_url(
+    monkeypatch: pytest.MonkeyPatch, url: str, reason: str
+) -> None:
+    with pytest.raises(DeliveryError, match=reason) as caught:
+        deliver(NOTICE, by_apprise(monkeypatch, url))
+    assert url not in str(caught.value)
+
+
+def test_service_of_apprise_that_hangs_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("orchestrator.notifications.channels.APPRISE_TIMEOUT_S", 3.0)
+    with (
+        dripping_sink(b"HTTP/1.0 200 OK\r\nX:", num_bytes=1000, every_s=0.1) as (host, port),
+        pytest.raises(DeliveryError, match="did not end within 3 s"),
+    ):
+        deliver(NOTICE, by_apprise(monkeypatch, f"json://{host}:{port}/"))
 
 
 def test_command_tries_all_channels_of_a_file(tmp_path: Path, hook: Webhook, capsys) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,8 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import notification_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
-from orchestrator.sweepfile.notify import check_channel_of_sweep
-from orchestrator.sweepfile.values import Channel, Email, Occasion, Security
+from orchestrator.sweepfile.notify import check_channel_of_sweep, parse_notify_file
+from orchestrator.sweepfile.values import Channel, ClusterChannel, Email, Occasion, Security
 
 
 def mail(password: str, server: str = "smtp.example.org:587", security: Security = Security.STARTTLS) -> Channel:
@@ -49,6 +50,7 @@ def test_channel_of_a_sweep_with_what_is_meant_for_it_is_used(channel: Channel) 
         mail("${aws-ssm:/mail/database}"),
         mail("no reference at all"),
         mail("${env:SMTP_PASSWORD}", security=Security.NONE),
+        ClusterChannel(apprise="${file:/run/secrets/mail}"),
         Channel(slack="${env:RAY_AUTH_TOKEN}"),
         Channel(webhook="${env:DATABASE_URL}"),
         Channel(webhook="https://example.org", secret="${env:AWS_SECRET_ACCESS_KEY}"),  # noqa: S106 - a reference
@@ -57,6 +59,18 @@ def test_channel_of_a_sweep_with_what_is_meant_for_it_is_used(channel: Channel) 
 def test_channel_of_a_sweep_with_another_secret_is_refused(channel: Channel) -> None:
     with pytest.raises(UserError):
         check_channel_of_sweep(channel)
+
+
+def test_apprise_is_a_channel_of_the_clusters_own_file_alone(tmp_path: Path) -> None:
+    text = "notify:\n- apprise: ${file:/run/secrets/mail}\n  on: [failed]\n"
+    (channel,) = parse_notify_file(text, "notify.yaml")
+    assert channel == ClusterChannel(on=(Occasion.FAILED,), apprise="${file:/run/secrets/mail}")
+    assert Channel.from_json(asdict(channel)) == channel
+    assert "apprise" not in asdict(Channel(slack="${env:SLACK_URL}"))
+    path = tmp_path / "sweep.yaml"
+    path.write_text(f"{load_sweep('quickstart')[1]}\n{text}")
+    with pytest.raises(SpecError, match="apprise"):
+        load_sweep(str(path))
 
 
 def test_sweep_with_a_secret_that_it_may_not_use_is_refused_when_it_is_read(tmp_path: Path) -> None:
