@@ -9,7 +9,6 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-import orchestrator
 from orchestrator.backends.ray.settings import CACHE_VARIABLE, KEEP_ALIVE_VARIABLE
 from orchestrator.stack.description import MLFLOW_TOKEN_FILE, TOKEN_FILE, TOUCH_FILE
 from orchestrator.storage.files import write_private
@@ -83,7 +82,7 @@ def _no_metrics(environment: Mapping[str, str]) -> dict[str, str]:
 
 def python_path(environment: Mapping[str, str]) -> str:
     """``PYTHONPATH`` under which workers import what this process imports: a checkout that is not installed, too."""
-    root = Path(orchestrator.__file__).resolve().parents[1]
+    root = Path(__file__).resolve().parents[2]  # the folder that holds the package
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     given = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     # The current directory may come first in ``sys.path`` ('' or '.'): it would mean another one in a worker.
