@@ -216,6 +216,15 @@ def test_controller_refuses_a_plain_file_that_only_the_store_told_it_of(
     assert submitted().state is SweepState.FAILED  # accepted; this backend knows no packages
 
 
+def test_controller_refuses_a_plain_file_where_it_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Tables.at(monkeypatch)
+    plan = plan_of(write(tmp_path / "a"))
+    # As of a closed home folder; the tests' user may look into any.
+    file = f"/{'x' * 300}/mysim.py"
+    jobs = [replace(job, execution=replace(job.execution, label_files={"simulation": file})) for job in plan.jobs]
+    assert "no package of the simulation mysim.py" in kept_packages.why_absent(replace(plan, jobs=tuple(jobs)))
+
+
 def test_files_outside_the_allowed_places_are_neither_read_nor_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
