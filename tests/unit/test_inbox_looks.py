@@ -92,6 +92,18 @@ def test_message_without_a_marker_is_followed_within_a_minute(world: World, swee
     assert world.clock() - begun_s <= EVERY_S + 2.0
 
 
+@pytest.mark.parametrize("has_marker", [True, False])
+def test_clock_that_was_put_back_delays_no_message(world: World, has_marker: bool) -> None:
+    world.controller.tick()
+    world.clock.advance(-3600.0)
+    message = world.submit(make_job("dataset/0"), make_job("dataset/2"), sweep="old-1")
+    if not has_marker:
+        world.store.delete(f"{MARKERS}old-1/{message}")
+    begun_s = world.clock()
+    world.tick_until(lambda: message in world.snapshot("old-1").handled)
+    assert world.clock() - begun_s <= (2.0 if has_marker else EVERY_S + 2.0)
+
+
 def test_marker_without_a_message_costs_one_look_and_goes_after_a_minute(world: World, monkeypatch) -> None:
     world.store.put(f"{MARKERS}old-1/settled", b"")
     with counted(monkeypatch) as counts:
