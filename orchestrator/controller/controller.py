@@ -250,13 +250,13 @@ class Controller:
                 return told
 
             self._settle_messages(owned, owned.looks.due(self._now()), finish)
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._stay_alive) as batch:
             for done in [batch.start(discard_marker, self._store, *marker) for marker in owned.looks.take_settled()]:
                 done()
 
     def _settle_messages(self, owned: OwnedSweeps, due: Sequence[str], finish: Callable[[], set[str]]) -> None:
         """Look into the inboxes of these sweeps, and of those that turn out to be due meanwhile."""
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._stay_alive) as batch:  # all sweeps of the store, when a controller starts
             lists = {sweep: batch.start(list_inbox, self._store, sweep) for sweep in due}
             owned.check_fences(due)
             told = finish()
