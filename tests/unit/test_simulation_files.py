@@ -23,11 +23,13 @@ from orchestrator.services.submit import simulation_packages
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load, load_sweep
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Ownership
 from workloads.commands.simulations import check
+from workloads.data.cache.objects import ObjectCache
 from workloads.jobs.theory import SavedObjects
 from workloads.runtime.fingerprint import pick_device
 from workloads.theory.loading import Simulation
@@ -109,6 +111,17 @@ def test_changed_absent_and_stored_files_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "a" / "mysim.py").unlink()
     with pytest.raises(UserError, match="is not on this node"):
         Simulation.load(name, path)
+
+
+def test_object_of_a_store_in_the_cache_of_a_node_is_not_run(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    code = b"def simulate(parameters, seeds, context):\n    raise SystemExit\n"
+    store.put("shards/0.tar", code)
+    wanted = digests_of(code)
+    cached = ObjectCache(store, tmp_path / "cache").path("shards/0.tar", size_bytes=len(code), digests=wanted)
+    digest = SimulationCode.read(cached).digest
+    with pytest.raises(UserError, match="is no file"):
+        Simulation.load(f"{digest}.py:simulate", str(cached))
 
 
 def test_package_holds_the_file_and_what_it_imports_and_nothing_else(tmp_path: Path) -> None:
