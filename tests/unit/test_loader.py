@@ -279,6 +279,27 @@ def test_loader_window_holds_two_seconds_of_training_within_the_memory(
     assert window.depth == depth
 
 
+def test_loader_window_follows_the_steps_and_has_a_sixteenth_of_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int, int]] = []
+    noted: list[float] = []
+
+    class Noted(Window):
+        def __init__(self, batch_bytes: int, memory_bytes: int) -> None:
+            super().__init__(batch_bytes, memory_bytes)
+            made.append((batch_bytes, memory_bytes))
+
+        def note(self, step_s: float) -> None:
+            noted.append(step_s)
+
+    monkeypatch.setattr(loader, "Window", Noted)
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda: 1600)
+    assert len(list(batches_ahead(planned, lambda _batch, _part: None, range(3), batch_bytes=7, num_workers=1))) == 3
+    assert made == [(7, 100)]
+    assert len(noted) == 3
+
+
 GROUP = "job_7/step_0"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.backends.ray import simulation_packages as kept_packages
+from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.cli.accept import brought_simulations
 from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.controller import Controller
@@ -218,7 +219,7 @@ def test_controller_refuses_a_plain_file_that_only_the_store_told_it_of(
 
     def submitted() -> Snapshot:
         backend = InprocessBackend(store, tmp_path / "cache")
-        monkeypatch.setattr(backend, "why_not", kept_packages.why_absent)  # as Ray's does
+        monkeypatch.setattr(backend, "why_not", RayBackend("namespace").why_not)
         controller = Controller(store, backend, "c", "holder")
         message_id = client.submit(store, plan, "", "c", ownership=Ownership.TAKE)
         return drive(controller, store, plan.sweep, message_id)
