@@ -40,6 +40,7 @@ from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
+from orchestrator.sweeps.inbox_looks import is_time
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.sweeps.quotas import Cap, read_quotas
 from orchestrator.sweeps.request_handling import handle_request
@@ -229,7 +230,7 @@ class Controller:
         woken, self._woken = self._woken, set()
         for sweep in woken - {""}:
             owned.looks.want(sweep)
-        if self._now() < self._inbox_at_s and "" not in woken:
+        if not is_time(self._inbox_at_s, self._now(), INBOX_EVERY_S) and "" not in woken:
             self._settle_messages(owned, sorted(woken), set)
             return
         self._inbox_at_s = self._now() + INBOX_EVERY_S
@@ -249,13 +250,13 @@ class Controller:
                 return told
 
             self._settle_messages(owned, owned.looks.due(self._now()), finish)
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._stay_alive) as batch:
             for done in [batch.start(discard_marker, self._store, *marker) for marker in owned.looks.take_settled()]:
                 done()
 
     def _settle_messages(self, owned: OwnedSweeps, due: Sequence[str], finish: Callable[[], set[str]]) -> None:
         """Look into the inboxes of these sweeps, and of those that turn out to be due meanwhile."""
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._stay_alive) as batch:  # all sweeps of the store, when a controller starts
             lists = {sweep: batch.start(list_inbox, self._store, sweep) for sweep in due}
             owned.check_fences(due)
             told = finish()
@@ -268,8 +269,8 @@ class Controller:
 
     def _find_messages(self, woken: Collection[str]) -> tuple[list[str] | None, list[tuple[str, str]]]:
         """The store's sweeps, when it is time to list them, and all markers."""
-        is_time = self._now() >= self._list_at_s or "" in woken
-        return self._store.list_children("sweeps/") if is_time else None, read_markers(self._store)
+        lists = is_time(self._list_at_s, self._now(), LIST_EVERY_S) or "" in woken
+        return self._store.list_children("sweeps/") if lists else None, read_markers(self._store)
 
     def _read_drain(self) -> Drain | None:
         try:

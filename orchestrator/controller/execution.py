@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import TypeAlias
 
 from orchestrator.backends.protocol import ANYWHERE, Backend, Placement
@@ -119,7 +118,9 @@ class Executor:
             failed |= {command.sweep for command in some} - done
 
     def _prepare(self, owned: OwnedSweeps, commands: Sequence[Command], now: float) -> list[_Batch]:
-        """Batches of the sweeps that could be prepared. All launches ask for their claims and numbers side by side."""
+        """Batches of the sweeps that could be prepared, one each. All launches ask for their claims and numbers side by
+        side.
+        """
         batches: list[_Batch] = []
         with self._pool.batch(self._on_alive) as requests:
             numbers = [
@@ -128,8 +129,11 @@ class Executor:
                 else None
                 for command in commands
             ]
-            asked = groupby(zip(commands, numbers, strict=True), key=lambda pair: pair[0].sweep)
-            for sweep, pairs in asked:
+            # One batch per sweep, wherever its commands are: two would be appended to one journal at the same time.
+            asked: dict[str, list[tuple[Command, Callable[[], Claim | int] | None]]] = {}
+            for command, number in zip(commands, numbers, strict=True):
+                asked.setdefault(command.sweep, []).append((command, number))
+            for sweep, pairs in asked.items():
                 owned_sweep = owned.get(sweep)
                 if owned_sweep is None:
                     continue

@@ -182,7 +182,9 @@ class OwnedSweeps:
         self._finish_append(owned_sweep, partial(owned_sweep.ledger.append, events))
 
     def append_each(self, news: Sequence[tuple[OwnedSweep, Sequence[Event]]]) -> set[str]:
-        """Journal events of several sweeps side by side; use outside of ``guard``. Sweeps whose events are durable."""
+        """Journal events of several sweeps side by side, each sweep once; use outside of ``guard``. Sweeps whose events
+        are durable.
+        """
         durable: set[str] = set()
         with self._pool.batch() as batch:
             writes = [(owned_sweep, batch.start(owned_sweep.ledger.append, events)) for owned_sweep, events in news]

@@ -44,9 +44,9 @@ class Batch:
 
     def end(self) -> None:
         """Drop what has not begun, and wait for the rest."""
-        for future in self._futures:
-            if not future.cancel():
-                future.exception()
+        # First all of them: while one is waited for, the threads would begin the others.
+        for future in [future for future in self._futures if not future.cancel()]:
+            future.exception()
 
     def _call(self, work: Callable[[], Result]) -> Result:
         self._on_alive()

@@ -19,6 +19,11 @@ EVERY_S = 60.0
 _RANGE = 1 << 32
 
 
+def is_time(at_s: float, now: float, every_s: float) -> bool:
+    """Whether a time has come that was at most ``every_s`` away when it was set: also where the clock was put back."""
+    return not now < at_s <= now + every_s
+
+
 class InboxLooks:
     """Sweeps by when to look into their inboxes."""
 
@@ -51,7 +56,7 @@ class InboxLooks:
 
     def due(self, now: float) -> list[str]:
         """Sweeps to look at now."""
-        return sorted(self._due | {sweep for sweep, at_s in self._next_s.items() if now >= at_s})
+        return sorted(self._due | {sweep for sweep, at_s in self._next_s.items() if is_time(at_s, now, EVERY_S)})
 
     def done(self, sweep: str, messages: Collection[str], now: float) -> None:
         """A sweep's inbox held these messages, and each was settled, or is left to another controller."""

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 
+from orchestrator.storage import request_pool
 from tests.simulation.audit import Violation
 from tests.simulation.families import scenario_of
 from tests.simulation.recovery import PART, run_with_recoveries
@@ -31,11 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, help="one seed alone")
     parser.add_argument("--jobs", type=int, default=0, help="this many jobs instead of up to 40")
     parser.add_argument("--every-append", action="store_true", help="kill everything after each append, not some")
+    parser.add_argument("--side-by-side", action="store_true", help="requests as to a distant store; no exact replays")
     parser.add_argument("--trace", action="store_true", help="tell everything that happens")
     parser.add_argument("--stop", action="store_true", help="stop at the first failure")
     parsed = parser.parse_args(arguments)
     first, last = (parsed.seed, parsed.seed) if parsed.seed is not None else map(int, parsed.seeds.split("-"))
     logging.getLogger("orchestrator").propagate = False
+    if parsed.side_by_side:
+        request_pool._LOCAL = ()
     failures, begin_s = [], time.monotonic()
     events = 0
     for seed in range(first, last + 1):

@@ -41,6 +41,12 @@ def test_simulation_goes_on_from_what_is_durable_after_any_append() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # 60 s on two quiet cores
+def test_simulation_of_requests_side_by_side_violates_nothing() -> None:
+    check(simulate("--seeds", "0-49", "--side-by-side"))
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)  # 450 s on two quiet cores
 def test_simulation_a_thousand_seeds_and_ten_thousand_jobs_violate_nothing() -> None:
     large = ("--seed", "4", "--jobs", "10000")  # the longest first, the others beside it

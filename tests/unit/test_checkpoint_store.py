@@ -257,3 +257,16 @@ def test_checkpoint_is_read_past_a_cache_without_room(tmp_path: Path, monkeypatc
     CheckpointFolder(store, KEY).save(checkpoint_of(7))
     copies = NodeCopies(store, tmp_path / "cache")
     assert_equal(CheckpointFolder(store, KEY, copy=copies.copy).load_newest(), checkpoint_of(7))
+
+
+def test_checkpoint_damaged_in_the_cache_of_the_node_is_read_from_the_store(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    ranks = [NodeCopies(store, tmp_path / "cache") for _ in range(2)]
+    assert_equal(CheckpointFolder(store, KEY, copy=ranks[0].copy).load_newest(), checkpoint_of(7))
+    for file in (tmp_path / "cache" / "objects").iterdir():
+        file.chmod(0o600)
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+    assert_equal(CheckpointFolder(store, KEY, copy=ranks[1].copy).load_newest(), checkpoint_of(7))

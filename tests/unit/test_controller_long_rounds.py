@@ -12,6 +12,7 @@ from orchestrator.controller import execution
 from orchestrator.controller.controller import LOOK_UP_S, Controller
 from orchestrator.core.contract import Resources
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.layout import MARKERS, sweep_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.sweeps import client
@@ -87,6 +88,26 @@ def test_long_round_of_launches_keeps_the_lease_and_shows_signs_of_life(tmp_path
         assert lease.expires_at_s > world.clock()
     assert len(world.backend.launched) == NUM_JOBS
     assert world.longest_silence_s() < LEASE_DURATION_S
+
+
+def test_first_look_into_many_inboxes_keeps_the_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world = SlowWorld(tmp_path)
+    for number in range(NUM_JOBS):
+        world.store.put(f"{sweep_folder(f'other-{number:02d}')}/spec-0001.yaml", b"of a sweep that began no journal")
+        world.store.put(f"{MARKERS}other-{number:02d}/settled", b"")
+    listed = world.store.list_children
+
+    def list_slowly(name: str) -> list[str]:
+        if name.endswith("/inbox/"):
+            world.slow._wait(name)
+            lease = read_lease(LocalStore(tmp_path), CLUSTER)
+            assert lease is not None
+            assert lease.expires_at_s > world.clock()
+        return listed(name)
+
+    monkeypatch.setattr(world.store, "list_children", list_slowly)
+    world.slow.clock = world.clock
+    world.controller.tick()
 
 
 def test_round_of_many_launches_asks_once_per_decision_what_the_cluster_has(

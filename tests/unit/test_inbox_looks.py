@@ -6,18 +6,21 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from orchestrator.controller.controller import LIST_EVERY_S, Controller
-from orchestrator.storage.layout import MARKERS, inbox_folder
+from orchestrator.storage import request_pool
+from orchestrator.storage.layout import MARKERS, inbox_folder, inbox_message, marker_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.protocol import ObjectStat
 from orchestrator.sweeps import client
 from orchestrator.sweeps.inbox_looks import EVERY_S
 from orchestrator.sweeps.requests import Ownership, Pause, new_envelope, post, read_markers
 from orchestrator.testing import Hang, ScriptedBackend
 from orchestrator.testing.faults import Fault, FaultyStore, Moment
-from tests.scripted_sweep import World, make_job, make_plan
+from tests.scripted_sweep import CLUSTER, World, make_job, make_plan
 
 
 @pytest.fixture
@@ -92,6 +95,26 @@ def test_message_without_a_marker_is_followed_within_a_minute(world: World, swee
     assert world.clock() - begun_s <= EVERY_S + 2.0
 
 
+def test_marker_comes_after_its_message_and_one_that_cannot_be_written_is_no_error(world: World) -> None:
+    store = FaultyStore(world.store, [Fault(moment=Moment.ERROR_BEFORE, within=f"{MARKERS}old-2/")])
+    for sweep in ("old-1", "old-2"):
+        message_id = client.pause(store, sweep, now=world.clock())
+        assert store.writes[-2:] == [inbox_message(sweep, message_id), marker_name(sweep, message_id)]
+    assert [sweep for sweep, _ in read_markers(world.store)] == ["old-1"]
+
+
+@pytest.mark.parametrize("has_marker", [True, False])
+def test_clock_that_was_put_back_delays_no_message(world: World, has_marker: bool) -> None:
+    world.controller.tick()
+    world.clock.advance(-3600.0)
+    message = world.submit(make_job("dataset/0"), make_job("dataset/2"), sweep="old-1")
+    if not has_marker:
+        world.store.delete(f"{MARKERS}old-1/{message}")
+    begun_s = world.clock()
+    world.tick_until(lambda: message in world.snapshot("old-1").handled)
+    assert world.clock() - begun_s <= (2.0 if has_marker else EVERY_S + 2.0)
+
+
 def test_marker_without_a_message_costs_one_look_and_goes_after_a_minute(world: World, monkeypatch) -> None:
     world.store.put(f"{MARKERS}old-1/settled", b"")
     with counted(monkeypatch) as counts:
@@ -135,3 +158,57 @@ def test_controller_whose_silent_sweep_was_taken_notices_by_the_marker(world: Wo
         world.controller.tick()
         world.clock.advance(1.0)
     assert "taken" not in {one.sweep for one in world.controller.snapshots}
+
+
+def test_controller_that_saw_who_would_take_its_silent_sweep_notices_when_it_is_taken(world: World) -> None:
+    world.backend = ScriptedBackend(world.store, {"dataset/4": [Hang()]})
+    world.new_controller()
+    world.submit(make_job("dataset/4"), sweep="taken")
+    world.tick_until(lambda: world.is_running("dataset/4"))
+    plan = make_plan(make_job("dataset/4"), sweep="taken", store_uri=world.store.uri)
+    client.submit(world.store, plan, "", "cluster-b", ownership=Ownership.TAKE, now=world.clock())
+    world.clock.advance(1.0)
+    world.controller.tick()
+    assert world.snapshot("taken").cluster == CLUSTER
+    Controller(world.store, ScriptedBackend(world.store), "cluster-b", "holder-b", world.clock).tick()
+    for _ in range(3):
+        world.clock.advance(1.0)
+        world.controller.tick()
+    assert "taken" not in {one.sweep for one in world.controller.snapshots}
+
+
+class LateStore(LocalStore):
+    """Where a message comes after its inbox was listed, and before the markers are."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.message: Pause | None = None
+        self._is_listed = Event()
+
+    def list_children(self, prefix: str) -> list[str]:
+        found = super().list_children(prefix)
+        if prefix == inbox_folder("old-1"):
+            self._is_listed.set()
+        return found
+
+    def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
+        if prefix == MARKERS and self.message is not None:
+            assert self._is_listed.wait(30.0)
+            message, self.message = self.message, None
+            post(LocalStore(self.root), "old-1", message)
+        return super().list_objects(prefix)
+
+
+def test_message_that_comes_between_two_looks_of_a_round_is_followed_in_it(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_pool, "_LOCAL", ())
+    store = LateStore(Path(world.store.uri.removeprefix("file://")))
+    world.new_controller(store)
+    world.tick()
+    world.clock.advance(1.0)
+    store._is_listed.clear()
+    store.message = message = Pause(**new_envelope({"now": world.clock()}))
+    world.controller.wake("old-1")
+    world.controller.tick()
+    assert message.message_id in world.snapshot("old-1").handled

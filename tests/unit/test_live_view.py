@@ -6,12 +6,14 @@ import asyncio
 import threading
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from textual.pilot import Pilot
 from textual.widgets import DataTable, Log
+from textual.widgets._toast import Toast
 
 from orchestrator.cli.commands.live_rows import MAX_JOBS, Frame, Reader
 from orchestrator.cli.commands.live_view import ConfirmScreen, LiveView, LogScreen
@@ -146,6 +148,20 @@ def test_order_is_sent_after_yes_and_its_end_is_told(world: World, key: str, sta
         await until(pilot, lambda: not app._asked)
 
     drive(app, script)
+
+
+def test_refusal_with_brackets_is_shown_as_it_is(world: World) -> None:
+    app = LiveView(world.store, "sweep", every_s=3600.0)
+
+    async def run() -> None:
+        async with app.run_test(notifications=True) as pilot:
+            await until(pilot, lambda: app.shown.jobs)
+            app._asked["message"] = "Cancel sweep"
+            app.show_frame(replace(app.shown, settled={"message": "jobs before [/data/a] and [b] run"}))
+            await until(pilot, lambda: app.screen.query(Toast))
+            assert "jobs before [/data/a] and [b] run" in str(app.screen.query_one(Toast).render())
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("answer", ["n", "escape", "enter"])

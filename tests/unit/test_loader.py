@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data_jobs import TREE, DataPlane
+from workloads.data import loader
 from workloads.data.augment import Augment
 from workloads.data.index import SampleIndex
 from workloads.data.loader import (
@@ -276,6 +277,57 @@ def test_loader_window_holds_two_seconds_of_training_within_the_memory(
     for _ in range(100):
         window.note(seconds_per_step)
     assert window.depth == depth
+
+
+def test_loader_window_follows_the_steps_and_has_a_sixteenth_of_the_free_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[tuple[int, int]] = []
+    noted: list[float] = []
+
+    class Noted(Window):
+        def __init__(self, batch_bytes: int, memory_bytes: int) -> None:
+            super().__init__(batch_bytes, memory_bytes)
+            made.append((batch_bytes, memory_bytes))
+
+        def note(self, step_s: float) -> None:
+            noted.append(step_s)
+
+    monkeypatch.setattr(loader, "Window", Noted)
+    monkeypatch.setattr(loader, "free_memory_bytes", lambda: 1600)
+    assert len(list(batches_ahead(planned, lambda _batch, _part: None, range(3), batch_bytes=7, num_workers=1))) == 3
+    assert made == [(7, 100)]
+    assert len(noted) == 3
+
+
+GROUP = "job_7/step_0"
+
+
+@pytest.mark.parametrize(
+    ("limits", "free"),
+    [
+        ({}, None),  # what the machine has
+        ({"": "max"}, None),
+        ({"": "1000000"}, 300_000),  # 900,000 are used, of which files hold 200,000
+        ({GROUP: "max", "job_7": "900000", "": "1000000"}, 200_000),
+        ({GROUP: "100000"}, 0),
+        ({GROUP: f"{2**60}"}, None),
+    ],
+)
+def test_loader_free_memory_is_that_of_its_container_or_group_without_what_it_read_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str], free: int | None
+) -> None:
+    monkeypatch.setattr(loader, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(loader, "_OWN_CGROUP", tmp_path / "own")
+    (tmp_path / "own").write_text(f"1:name=systemd:/x\n0::/{GROUP}\n")
+    for group, limit in limits.items():
+        folder = tmp_path / "cgroup" / group
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "memory.max").write_text(f"{limit}\n")
+        (folder / "memory.current").write_text("900000\n")
+        (folder / "memory.stat").write_text("anon 700000\ninactive_file 150000\nactive_file 50000\n")
+    found = loader.free_memory_bytes()
+    assert found == free if free is not None else found > 1_000_000
 
 
 @pytest.mark.parametrize(("batch_bytes", "depth"), [(10**9, 1), (50 * 2**20, 2), (1, 4)])

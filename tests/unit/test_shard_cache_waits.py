@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
+from shutil import rmtree
+from threading import Lock
 
 import pytest
 
@@ -15,7 +19,8 @@ from orchestrator.core.errors import StorageError
 from tests.shard_cases import NUM_SAMPLES, SHARD_BYTES, CountingStore, Gate, read, write_shards
 from workloads.data.cache import ShardCache
 from workloads.data.cache.ahead import Ahead
-from workloads.data.cache.folder import NUM_FETCHERS, CacheSettings, Check, Pin
+from workloads.data.cache.folder import NUM_FETCHERS, CacheFolder, CacheSettings, Check, Hold, Pin, try_lock
+from workloads.data.cache.objects import ObjectCache, Wanted
 
 DEADLINE_S = 30.0
 
@@ -146,3 +151,72 @@ def test_cache_closed_under_its_readers_leaves_none_waiting(tmp_path: Path) -> N
     gate.opened.set()
     for found in waiting:
         found.exception(timeout=DEADLINE_S)  # an answer, of whatever kind
+
+
+def busy_object_cache(tmp_path: Path) -> tuple[ObjectCache, Wanted]:
+    """A cache whose process has its own fetcher at work, and a shard that is not there."""
+    store = CountingStore(tmp_path / "store")
+    (shard,) = write_shards(store, 1)
+    cache = ObjectCache(store, tmp_path / "cache", settings=CacheSettings(bytes=10 * SHARD_BYTES))
+    assert cache._own_fetcher.acquire(blocking=False)
+    return cache, Wanted(store=store, name=shard.object_name, size_bytes=shard.size_bytes, digests=shard.digests)
+
+
+def test_shard_is_fetched_into_a_cache_that_was_emptied_by_hand(tmp_path: Path) -> None:
+    cache, wanted = busy_object_cache(tmp_path)
+    rmtree(tmp_path / "cache")
+    pin = cache.pin_ahead(wanted)
+    assert pin is not None
+    assert len(pin.read(0, SHARD_BYTES)) == SHARD_BYTES
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_disk_that_takes_no_lock_of_a_fetcher_is_as_one_that_takes_no_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    cache, wanted = busy_object_cache(tmp_path)
+    opened = os.open
+
+    def refuse(path: Path, *arguments: int) -> int:
+        if Path(path).name.startswith("fetcher-"):
+            raise OSError(number, os.strerror(number))
+        return opened(path, *arguments)
+
+    monkeypatch.setattr("workloads.data.cache.folder.os.open", refuse)
+    if number == errno.EIO:
+        with pytest.raises(StorageError, match="set ORCHESTRATOR_CACHE_DIR to another one"):
+            cache.pin_ahead(wanted)
+    else:
+        assert cache.pin_ahead(wanted) is None
+
+
+def test_process_fetches_one_shard_at_a_time_while_others_have_all_fetchers_of_the_node(tmp_path: Path) -> None:
+    store = CountingStore(tmp_path / "store")
+    shards, settings = write_shards(store, 4), CacheSettings(bytes=10 * SHARD_BYTES)
+    others = CacheFolder(tmp_path / "cache", settings=settings)
+    most, lock = [0, 0], Lock()
+
+    def count(_name: str) -> None:
+        with lock:
+            most[0] += 1
+            most[1] = max(most)
+        time.sleep(0.02)  # longer than the pause of those that found no fetcher
+        with lock:
+            most[0] -= 1
+
+    with ExitStack() as stack:
+        for _ in range(NUM_FETCHERS - 1):
+            stack.enter_context(others.fetcher())
+        # Shard 0 is another's, which dies.
+        path, descriptor = others.open_partial(shards[0].sha256)
+        assert try_lock(descriptor, Hold.EXCLUSIVE)
+        store.before = count
+        cache = ShardCache(store, tmp_path / "cache", shards, settings=settings)
+        stack.callback(cache.close)
+        cache.prefetch(range(4))
+        eventually(lambda: all(cache._ahead.held(shard_id) for shard_id in (1, 2, 3)))
+        assert cache._ahead.held(0) is None
+        assert most[1] == 1
+        os.close(descriptor)
+        eventually(lambda: cache._ahead.held(0))
+        assert path.name == shards[0].sha256

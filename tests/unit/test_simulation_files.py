@@ -10,6 +10,7 @@ import pytest
 
 from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.backends.ray import simulation_packages as kept_packages
+from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.cli.accept import brought_simulations
 from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.controller import Controller
@@ -23,11 +24,13 @@ from orchestrator.services.submit import simulation_packages
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load, load_sweep
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Ownership
 from workloads.commands.simulations import check
+from workloads.data.cache.objects import ObjectCache
 from workloads.jobs.theory import SavedObjects
 from workloads.runtime.fingerprint import pick_device
 from workloads.theory.loading import Simulation
@@ -109,6 +112,17 @@ def test_changed_absent_and_stored_files_are_not_run(tmp_path: Path) -> None:
     (tmp_path / "a" / "mysim.py").unlink()
     with pytest.raises(UserError, match="is not on this node"):
         Simulation.load(name, path)
+
+
+def test_object_of_a_store_in_the_cache_of_a_node_is_not_run(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    code = b"def simulate(parameters, seeds, context):\n    raise SystemExit\n"
+    store.put("shards/0.tar", code)
+    wanted = digests_of(code)
+    cached = ObjectCache(store, tmp_path / "cache").path("shards/0.tar", size_bytes=len(code), digests=wanted)
+    digest = SimulationCode.read(cached).digest
+    with pytest.raises(UserError, match="is no file"):
+        Simulation.load(f"{digest}.py:simulate", str(cached))
 
 
 def test_package_holds_the_file_and_what_it_imports_and_nothing_else(tmp_path: Path) -> None:
@@ -205,7 +219,7 @@ def test_controller_refuses_a_plain_file_that_only_the_store_told_it_of(
 
     def submitted() -> Snapshot:
         backend = InprocessBackend(store, tmp_path / "cache")
-        monkeypatch.setattr(backend, "why_not", kept_packages.why_absent)  # as Ray's does
+        monkeypatch.setattr(backend, "why_not", RayBackend("namespace").why_not)
         controller = Controller(store, backend, "c", "holder")
         message_id = client.submit(store, plan, "", "c", ownership=Ownership.TAKE)
         return drive(controller, store, plan.sweep, message_id)
@@ -214,6 +228,15 @@ def test_controller_refuses_a_plain_file_that_only_the_store_told_it_of(
         submitted()
     kept_packages.keep_packages(packages)
     assert submitted().state is SweepState.FAILED  # accepted; this backend knows no packages
+
+
+def test_controller_refuses_a_plain_file_where_it_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Tables.at(monkeypatch)
+    plan = plan_of(write(tmp_path / "a"))
+    # As of a closed home folder; the tests' user may look into any.
+    file = f"/{'x' * 300}/mysim.py"
+    jobs = [replace(job, execution=replace(job.execution, label_files={"simulation": file})) for job in plan.jobs]
+    assert "no package of the simulation mysim.py" in kept_packages.why_absent(replace(plan, jobs=tuple(jobs)))
 
 
 def test_files_outside_the_allowed_places_are_neither_read_nor_run(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
+from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.link import LinkState
 from orchestrator.backends.simulated import (
     ClusterSpec,
     Fate,
@@ -250,3 +253,13 @@ def test_gang_that_others_forestall_again_and_again_runs_in_the_end() -> None:
     assert grown.snapshot.state is SweepState.SUCCEEDED
     assert dict(grown.view.failures) == {FailureKind.NO_ROOM: 20}
     assert grown.view.ran_s == pytest.approx(1030.0, abs=1.0)
+
+
+def test_attempt_whose_runner_a_new_controller_seeks_is_not_taken_to_have_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = RayBackend("namespace")
+    link = SimpleNamespace(state=LinkState.FOUND)
+    monkeypatch.setattr(backend, "_alive", lambda: [link])
+    report = backend._report("dataset-0.1")
+    assert (report.status, report.placed_for_s) == (AttemptStatus.RUNNING, None)
+    link.state = LinkState.GONE
+    assert backend._report("dataset-0.1").status is AttemptStatus.LOST

@@ -53,6 +53,7 @@ _MIN_CHUNK, _MAX_CHUNK = 8, 64
 """Samples of one task. Eight photographs are 10 ms of work: handing them out costs nothing, no worker waits long.
 Small images are many to a task, or the queue would cost more than they do."""
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_OWN_CGROUP: Final = Path("/proc/self/cgroup")
 Item = TypeVar("Item")
 
 
@@ -323,13 +324,25 @@ def empty_squares(num_images: int, image_size: int, device: torch.device | None)
 
 
 def free_memory_bytes() -> int:
-    """What this process may still take: of the machine, or of its container if that has less."""
+    """What this process may still take: of the machine, or of its container or its job's group if that has less."""
     fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
     free = int(fields["MemAvailable"].split()[0]) * 1024
-    with suppress(OSError, ValueError):  # without a limit it says ``max``
-        limit, used = ((_CGROUP / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
-        free = min(free, int(limit) - int(used))
+    own = _CGROUP / _OWN_CGROUP.read_text(encoding="utf-8").rpartition("0::/")[2].strip()
+    for group in (own, *own.parents):
+        if group.is_relative_to(_CGROUP):
+            free = min(free, _left_in(group, free))
     return max(free, 0)
+
+
+def _left_in(group: Path, otherwise: int) -> int:
+    """Bytes that a cgroup (v2) may still take; ``otherwise`` where it has no limit. What it holds of files, such as the
+    shards that it has read, the kernel gives back when memory is needed.
+    """
+    with suppress(OSError, ValueError, KeyError):  # without a limit it says ``max``
+        limit, used = (int((group / name).read_text(encoding="ascii")) for name in ("memory.max", "memory.current"))
+        kinds = dict(line.split() for line in (group / "memory.stat").read_text(encoding="ascii").splitlines())
+        return limit - used + int(kinds["inactive_file"]) + int(kinds["active_file"])
+    return otherwise
 
 
 class Window:

@@ -92,6 +92,9 @@ class Simulation:
 
 
 def _load_file(path: Path, digest: str, name: str) -> Function:
+    if path.suffix != ".py":
+        # As the files of the node's cache, which are objects of stores: no code comes from there.
+        raise UserError(f"the simulation {path} is no file *.py; submit the sweep again")
     if not path.is_file():
         message = f"the file {path} of the simulation is not on this node, and no submit has brought it"
         raise UserError(f"{message}; submit the sweep again where the file lies")

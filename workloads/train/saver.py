@@ -176,19 +176,24 @@ class NodeCopies:
 
     def copy(self, name: str, size_bytes: int, digests: Digests, descriptor: int) -> bool:
         """See ``checkpoint.store.Copy``. Raises ``NotFoundError`` or ``CorruptObjectError``."""
+        wanted = Wanted(store=self._store, name=name, size_bytes=size_bytes, digests=digests)
         try:
-            pin = self._cache.pin(Wanted(store=self._store, name=name, size_bytes=size_bytes, digests=digests))
+            pin = self._cache.pin(wanted)
+            if pin is None:
+                return False
+            self._pins.append(pin)
+            for start in range(0, size_bytes, _COPY_BYTES):
+                write_at(descriptor, pin.read(start, min(_COPY_BYTES, size_bytes - start)), start)
+            # Disks and memory fail after a download, too, and a rank with other weights would not be noticed.
+            if wanted.is_in(descriptor):
+                return True
+            _LOG.warning("the node's copy of checkpoint object %s is damaged: it is read from the store", name)
+            self._cache.discard(pin)
         except (NotFoundError, CorruptObjectError):
             raise
-        except StorageError as error:
+        except (StorageError, OSError) as error:
             _LOG.warning("checkpoint object %s is read past the node's cache: %s", name, error)
-            return False
-        if pin is None:
-            return False
-        self._pins.append(pin)
-        for start in range(0, size_bytes, _COPY_BYTES):
-            write_at(descriptor, pin.read(start, min(_COPY_BYTES, size_bytes - start)), start)
-        return True
+        return False
 
     def discard(self) -> None:
         """Give the room back: a checkpoint is read once. Raises nothing."""

@@ -36,7 +36,7 @@ def keep_packages(packages: Mapping[str, bytes]) -> None:
 def why_absent(plan: Plan) -> str:
     """Why the simulations of a plan cannot be run by this cluster; empty if they can."""
     for digest, file in sorted(plan.simulation_files.items()):
-        if not _internal_kv_exists(digest.encode(), namespace=_NAMESPACE) and not Path(file).is_file():
+        if not _internal_kv_exists(digest.encode(), namespace=_NAMESPACE) and not _is_here(file):
             return (
                 f"no package of the simulation {Path(file).name} (sha256 {digest[:12]}) came with the submit, and "
                 f"{file} is not on this node: a plain file does not travel through the store; submit through the "
@@ -62,6 +62,14 @@ def with_unpacked(request: JobRequest, folder: Path) -> JobRequest:
     file = SimulationCode.from_package(package, wanted[0]).write(folder)
     execution = replace(request.execution, label_files={**_files(request), FILE_ROLE: str(file)})
     return replace(request, execution=execution)
+
+
+def _is_here(file: str) -> bool:
+    """Whether a path that a sender chose is a file; one that may not be looked at, or cannot be a path, is none."""
+    try:
+        return Path(file).is_file()
+    except OSError:
+        return False
 
 
 def _files(request: JobRequest) -> Mapping[str, str]:

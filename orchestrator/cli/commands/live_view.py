@@ -19,6 +19,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.events import Resize
+from textual.notifications import SeverityLevel
 from textual.screen import ModalScreen
 from textual.widgets import DataTable, Footer, Input, Log, Static
 
@@ -213,7 +214,8 @@ class LiveView(App[str]):
             self.sub_title = frame.chosen
         for message_id in self._asked.keys() & frame.settled.keys():
             what, refusal = self._asked.pop(message_id), frame.settled[message_id]
-            self.notify(refusal or "Done.", title=what, severity="error" if refusal else "information")
+            severity: SeverityLevel = "error" if refusal else "information"
+            self.notify(refusal or "Done.", title=what, severity=severity, markup=False)
         if self._is_alone and frame.snapshot is not None and frame.snapshot.state.is_final:
             self.exit()
 
@@ -270,7 +272,7 @@ class LiveView(App[str]):
         try:
             message_id = request(self._store, sweep)
         except OrchestratorError as error:
-            self.call_from_thread(self.notify, str(error), title=what, severity="error")
+            self.call_from_thread(self.notify, str(error), title=what, severity="error", markup=False)
             return
         self._asked[message_id] = what
         self.call_from_thread(self.notify, "Request sent; a controller follows it within about a second.", title=what)

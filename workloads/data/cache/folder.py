@@ -309,6 +309,7 @@ class CacheFolder:
     @contextmanager
     def fetcher(self) -> Iterator[None]:
         """One of those that the node shares. Raises ``BusyError`` if all of them are at work."""
+        self._make_folders()
         for number in range(1, NUM_FETCHERS):
             descriptor = os.open(self.root / f"fetcher-{number}.lock", os.O_RDWR | os.O_CREAT | _FLAGS, 0o600)
             try:

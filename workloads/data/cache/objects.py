@@ -137,8 +137,13 @@ class ObjectCache:
                 return self._obtain(wanted, check, force=False, waits=False)
             finally:
                 self._own_fetcher.release()
-        with self._folder.fetcher():
-            return self._obtain(wanted, check, force=False, waits=False)
+        try:
+            with self._folder.fetcher():
+                return self._obtain(wanted, check, force=False, waits=False)
+        except OSError as error:  # of the lock's own file
+            if error.errno in _FULL:
+                return None
+            raise self._failed(error) from error
 
     def pin_local(self, wanted: Wanted) -> Pin | None:
         """``pin`` if the object is here already; asks no store."""
