@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> int:
     first, last = (parsed.seed, parsed.seed) if parsed.seed is not None else map(int, parsed.seeds.split("-"))
     logging.getLogger("orchestrator").propagate = False
     if parsed.side_by_side:
-        request_pool._LOCAL = ()
+        request_pool._LOCAL = ()  # type: ignore[assignment]
     failures, begin_s = [], time.monotonic()
     events = 0
     for seed in range(first, last + 1):

@@ -73,10 +73,12 @@ def test_error_is_that_of_its_request_alone(num_threads: int) -> None:
 
 def test_store_on_this_machine_is_asked_in_the_callers_thread_when_the_answer_is_taken() -> None:
     asked: list[tuple[int, int]] = []
+
+    def ask(number: int) -> None:
+        asked.append((number, threading.get_ident()))
+
     with RequestPool(1).batch() as batch:
-        first, second, _ = (
-            batch.start(lambda number=number: asked.append((number, threading.get_ident()))) for number in range(3)
-        )
+        first, second, _ = (batch.start(ask, number) for number in range(3))
         second()
         first()
     assert asked == [(1, threading.get_ident()), (0, threading.get_ident())]
