@@ -28,9 +28,7 @@ _SENTENCE = 200
 
 
 HANDED_ON = ("store", "output")
-"""Options that may come before or after the command; they belong to the command, and a command without them refuses
-them.
-"""
+"""Options that may come before or after the command, to which they belong; a command without them refuses them."""
 
 
 class Command(NamedTuple):

@@ -38,9 +38,7 @@ def compare_link(store: ObjectStore, plan: Plan) -> str:
 
 
 def compare_line(store: ObjectStore, plan: Plan) -> str:
-    """``Compare the levels in MLflow: http://...``, or nothing, for a terminal: the link grants access to the stack's
-    MLflow.
-    """
+    """``Compare the levels in MLflow: http://...``, or nothing, for a terminal: the link gives access to MLflow."""
     link = compare_link(store, plan)
     stack = read_stack(Settings().home)
     if stack is not None and link.startswith(f"{stack.mlflow_url}/"):

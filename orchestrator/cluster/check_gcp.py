@@ -54,9 +54,7 @@ def check_zone(config: Mapping[str, Any]) -> str:
 
 
 def check_machines(config: Mapping[str, Any]) -> str:
-    """Raises ``UserError`` for GPUs that do not fit the machine, or machines with GPUs that would be migrated, which
-    is impossible.
-    """
+    """Raises ``UserError`` for GPUs that do not fit the machine, or a machine with GPUs that would be migrated."""
     names = []
     for name, one in (config.get("available_node_types") or {}).items():
         settings: Mapping[str, Any] = one.get("node_config") or {}

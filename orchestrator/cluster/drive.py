@@ -54,9 +54,7 @@ def status_commands(file: ClusterFile) -> list[list[str]]:
 
 
 def run_all(commands: list[list[str]]) -> int:
-    """Run commands one after the other, until one fails; returns the last exit status. Raises ``ToolError`` for a
-    missing program.
-    """
+    """Run commands until one fails; returns the last exit status. Raises ``ToolError`` for a missing program."""
     status = 0
     for command in commands:
         status = run_tool(command)

@@ -44,9 +44,7 @@ class NodePricing:
         return priced_allocations(nodes, self._nodes, resources, num_workers)
 
     def placement_events(self, snapshot: Snapshot, reports: Mapping[str, AttemptReport], now: float) -> list[Event]:
-        """Events with the placement and the hardware of attempts, as far as their launch did not have them; once
-        each.
-        """
+        """Events with placement and hardware of attempts, as far as their launch did not have them; once each."""
         own = [(attempt, reports.get(attempt.attempt_id)) for attempt in snapshot.live_attempts]
         placed = [self._placed(attempt, report, now) for attempt, report in own]
         machines = {node: machine for _, report in own if report for node, machine in report.machines.items()}

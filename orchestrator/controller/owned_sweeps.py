@@ -129,9 +129,7 @@ class OwnedSweeps:
 
     @property
     def is_blind(self) -> bool:
-        """Whether attempts may run that this controller does not know yet; limited in time, because an unreadable
-        sweep must not block the others.
-        """
+        """Whether unknown attempts may run; limited in time, because an unreadable sweep must not block the others."""
         return bool(self._unseen) and self._now() < self._started_at_s + BLIND_S
 
     @property

@@ -310,8 +310,7 @@ class ExecutionContext:
     world_size: int = 1
     report: Callable[[Progress], None] = _ignore
     should_stop: Callable[[], bool] = _never
-    """True once the attempt must write a checkpoint and raise ``PreemptedError``; called once per step on every rank:
-    one True stops all ranks.
+    """True once the attempt must save and raise ``PreemptedError``; called per step and rank: one True stops all ranks.
     """
     watch: Watch | None = None
     """The search that follows the training, if this is a trial."""

@@ -160,9 +160,7 @@ class PreconditionFailedError(StorageError):
 
 
 class StorageDeniedError(StorageError):
-    """The store refuses access: no or wrong credentials, no permission, a wrong clock, or a bucket that is not
-    allowed.
-    """
+    """The store refuses access: no or wrong credentials, no permission, a wrong clock, or a forbidden bucket."""
 
 
 class StorageThrottledError(StorageError):

@@ -37,9 +37,7 @@ class RecordedMetric:
     unit: str = ""
     """Empty for rates, which are printed in percent, and for numbers without one."""
     is_of_backbone: bool = False
-    """Whether it measures the cost of the pretraining, not the transfer: all transfers of a backbone have the same
-    value.
-    """
+    """Whether it measures the cost of the pretraining, which is the same for all transfers of a backbone."""
 
 
 RECORDED_METRICS: Final[Mapping[str, RecordedMetric]] = {

@@ -22,9 +22,7 @@ from orchestrator.storage.s3.store import S3Store
 DEADLINE_S, TIMEOUT_S = 6.0, 4.0
 """Time limits so short that each check ends by itself, with its reason."""
 WARN_SKEW_S, MAX_SKEW_S = 30.0, 240.0
-"""S3 refuses signatures that are 15 minutes off, claims of shared jobs tolerate six; the limit is half of the
-smaller.
-"""
+"""S3 refuses signatures that are 15 minutes off, claims of shared jobs tolerate six; the limit is half of six."""
 _AWS = "https://s3.amazonaws.com"
 _CONTENT = b"orchestrator doctor " * 64
 

@@ -383,9 +383,7 @@ def _mail(notice: Notice, email: Email) -> None:
 
 
 class _Mail(smtplib.SMTP):
-    """SMTP to an address that was checked, even if the name now resolves to another one; optionally with TLS from the
-    start.
-    """
+    """SMTP to an address that was checked, even if the name now resolves to another one; optionally with TLS."""
 
     def __init__(self, host: str, security: Security, deadline: Deadline) -> None:
         super().__init__(timeout=deadline.timeout_s)

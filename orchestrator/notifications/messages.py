@@ -77,9 +77,7 @@ def notice_of_event(event: Mapping[str, Any], sequence: int, line: int, snapshot
 
 
 def budget_notices(snapshot: Snapshot, gpu_hours: float, now: float) -> Iterator[Notice]:
-    """Notices about a budget that is nearly or fully spent, or a deadline that has passed; once for each plan
-    revision.
-    """
+    """Notices about a budget that is nearly or fully spent, or a passed deadline; once for each plan revision."""
     if snapshot.plan is None or not snapshot.state.is_live:
         return
     policy, revision = snapshot.plan.policy, snapshot.revision

@@ -466,9 +466,7 @@ class Collector:
         return tombstone.at_s + self._graces.trash_s <= self._started_s
 
     def _is_committed_since(self, unit: Unit, stats: Sequence[ObjectStat]) -> bool:
-        """Whether an attempt that was considered dead has committed; then its parts are checked in a later
-        collection.
-        """
+        """Whether an attempt that seemed dead has committed; then its parts are checked in a later collection."""
         record = record_name(unit.key) if unit.key else ""
         return bool(record) and all(stat.name != record for stat in stats) and self._store.exists(record)
 

@@ -72,9 +72,7 @@ class StopAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptAttempt:
-    """Preempt an attempt whose resources are needed, or that is to continue at another size: it writes a checkpoint
-    and ends.
-    """
+    """Preempt an attempt, for its resources or to continue at another size: it writes a checkpoint and ends."""
 
     sweep: str
     attempt_id: str

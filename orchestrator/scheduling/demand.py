@@ -81,9 +81,7 @@ def _whole(value: float) -> int:
 
 
 def _gpu_share(gpus: float) -> float:
-    """The effective share of a GPU, ``1 / n`` for the n attempts that fit on one: two attempts of 0.6 never share a
-    GPU.
-    """
+    """The effective share of a GPU, ``1 / n`` if n attempts fit on one: two attempts of 0.6 never share it."""
     return 1.0 / math.floor(1.0 / gpus + _ROUNDING) if 0.0 < gpus < 1.0 else gpus
 
 

@@ -241,9 +241,7 @@ class Launching:
         return lowest is not None and lowest < queue.base_priority and self._num_preempting < MAX_PREEMPTING
 
     def _make_room(self, queue: SweepQueue, place: int, size: AttemptDemand, reservation: Reservation | None) -> bool:
-        """Preempt attempts of lower priority, unless resources become free soon anyway; returns whether they will be
-        free soon.
-        """
+        """Preempt attempts of lower priority, unless resources become free soon; returns whether they will."""
         if not self._may_preempt(queue):
             return False
         if reservation is not None and reservation.start_s <= self._now + SOON_S:
@@ -283,9 +281,7 @@ class Launching:
         return max(1, count)
 
     def _ask_for_nodes(self, queue: SweepQueue, place: int, size: AttemptDemand) -> bool:
-        """On a cluster that grows: launch an attempt that waits for a new node, so that the autoscaler sees its
-        demand.
-        """
+        """On a cluster that grows: launch an attempt that waits for a new node, to show the autoscaler its demand."""
         if not self._node_filter.can_grow or (size.resources, size.num_workers) in self._occupancy.missing:
             return False
         pending = minus(NOTHING, self._room.left)

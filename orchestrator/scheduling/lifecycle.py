@@ -55,9 +55,7 @@ def follow_up(index: SweepIndex, committed: Collection[str], now: float) -> list
 
 
 def _settled(index: SweepIndex, committed: Collection[str]) -> list[Command]:
-    """In plan order: reuses of ready jobs, failures without further attempts, and skips of all jobs that depend on
-    failed ones.
-    """
+    """In plan order: reuses of ready jobs, final failures, and skips of all jobs that depend on failed ones."""
     sweep = index.plan.sweep
     found: dict[int, Command] = {}
     for key in _both(index.ready_keys, committed):

@@ -126,9 +126,7 @@ class FreeCapacity:
         self.left = minus(self.left, demand.total)
 
     def open_until_s(self, demand: AttemptDemand, nodes: Collection[int]) -> float:
-        """Latest time until which a reserved node with free resources for a worker may be used; minus infinity if
-        there is none.
-        """
+        """Latest time until which a reserved node with room for a worker may be used; minus infinity without one."""
         return max(
             (
                 kept.until_s
@@ -295,9 +293,7 @@ class _Future:
 def _longest_untouched(
     room: FreeCapacity, demand: AttemptDemand, usable: frozenset[int], endings: list[ExpectedEnd]
 ) -> frozenset[int]:
-    """As many nodes as the attempt needs when they are empty; first the nodes on which no attempt started for
-    longest.
-    """
+    """As many nodes as the attempt needs when they are empty; first those on which no attempt started for longest."""
     if room.machines.is_pool:
         return usable
     touched = dict.fromkeys(usable, float("-inf"))

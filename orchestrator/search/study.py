@@ -38,9 +38,7 @@ from orchestrator.storage.trials import Trial, TrialState, write_trial
 MOST_LOSSES = 3
 """How often attempts at one trial may be interrupted within one attempt at the search."""
 _FINAL = frozenset({FailureKind.USER_ERROR, FailureKind.NUMERICS, FailureKind.OUT_OF_MEMORY, FailureKind.BAD_DATA})
-"""Failures that a trial would have again, so that they are its result. After other failures, another attempt may
-succeed.
-"""
+"""Failures that would repeat, so that they are the trial's result. After others, another attempt may succeed."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -220,9 +218,7 @@ class Study:
         return [view for view in self.trials if view.state is TrialState.RUNNING]
 
     def _ask(self) -> int | None:
-        """Ask for new trials until one can run; returns its number. Trials whose values are no valid recipe count as
-        failed.
-        """
+        """Ask for new trials until one can run; returns its number. Trials with an invalid recipe count as failed."""
         while (number := len(self._state)) < self.num_trials:
             params = self._sampler.ask(number, [view.params for view in self.trials], self._answered())
             try:

@@ -83,9 +83,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectPower:
-    """What the planned seeds detect of one main effect or interaction, by the report's test in its family of
-    effects.
-    """
+    """What the planned seeds detect of a main effect or interaction, by the report's test in its family of effects."""
 
     name: str
     """Its name in the report: ``optimizer lamb - sgd``."""

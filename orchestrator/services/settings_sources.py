@@ -174,9 +174,7 @@ def setting_named(name: str) -> Setting | None:
 
 
 def value_in(setting: Setting, variables: Mapping[str, str], variable: str) -> str:
-    """The value of a setting from a variable: Ray's own variables for tokens become references, never the token
-    itself.
-    """
+    """The value of a setting from a variable: Ray's variables for tokens become references, never the token."""
     value = variables.get(variable, "")
     if setting is RAY_TOKEN and value:
         if variable == "RAY_AUTH_TOKEN_PATH":

@@ -136,9 +136,7 @@ class StackTransport:
         self._tend(now_s)
 
     def wait_for_publisher(self, sweep: str) -> bool:
-        """Wait until MLflow has all of a sweep that has ended; false if that takes too long (the publisher continues
-        by itself).
-        """
+        """Wait until MLflow has all of an ended sweep; False after the time limit (the publisher continues)."""
         deadline_s = time.monotonic() + _PUBLISH_WAIT_S
         while time.monotonic() < deadline_s:
             try:

@@ -374,9 +374,7 @@ def running_lines(status: SweepStatus) -> list[str]:
 
 
 def again(view: JobView) -> str:
-    """``  (attempt 2; the one before ended with node_lost)``: an earlier failure must not look like the present
-    state.
-    """
+    """`` (attempt 2; the one before ended with node_lost)``: an earlier failure is not the present state."""
     if view.last_failure is None or view.attempt is None:
         return ""
     return f"  (attempt {view.attempt.number}; the one before ended with {view.last_failure.kind.value})"

@@ -206,9 +206,7 @@ class RayTransport:
         self._checked_at_s = time.monotonic()
 
     def wait_for_publisher(self, sweep: str) -> bool:
-        """Wait until MLflow has all of a sweep that has ended; false if that takes too long (the publisher continues
-        by itself).
-        """
+        """Wait until MLflow has all of an ended sweep; False after the time limit (the publisher continues)."""
         import ray
 
         deadline_s = time.monotonic() + _PUBLISH_WAIT_S

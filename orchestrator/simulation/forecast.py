@@ -37,9 +37,7 @@ _SAVING = TRAINING_KINDS | {JobKind.EMBED}
 """Kinds whose attempts lose only what follows their newest checkpoint, or their newest part."""
 CLUSTER = "forecast"
 _MAX_ROUNDS_OF_A_SWEEP = 20_000
-"""Jobs wait half a pause on average for the next round: a sweep of so many pauses becomes longer by about one part in
-as many.
-"""
+"""Jobs wait half a pause for a round, so a sweep of so many pauses becomes longer by about one part in as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +76,7 @@ class Workload:
         self._done = frozenset(keys)
 
     def work_of(self, request: JobRequest) -> JobWork:
-        """The work of an attempt; its checkpoint interval follows the request, which has the mean time between
-        failures.
-        """
+        """The work of an attempt; its checkpoint interval follows the request's mean time between failures."""
         assumed, duration_s = self._assumptions, self._durations_s.get(request.job, 0.0)
         mtbf_s = request.execution.checkpoint_mtbf_s or assumed.mtbf_s
         every_s = 0.0

@@ -19,9 +19,7 @@ STACK_VARIABLE = "ORCHESTRATOR_STACK_DIRECTORY"
 MLFLOW_TOKEN_VARIABLE = "ORCHESTRATOR_MLFLOW_TOKEN_PATH"  # noqa: S105 - the variable's name
 """Environment variable for all processes of the stack, so that they hide the token in their output."""
 METRICS_VARIABLE = "RAY_enable_metrics_collection"
-"""Ray's variable; 1 in the environment of the command that starts a stack opens its metrics to all users of this
-machine.
-"""
+"""Ray's variable; 1 in the environment of the start of a stack opens its metrics to all users of this machine."""
 _NO_PORT = "65536"  # Ray has no switch for two of its three metrics servers; one that cannot start is a line in a log
 _FOREIGN = ("RAY_", "MLFLOW_")
 # Ray then takes 127.0.0.1 for the node's address, and all of its servers listen there only. The name is Ray's: it was
@@ -53,9 +51,7 @@ def client_environment(token_path: Path | str) -> dict[str, str]:
 
 
 def child_environment(directory: Path) -> dict[str, str]:
-    """Environment of Ray's head and thereby of all its workers: this process's own, without variables for other
-    clusters.
-    """
+    """Environment of Ray's head and all its workers: this process's own, without variables for other clusters."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     return {
         **inherited,

@@ -138,9 +138,7 @@ class PriorityChanged(MessageEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTripped(Event):
-    """The circuit breaker: so many jobs failed in the same way that more would only waste resources. No job starts
-    any more.
-    """
+    """The circuit breaker: too many jobs failed in the same way. No job starts any more."""
 
     reason: str
 

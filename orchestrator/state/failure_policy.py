@@ -23,9 +23,7 @@ from orchestrator.state.snapshot import Failure, JobView, Snapshot
 
 MAX_BACKOFF_S = 300.0
 JITTER = 0.25
-"""A wait is longer or shorter by up to this part, so that jobs that failed together are not retried at the same
-time.
-"""
+"""A wait is longer or shorter by up to this part, so that jobs that failed together are not retried together."""
 MAX_LOSSES = 1000
 _WORKERS_PER_NODE = 4
 SAME_STEPS, SAME_PART = 20, 0.01
@@ -69,9 +67,7 @@ class FailureRule:
     waits_for: str = ""
     """The external condition for a further attempt; shown with the last message."""
     is_deadly: bool = False
-    """Whether such an end comes at any time and loses unsaved work. A preempted attempt saves first; a faulty job
-    fails again.
-    """
+    """Whether such an end comes at any time and loses unsaved work. A preempted attempt saves first."""
     may_blame_node: bool = False
     """Whether the node may be at fault."""
     was_stopped: bool = False

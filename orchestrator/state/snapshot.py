@@ -112,9 +112,7 @@ class JobView:
     num_attempts: int = 0
     last_attempt_id: str = ""
     failures: Mapping[FailureKind, int] = field(default_factory=dict)
-    """Attempts that ended without a commit, by kind, since a client last reopened the job: these counts are compared
-    with the limits.
-    """
+    """Attempts that ended without a commit, by kind, since a client last reopened the job; compared with limits."""
     num_deaths: int = 0
     """Attempts that died at a random time, over the job's whole life; see ``failure_policy.FailureRule.is_deadly``."""
     ran_s: float = 0.0
@@ -123,9 +121,7 @@ class JobView:
     """Resources that these held, by type of node, for costs."""
     last_failure: Failure | None = None
     numerics: tuple[Failure, ...] = ()
-    """The latest failures of numerics, ``KEPT_NUMERICS`` at most: a replay from the checkpoint shows whose fault they
-    were.
-    """
+    """The latest failures of numerics, at most ``KEPT_NUMERICS``: a replay from the checkpoint shows their cause."""
     reason: str = ""
     """Why the job failed, or which job it was skipped because of."""
     queued_s: float = 0.0

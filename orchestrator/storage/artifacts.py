@@ -1,8 +1,11 @@
 """The commit protocol: parts under the attempt's own nonce, then one ``record.json`` by ``put_if_absent``.
 
-The record names its objects with sizes and sha256, and has its own sha256. Nothing under a committed name
-is ever rewritten; of two writers of one key the first commit wins and the other's parts are garbage, which no reader
-can reach.
+The record names its objects with sizes and sha256, and has its own sha256.
+
+Invariants:
+- A key is committed exactly if its ``record.json`` exists. All parts are durable before it is written.
+- Nothing under a committed name is ever rewritten.
+- Of two writers of one key the first commit wins; the parts of the other are garbage, which no reader can reach.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Claims: which sweep, on which cluster, works on a job that several of them want.
 
-A claim is ``jobs/<key>/claim.json``, changed only by conditional writes, each with a nonce (so that no content is
-written twice, and a lost acknowledgement differs from a lost race). It only saves work: when it expires, two clusters
-may work on one key, and the record decides between them.
+A claim is ``jobs/<key>/claim.json``. It expires by the clock of its reader. Its holder renews it after half its time,
+and others wait ``SKEW_TOLERANCE_S`` longer.
 
-A claim expires by the clock of its reader. Its holder renews it after half its time, and others wait
-``SKEW_TOLERANCE_S`` longer: a live claim is safe while clocks differ by less than
-``CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S``, which is six minutes.
+Invariants:
+- A claim is changed only by conditional writes, each with a nonce, so that no content is written twice, and a lost
+  acknowledgement differs from a lost race.
+- A claim only saves work: when it expires, two clusters may work on one key, and the record decides between them.
+- A live claim is safe while clocks differ by less than ``CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S``, six minutes.
 """
 
 from __future__ import annotations

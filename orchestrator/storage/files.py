@@ -158,9 +158,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
 
 def sweep_scratch() -> None:
-    """Remove the folders of processes that were killed. Folders that cannot be removed now are left for the next
-    time.
-    """
+    """Remove the folders of processes that were killed. Others are left for the next time."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/"):
         descriptor = _lock(folder)
         if descriptor is not None:

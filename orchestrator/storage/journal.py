@@ -32,9 +32,7 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
 
 KEPT = 2
-"""Number of stored states: the newest, and one more for readers that have just listed it, or if the newest is
-damaged.
-"""
+"""Number of stored states: one more than the newest, for readers that have listed it, or if the newest is damaged."""
 _LOG = logging.getLogger(__name__)
 Event = Mapping[str, Any]
 

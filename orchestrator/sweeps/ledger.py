@@ -178,9 +178,7 @@ class SweepLedger:
         self._adoption = adoption
 
     def check_fence(self) -> None:
-        """Raise ``JournalFencedError`` if another controller has appended; a sweep without events would not notice
-        it.
-        """
+        """Raise ``JournalFencedError`` if another controller has appended; for sweeps without new events."""
         if self._store.exists(journal_segment(self.sweep, self._journal.next_sequence)):
             message = f"sweep {self.sweep} has a segment {self._journal.next_sequence} of another controller"
             raise JournalFencedError(message)

@@ -125,9 +125,7 @@ class LifecycleRequest(ClientMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(LifecycleRequest):
-    """End the sweep: stop running attempts, start no jobs. With ``jobs`` only these: names, or patterns as of a
-    shell.
-    """
+    """End the sweep: stop attempts, start no jobs. With ``jobs`` only these: names, or patterns as of a shell."""
 
     NAME: ClassVar[str] = "cancel"
     ACTION: ClassVar[str] = "cancel some of its jobs"

@@ -45,9 +45,7 @@ def leaving_nodes() -> dict[str, float]:
 
 
 class ControlStore:
-    """A client of Ray's control store that does not join the cluster as a driver: it takes tens of milliseconds instead
-    of seconds.
-    """
+    """A client of Ray's control store that does not join the cluster as a driver, which would take seconds."""
 
     def __init__(self, address: str) -> None:
         """``address`` is host:port of the head. Raises ``DrainError`` if nothing answers there."""

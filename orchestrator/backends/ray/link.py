@@ -92,9 +92,7 @@ def machines_of(link: RunnerLink) -> dict[str, Mapping[str, Any]]:
 
 
 def worker_node_ids(link: RunnerLink) -> list[str]:
-    """Ray's ids of the nodes of a gang's workers, by rank once all of them are up; empty before the gang has its
-    resources, and without a gang.
-    """
+    """Ray's ids of the nodes of a gang's workers, by rank once all are up; empty without resources or a gang."""
     if link.gang is None:
         return []
     ids = [LoggedProcess.from_json(one).node_id for one in link.report.get("processes", ())]

@@ -29,9 +29,7 @@ class PlanDesign:
 
     @classmethod
     def of(cls, plan: Plan) -> PlanDesign:
-        """The design of a plan. Backbones without values of all factors, or that continue others, are not part of
-        it.
-        """
+        """The design of a plan, without backbones that lack values of factors or that continue others."""
         backbones = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN and "baseline" not in job.facets]
         values_by_block = {_block(job): _declared_values(job) for job in backbones}
         names = _ordered(values_by_block)

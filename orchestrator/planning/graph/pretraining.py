@@ -78,9 +78,7 @@ def part_jobs(dataset: Dataset, inputs: Mapping[str, str], whole: str) -> Iterat
 
 
 def whole_job(dataset: Dataset, inputs: Mapping[str, str], parts: tuple[str, ...] = ()) -> Draft:
-    """The job that commits all shards after the jobs ``parts``, which are not identity: their number changes no
-    result.
-    """
+    """The job that commits all shards after the jobs ``parts``, which are not identity."""
     return _draft(dataset, "", dataset.parameters, inputs, parts)
 
 
@@ -129,9 +127,7 @@ def labels_job(space: LabelSpace, clusters: Mapping[str, str]) -> Draft:
 
 
 def backbone_job(pretrain: Pretrain, space: LabelSpace, seed: int, origin: str) -> Draft:
-    """The job that pretrains a backbone; ``origin`` is the job of the backbone from which it starts, empty without
-    one.
-    """
+    """The job that pretrains a backbone; ``origin`` is the job of the backbone from which it starts, if any."""
     # Identity only if weights are kept: other backbones stay shared with sweeps without this option.
     keep = {"keep": pretrain.keep} if pretrain.keep else {}
     # A file's place is execution, its sha256 identity; random initial weights follow from the seed alone.

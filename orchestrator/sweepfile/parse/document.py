@@ -56,9 +56,7 @@ class Document:
     tree: Tree
     """Complete."""
     portable: Mapping[str, Any]
-    """The same, before variables of the environment were filled in and before blocks became the cells of their
-    factors.
-    """
+    """The same, before variables of the environment and cells of factors were filled in."""
     is_own_text: bool
     """Whether the file's text alone is complete."""
     scales: tuple[str, ...]

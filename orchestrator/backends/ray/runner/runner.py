@@ -1,7 +1,12 @@
 """The runner: a warm, detached, named actor that executes one attempt at a time; how it is created, named and called.
 
-It outlives controllers. It keeps the outcome of an ended attempt until the outcome is recorded (``release``), so that a
-new controller can still get it. It obeys only the controller with the highest epoch that it has seen.
+It outlives controllers.
+
+Invariants:
+- It obeys only the controller with the highest epoch that it has seen.
+- It keeps the outcome of an ended attempt until the outcome is recorded (``release``), so that a new controller can
+  still get it. Until then it accepts no other attempt.
+- Every command is idempotent by attempt id.
 """
 
 from __future__ import annotations
@@ -285,9 +290,7 @@ class Runner:
         return run.report()
 
     def exchange(self, attempt_id: str, rank: int, news: Mapping[str, Any]) -> dict[str, Any]:
-        """Take the report of a gang's worker; returns whether it must stop, which it must if its attempt is not
-        here.
-        """
+        """Take the report of a gang's worker; returns whether it must stop, as if its attempt is not here."""
         run = self._run
         if run is None or run.gang is None or run.has_ended or run.request.attempt_id != attempt_id:
             return {"stop": True}
@@ -341,9 +344,7 @@ class Runner:
                 run.execute(self._entry_point, self._settings, self._place)
 
     def _next_run(self) -> AttemptRun | None:
-        """The next attempt; ``None`` once, if there is time to warm up. Jobs without torch need not wait for the
-        warm-up.
-        """
+        """The next attempt; ``None`` once, if there is time to warm up. Jobs without torch do not wait for it."""
         try:
             return self._queue.get(timeout=None if self._entry_point.is_warm else _WARM_UP_AFTER_S)
         except queue.Empty:
