@@ -138,7 +138,7 @@ class GcpNotices:
         """See ``NoticeSource``: the instance is preempted, or its host goes into maintenance and takes it along."""
         if self._get("/computeMetadata/v1/instance/preempted") == "TRUE":
             return PreemptionNotice(reason="Google Cloud preempts the instance", seconds_left=_GCP_NOTICE_S)
-        # Machines with GPUs cannot be moved: they are told an hour ahead, and stopped.
+        # Machines with GPUs cannot be moved: they get a notice an hour ahead, and are stopped.
         if self._get("/computeMetadata/v1/instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
             return PreemptionNotice(reason="Google Cloud maintains the host and ends the instance", seconds_left=3600.0)
         return None

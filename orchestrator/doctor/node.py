@@ -72,7 +72,7 @@ class NodeDoctor:
             seen = store.exists(f"{folder}/driver") and store.get(f"{folder}/driver").decode() == content
             store.put(f"{folder}/node-{secrets.token_hex(8)}", socket.gethostname().encode())
             probe_store(store)
-        except Exception as error:  # noqa: BLE001 - told as the check's result
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
             return _error_answer(error)
         return {"sees_driver": seen, "took_s": time.monotonic() - started_s}
 
@@ -82,7 +82,7 @@ class NodeDoctor:
             from orchestrator.doctor.places import reach_tracking
 
             return {"found": reach_tracking(uri)}
-        except Exception as error:  # noqa: BLE001 - told as the check's result
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
             return _error_answer(error)
 
     def shards(self, samples: list[list[str]]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class NodeDoctor:
             from orchestrator.doctor.places import read_beginnings
 
             return {"found": read_beginnings(samples)}
-        except Exception as error:  # noqa: BLE001 - told as the check's result
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
             return _error_answer(error)
 
     def rank(self, place: dict[str, Any], limit_s: float) -> dict[str, Any]:
@@ -127,7 +127,7 @@ class NodeDoctor:
             from orchestrator.core.data_plane import QUESTIONS, ask
 
             answer: dict[str, Any] = ask(QUESTIONS[question], request, limit_s=limit_s, environment=environment)
-        except Exception as error:  # noqa: BLE001 - told as the check's result
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
             return _error_answer(error)
         return answer
 

@@ -23,7 +23,7 @@ from orchestrator.scheduling.preemption import candidates, choose_victims
 from orchestrator.scheduling.queues import Rank, RoundState, SweepQueue
 
 MAX_RESERVATIONS = 4
-"""Number of reservations for the first waiting jobs, per type of node."""
+"""Different sets of nodes that have a reservation for their first waiting job in one round."""
 MAX_PREEMPTING = 4
 """Gangs for which attempts are preempted in one round."""
 MAX_BUNDLE = 64

@@ -10,7 +10,7 @@ WHOLE = 4000
 """Characters of a full reason; the journal keeps no more."""
 _MAX_REMEDY = 480
 """A longer text after the semicolon is no advice."""
-_MIN_TOLD = 80
+_MIN_PROBLEM = 80
 """Least characters of the failure itself, however long the advice is."""
 _RUNNER_DIED = (
     "the worker process died: ended from outside (kill, out of memory, preemption), or crashed in native code"
@@ -44,7 +44,7 @@ def brief_message(text: str, limit: int = MAX_CHARACTERS) -> str:
     problem, _, remedy = first.rpartition("; ")
     if not problem or len(remedy) > _MAX_REMEDY:
         return _cut(first, limit)
-    return f"{_cut(problem, max(limit - len(remedy) - 2, _MIN_TOLD))}; {remedy}"
+    return f"{_cut(problem, max(limit - len(remedy) - 2, _MIN_PROBLEM))}; {remedy}"
 
 
 def _cut(text: str, limit: int) -> str:

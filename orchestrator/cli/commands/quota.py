@@ -166,7 +166,7 @@ def parse_bounds(max_gpus: str, max_concurrent: str) -> Bounds:
 
 
 def _with(now: Quotas, user: str, bounds: Bounds) -> Quotas:
-    """Entry of the others without limits is removed; that of a user stays, so that the others' limits do not apply."""
+    """The limits with a user's changed ones; an entry without limits exempts a user from those of all others."""
     changed = bounds.over(now.get(user, Cap()))
     others = {name: cap for name, cap in now.items() if name != user}
     return others if user == ANYBODY and changed == Cap() else {**now, user: changed}

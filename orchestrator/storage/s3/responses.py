@@ -284,7 +284,7 @@ _RULES = (
     _Rule(UnsupportedStoreError, "use a store that implements it", "NotImplemented", (501,)),
     _Rule(
         StorageError,
-        "the server lost a part or told its etag wrongly; write the object again",
+        "the server lost a part or reported a wrong etag for it; write the object again",
         "InvalidPart InvalidPartOrder EntityTooSmall",
     ),
     _Rule(
