@@ -55,7 +55,7 @@ class StackTransport:
         self._stack: Stack | None = None
         self._store = store
         self._calls: ServiceCalls | None = None
-        self._asked_at_s: float | None = None
+        self._called_at_s: float | None = None
         self._poll_at_s = self._ask_at_s = 0.0
         self._last_said = ""
         self._starts = StartLimit()
@@ -141,7 +141,7 @@ class StackTransport:
         while time.monotonic() < deadline_s:
             try:
                 self.keep_alive()
-                if self._calls is not None and self._asked_at_s is None and self._calls.has_published(sweep):
+                if self._calls is not None and self._called_at_s is None and self._calls.has_published(sweep):
                     return True
             except CallsLostError:
                 self._drop_calls()
@@ -169,20 +169,20 @@ class StackTransport:
     def _tend(self, now_s: float) -> None:
         """Every few seconds, make sure that a controller answers. Never waits, so that the display continues."""
         try:
-            if self._asked_at_s is None:
+            if self._called_at_s is None:
                 if now_s >= self._ask_at_s:
                     self._calls = self._calls or ServiceCalls(self.settings.home, self._services)
                     self._calls.send("ensure")
-                    self._asked_at_s = now_s
+                    self._called_at_s = now_s
             elif self._calls is None or self._calls.poll() is not None:
-                self._asked_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
-            elif now_s - self._asked_at_s > ANSWER_TIMEOUT_S:
+                self._called_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
+            elif now_s - self._called_at_s > ANSWER_TIMEOUT_S:
                 self._drop_calls()
         except CallsLostError:
             self._drop_calls()  # the description will name what has died
             self._ask_at_s = now_s + 2 * POLL_EVERY_S
         except OrchestratorError as error:
-            self._asked_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
+            self._called_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
             self._say_once(f"{error}; the sweep waits in the store, trying again")
 
     def _start_again(self) -> Stack:
@@ -209,7 +209,7 @@ class StackTransport:
     def _drop_calls(self) -> None:
         if self._calls is not None:
             self._calls.kill()
-        self._calls = self._asked_at_s = None
+        self._calls = self._called_at_s = None
 
     def _say_once(self, sentence: str) -> None:
         """Print a sentence, unless it was the last one printed."""

@@ -89,8 +89,8 @@ def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 mak
         connect_timeout=settings.connect_timeout_s,
         read_timeout=settings.read_timeout_s,
         max_pool_connections=_MAX_POOL_CONNECTIONS,
-        # Trying again is left to until_deadline, which knows the time. Botocore's adaptive mode would also slow down
-        # every other request of the process: after one 503 a client with few requests falls to one in two seconds.
+        # Trying again is left to retry_until_deadline, which knows the time. Botocore's adaptive mode would also slow
+        # down every other request of the process: after one 503 a client with few requests falls to one in two seconds.
         retries={"mode": "standard", "total_max_attempts": 1},
         request_checksum_calculation=settings.checksums.value,
         response_checksum_validation=settings.checksums.value,
