@@ -47,14 +47,16 @@ _MAX_TRACEBACK = 20_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Why something ended: its kind, and in words what that means and what to do, where more is known."""
+    """Why a process or job ended: the failure kind, and, where known, what that means and what to do."""
 
     kind: FailureKind
     advice: str = ""
 
 
 _SIGNALS = {
-    signal.SIGTERM: Diagnosis(kind=FailureKind.PREEMPTED, advice="its node is being taken back, or somebody ended it"),
+    signal.SIGTERM: Diagnosis(
+        kind=FailureKind.PREEMPTED, advice="its node is being taken back, or it was ended by hand"
+    ),
     signal.SIGINT: Diagnosis(kind=FailureKind.PREEMPTED, advice="somebody interrupted it"),
     signal.SIGKILL: Diagnosis(
         kind=FailureKind.NODE_LOST,
@@ -71,12 +73,12 @@ _SIGNALS = {
 
 
 def classify(error: BaseException) -> FailureKind:
-    """Kind of an exception, or of the first of its causes that has a known one."""
+    """Failure kind of an exception, or of the first of its causes whose kind is known."""
     return diagnose(error).kind
 
 
 def diagnose(error: BaseException) -> Diagnosis:
-    """What is known of an exception by its class, its number or its text, or of the first of its causes."""
+    """The diagnosis of an exception by its class, errno or text, or that of the first of its causes."""
     for link in _causes(error):
         found = _diagnose_one(link)
         if found.kind is not FailureKind.UNKNOWN:
@@ -85,12 +87,12 @@ def diagnose(error: BaseException) -> Diagnosis:
 
 
 def diagnose_exit(status: int, log_tail: str = "") -> Diagnosis:
-    """What a process ended by.
+    """The diagnosis of how a process ended.
 
     Args:
-        status: as ``subprocess`` tells it: minus a signal's number, or an exit code; shells and containers give 128 +
+        status: as ``subprocess`` returns it: minus a signal's number, or an exit code; shells and containers give 128 +
             signal.
-        log_tail: the last lines that it wrote.
+        log_tail: the last lines that the process wrote.
     """
     signature = signature_of(log_tail)
     if signature is not None:
@@ -122,7 +124,7 @@ def failure_from(error: BaseException, request: JobRequest) -> JobFailure:
 
 def _diagnose_one(error: BaseException) -> Diagnosis:
     if isinstance(error, OrchestratorError):
-        # Ours say themselves what to do; those that do not know their kind may quote somebody who does.
+        # Our own errors already say what to do; one without a known kind may quote an error that has one.
         if error.failure_kind is not FailureKind.UNKNOWN:
             return Diagnosis(kind=error.failure_kind)
     elif isinstance(error, OSError) and error.errno in _STORAGE_ERRNOS:
@@ -130,7 +132,7 @@ def _diagnose_one(error: BaseException) -> Diagnosis:
         return Diagnosis(kind=FailureKind.STORAGE, advice=signature.advice if signature else "")
     signature = signature_of(str(error))
     if signature is not None and signature.kind is FailureKind.PREEMPTED:
-        signature = None  # words alone must not make an error free of charge: it could come back for ever
+        signature = None  # text alone must not make a failure free of charge: it could be retried for ever
     if signature is not None and signature.blames_node:
         return Diagnosis(kind=signature.kind, advice=f"{signature.name}: {signature.advice}")
     names = [base.__name__ for base in type(error).__mro__]

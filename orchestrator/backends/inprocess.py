@@ -25,7 +25,7 @@ ProgressListener: TypeAlias = Callable[[JobRequest, Progress], None]
 
 _UNBOUNDED = Resources(cpus=math.inf, gpus=math.inf, memory_gib=math.inf)
 _HOST = Node(resources=_UNBOUNDED, is_spot=False)
-"""Where somebody works: nobody debugs on a machine that is taken away."""
+"""Never on a spot node: a person debugs here, and the machine must not be taken away."""
 
 
 def load_entry_point(entry_point: str = ENTRY_POINT) -> Execute:
@@ -65,7 +65,7 @@ class InprocessBackend:
         """Nothing to do: no runner outlives this process."""
 
     def why_not(self, plan: Plan) -> str:
-        """Never: whoever submits is here."""
+        """Never: a submit from this machine has the files that its plan needs."""
         return ""
 
     def capacity(self) -> Capacity:
@@ -110,7 +110,7 @@ class InprocessBackend:
         self._stopping.add(attempt_id)
 
     def kill(self, attempt_id: str, reason: str, kind: FailureKind = FailureKind.NODE_LOST) -> None:
-        """Nothing to do: when somebody can ask for it, the attempt has ended."""
+        """Nothing to do: the attempt has ended before this can be called."""
 
     def release(self, attempt_id: str) -> None:
         """See ``Backend``."""

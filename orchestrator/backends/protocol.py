@@ -15,21 +15,21 @@ from orchestrator.state.nodes import Node
 __all__ = ["ANYWHERE", "AttemptReport", "AttemptStatus", "Backend", "Capacity", "Node", "Placement"]
 
 PLACING, PLACING_WORKERS, RECONNECTING = "placing", "placing workers", "reconnecting"
-"""Phases of an attempt before its runner or its gang's workers have their room, and while its runner is sought."""
+"""Phases of an attempt before its runner or its gang's workers have resources, and while its runner is looked up."""
 WAITING_PHASES = frozenset({PLACING, PLACING_WORKERS, RECONNECTING, "queued"})
 """Phases in which an attempt waits for the cluster, which is no fault of its own."""
 
 
 class AttemptStatus(StrEnum):
-    """What a backend knows of an attempt that it was asked about."""
+    """The status of an attempt, as the backend reports it."""
 
     RUNNING = "running"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     LOST = "lost"
-    """Its runner is gone, or it was never there: nothing of it will ever take effect again."""
+    """Its runner is gone, or it never started: nothing that it does will have an effect."""
     OVERTAKEN = "overtaken"
-    """Its runner obeys a later controller, and says no more to this one."""
+    """Its runner obeys a later controller and does not report to this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +45,26 @@ class AttemptReport:
     node: str = ""
     """Name of the node where it runs or ran, of a gang that of its runner; empty = not known."""
     worker_nodes: tuple[str, ...] = ()
-    """Of a gang, the nodes of its workers by rank, once all of them are known."""
+    """For a gang: the nodes of its workers by rank, once all of them are known."""
     machines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What its nodes are, by name, as far as its processes told; see ``metrics.machine``."""
+    """Hardware of its nodes, by name, as far as its processes have reported it; see ``metrics.machine``."""
     placed_for_s: float | None = 0.0
-    """For how long it has had its room; none = it waits for it, or ended without ever having had any."""
+    """Seconds since it got its resources; None = it waits for them, or it ended without having had any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """What the cluster has in all (not what is free: the scheduler subtracts what it has launched)."""
+    """The resources of the whole cluster (not what is free: the scheduler subtracts what it has launched)."""
 
     total: Resources
     nodes: tuple[Resources, ...] = ()
-    """The different shapes of its nodes: none has all of the cluster, and none need be the largest in everything."""
+    """The different shapes of its nodes; no node needs to be the largest in every resource."""
     machines: tuple[Node, ...] = ()
     """The nodes themselves; empty where a backend knows none."""
     absent: tuple[Node, ...] = ()
     """Nodes that were lost a short while ago and may come back, as machines do after a restart; none is alive."""
     host: Node | None = None
-    """The one machine on which everything runs, wherever it is sent; None = there are several, or none is known."""
+    """The one machine on which every attempt runs, whatever its placement; None = several, or none is known."""
     maximum: tuple[Node, ...] | None = None
     """Kinds of nodes that an autoscaler would add; none = the cluster does not grow."""
 
@@ -76,7 +76,7 @@ class Placement:
     nodes: tuple[str, ...] = ()
     """Names of nodes, one per worker of a gang, or one; empty = anywhere."""
     exclude: tuple[str, ...] = ()
-    """Names of nodes that it must not go to."""
+    """Names of nodes on which it must not run."""
 
 
 ANYWHERE = Placement()
@@ -107,14 +107,14 @@ class Backend(Protocol):
         """Ask an attempt to write a checkpoint and end."""
 
     def kill(self, attempt_id: str, reason: str, kind: FailureKind = FailureKind.NODE_LOST) -> None:
-        """End an attempt whatever it does; ``observe`` then reports it as lost, or as failed in the given way.
+        """End an attempt at once; ``observe`` then reports it as lost, or as failed with the given kind.
 
         Of one that hangs (``HANG``) the stacks of its processes come into its log first, so it may end seconds later.
-        One that has ended already, or that nobody knows, is left alone.
+        An attempt that has ended already, or that no runner has, is left alone.
         """
 
     def release(self, attempt_id: str) -> None:
-        """Say that the end of an attempt is on record: its runner may take the next one."""
+        """Confirm that the end of an attempt is recorded: its runner may take the next one."""
 
     def close(self) -> None:
-        """Let go of everything this backend holds in this process; runners go on."""
+        """Release everything that this backend holds in this process; runners continue."""

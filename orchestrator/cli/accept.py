@@ -44,16 +44,16 @@ _SETTLE_S = 20.0
 _POLL_S = 0.2
 
 _LOOKUP_DEADLINE_S: Final = 120.0
-"""Nobody waits at a terminal here: a store that is slow is no reason to refuse."""
+"""No user waits at a terminal here: a slow store is no reason to refuse."""
 
 
 def accept(request: SubmitRequest, folder: Path, environment: Mapping[str, str]) -> SubmitAnswer:
-    """Submit what has come, on this cluster.
+    """Submit a received request on this cluster.
 
     Args:
         request: what to submit.
         folder: this job's package, with the simulations that came along.
-        environment: of this job; says where Ray is, and where the cluster keeps its store.
+        environment: of this job; it has the addresses of Ray and of the cluster's store.
 
     Raises:
         OrchestratorError: it cannot be submitted.
@@ -64,7 +64,8 @@ def accept(request: SubmitRequest, folder: Path, environment: Mapping[str, str])
     packages = brought_simulations(request.plan, folder)
     settings = _settings(request, environment)
     notices = tuple(request.program.differences(Program.here()))
-    # Detached actors take over the environment of whoever starts them: theirs is the shipped code, and nothing else.
+    # Detached actors inherit the environment of the process that starts them: they get the shipped code, and nothing
+    # else.
     attach_cluster(environment["RAY_ADDRESS"], settings.namespace, runtime_env=_code_of(environment))
     controller = find_controller(settings.namespace)
     uri = request.store_uri or (controller.store_uri if controller else _store_of(settings, environment))
@@ -92,7 +93,7 @@ def accept(request: SubmitRequest, folder: Path, environment: Mapping[str, str])
 
 
 def brought_simulations(plan: Plan, folder: Path) -> Mapping[str, bytes]:
-    """Packages of the plan's simulations in plain files, by digest. What lies on the cluster's disks does not count.
+    """Packages of the plan's simulations in plain files, by digest. Files on the cluster's disks do not count.
 
     Raises:
         UserError: a package is not there, or does not hold what was planned.
@@ -109,7 +110,7 @@ def brought_simulations(plan: Plan, folder: Path) -> Mapping[str, bytes]:
 
 
 def _settled(ledger: SweepLedger, message: str) -> SubmitAnswer:
-    """What the controller says to a message, or that it is busy."""
+    """The controller's answer to a message, or that it is busy."""
     until_s = time.monotonic() + _SETTLE_S
     while message not in (snapshot := ledger.refresh()).handled and time.monotonic() < until_s:
         time.sleep(_POLL_S)
@@ -119,7 +120,7 @@ def _settled(ledger: SweepLedger, message: str) -> SubmitAnswer:
 
 
 def _settings(request: SubmitRequest, environment: Mapping[str, str]) -> Settings:
-    """Those of the stack that this job runs on, else of the cluster's environment."""
+    """Settings of the stack on which this job runs, else those of the cluster's environment."""
     stack = environment.get(STACK_VARIABLE, "")
     base = Settings(directory=Path(stack), ray_address="") if stack else Settings()
     return base.model_copy(update={"namespace": request.namespace}) if request.namespace else base
@@ -160,7 +161,7 @@ def main(arguments: list[str]) -> int:
         file = Path(arguments[0])
         request = SubmitRequest.from_bytes(file.read_bytes())
         environment = dict(os.environ)
-        os.environ.pop(_JOB_CONFIG, None)  # else Ray would give this job's whole environment to the controller
+        os.environ.pop(_JOB_CONFIG, None)  # else Ray would pass this job's whole environment on to the controller
         answer = accept(request, file.parent, environment)
     except OrchestratorError as error:
         answer = SubmitAnswer(verdict=SubmitVerdict.REFUSED, message=str(error), exit_code=exit_code_of(error))

@@ -28,7 +28,7 @@ _SENTENCE = 200
 
 
 HANDED_ON = ("store", "output")
-"""Options that may stand before the command or behind it, and are the command's: one without them refuses them."""
+"""Options that may come before or after the command, to which they belong; a command without them refuses them."""
 
 
 class Command(NamedTuple):
@@ -38,9 +38,9 @@ class Command(NamedTuple):
     summary: str
     """The first sentence of the command's own help."""
     place: str = ""
-    """Module below ``orchestrator.cli`` if it is not ``commands.NAME``; ``:`` and an attribute if that is not the name.
+    """Module below ``orchestrator.cli``, if not ``commands.NAME``; ``:`` and an attribute, if not the command's name.
 
-    There is a function, or for commands with verbs a ``typer.Typer``.
+    The attribute is a function, or a ``typer.Typer`` for commands with verbs.
     """
 
 
@@ -168,7 +168,7 @@ class NamedArgument(TyperArgument):
 
     @property
     def display_name_raw(self) -> str:
-        """The name alone; what a command may leave out is put into brackets by the usage line."""
+        """The name alone; the usage line puts optional arguments into brackets."""
         return (self.metavar or self.name).strip("[]").removesuffix("...").upper().replace("_", "-")
 
     def _usage_display_name(self) -> str:
@@ -176,7 +176,7 @@ class NamedArgument(TyperArgument):
         return name if self.nargs == 1 else f"{name}..."
 
     def display_type_rich(self, ctx: Any) -> str | None:  # noqa: ANN401 - a class that typer keeps private
-        """What may be chosen from; that a name is a text says nothing."""
+        """The possible values; for names, no type is shown."""
         return super().display_type_rich(ctx) if self.type_descriptor.is_choice else None
 
 
@@ -189,9 +189,10 @@ class CommandTable(TyperGroup):
         self.commands = {command.name: TyperCommand(command.name, help=command.summary) for command in lines}
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - classes that typer keeps private
-        """The command that a line calls, with all its options; options of the program that it has too become its own.
+        """The command that a line calls, with all its options.
 
-        They are put before its own arguments, so that what stands behind the command counts.
+        Options of the program that the command has, too, are put before its own arguments, so that a later value
+        after the command wins.
         """
         name, found, rest = super().resolve_command(ctx, args)
         command = found and load_command(str(name))
@@ -227,7 +228,7 @@ def load_command(name: str) -> Any:  # noqa: ANN401 - of a class that typer keep
 def _name_arguments(command: Any) -> None:  # noqa: ANN401 - see above
     for parameter in command.params:
         if isinstance(parameter, TyperArgument):
-            parameter.__class__ = NamedArgument  # typer has no place to say which class it should make
+            parameter.__class__ = NamedArgument  # typer has no option for the class of its groups
     for verb in getattr(command, "commands", {}).values():
         _name_arguments(verb)
 

@@ -15,7 +15,7 @@ from orchestrator.core.errors import StorageError, UsageError
 COMPLETED_LINE = "_TYPER_COMPLETE_ARGS"
 """Variable in which typer's scripts for shells pass on the command line."""
 DEADLINE_S = 1.5
-"""A shell that hangs after Tab is worse than one that offers nothing."""
+"""Time limit for completions: a shell that hangs after Tab is worse than one that offers nothing."""
 PricesOption = Annotated[str, typer.Option(help="YAML table of prices: {A100: {hour: 2.2, spot: 0.9}}.")]
 Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 SweepFile = Annotated[
@@ -28,12 +28,12 @@ SetOption = Annotated[
 
 
 def complete_sweep(context: typer.Context, incomplete: str) -> list[str]:
-    """Sweeps of the store whose names begin so."""
+    """Sweeps of the store whose names begin with the given text."""
     return _in_time(lambda: [name for name in _sweeps(_store(context)) if name.startswith(incomplete)])
 
 
 def complete_job(context: typer.Context, incomplete: str) -> list[str]:
-    """Jobs of the sweep that stands before on the command line, up to their next '/'."""
+    """Jobs of the sweep that the command line names, up to their next '/'."""
     sweep = str(context.params.get("sweep") or "")
     return _in_time(lambda: _next_parts(_jobs(_store(context), sweep), incomplete)) if sweep else []
 
@@ -74,7 +74,7 @@ def _in_time(ask: Callable[[], list[str]]) -> list[str]:
     found: list[str] = []
 
     def answer() -> None:
-        with suppress(Exception):  # whatever is wrong, the command itself says it better
+        with suppress(Exception):  # the command itself reports any error better
             found.extend(ask())
 
     thread = threading.Thread(target=answer, daemon=True)
@@ -93,7 +93,7 @@ def _store_uri(place: str) -> str:
 
 
 def _checked_store(place: str) -> str:
-    """Its URI. Raises ``UsageError`` for what no store can be at, whatever lies there."""
+    """Its URI. Raises ``UsageError`` for a text that cannot be a store's location."""
     uri = _store_uri(place)
     if uri:
         from orchestrator.storage.open import check_store_uri
@@ -133,7 +133,7 @@ ExaminedStore = Annotated[
     str,
     typer.Option("--store", help="Object store to check: path or URI; default: this project's.", callback=_store_uri),
 ]
-"""Not looked at here: what is wrong with it is a finding."""
+"""Not checked here: an error of it is a finding of the command."""
 
 
 class ScaleName(StrEnum):

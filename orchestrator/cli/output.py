@@ -49,7 +49,7 @@ def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentFo
 
 
 def stdout_console() -> Console:
-    """For a command's result. It honours NO_COLOR, and is plain on a pipe."""
+    """The console for a command's result. It honours NO_COLOR, and prints plain text on a pipe."""
     from rich.console import Console  # see stderr_console
 
     console = Console(highlight=False, soft_wrap=True)

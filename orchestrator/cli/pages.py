@@ -24,7 +24,7 @@ def tracking_and_pages(plan: Plan, settings: Settings | None = None) -> tuple[st
 
 
 def address_lines(cluster: str) -> list[str]:
-    """``Ray dashboard: http://...`` for each page of this project's running stack, if it is what runs the sweep."""
+    """``Ray dashboard: http://...`` for each page of this project's running stack, if the stack runs the sweep."""
     settings = Settings()
     stack = read_stack(settings.home)
     if stack is None or cluster not in {"", settings.cluster}:
@@ -38,7 +38,7 @@ def compare_link(store: ObjectStore, plan: Plan) -> str:
 
 
 def compare_line(store: ObjectStore, plan: Plan) -> str:
-    """``Compare the levels in MLflow: http://...``, or nothing, for a terminal: it lets into the stack's MLflow."""
+    """``Compare the levels in MLflow: http://...``, or nothing, for a terminal: the link gives access to MLflow."""
     link = compare_link(store, plan)
     stack = read_stack(Settings().home)
     if stack is not None and link.startswith(f"{stack.mlflow_url}/"):

@@ -13,7 +13,7 @@ _LIMIT_S = 40.0
 
 
 def slurm_checks(file: ClusterFile) -> Iterator[Check]:
-    """That Slurm is here, and what it says of the script without queueing it."""
+    """Check that Slurm is installed, and let it test the script without queueing it."""
     yield Check(name="tools", run=lambda: f"sbatch is {find_tool('sbatch')}")
     yield Check(name="slurm", run=lambda: _test_only(file), needs=("tools",), limit_s=_LIMIT_S)
 

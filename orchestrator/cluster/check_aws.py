@@ -15,7 +15,7 @@ from orchestrator.core.errors import UserError
 
 _LIMIT_S = 40.0
 NewClient = Callable[[str, str], Any]
-"""From the name of a service and a region to boto3's client."""
+"""Makes boto3's client from the name of a service and a region."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,15 +40,20 @@ def new_client(service: str, region: str) -> Any:  # noqa: ANN401 - boto3 makes 
 
 
 def aws_checks(config: Mapping[str, Any], make: NewClient = new_client) -> Iterator[Check]:
-    """Region and zones are known without an account; what the account may have is asked if there are credentials."""
+    """Region and zones are checked without an account; quotas and images are checked if there are credentials."""
     region = str((config.get("provider") or {}).get("region", ""))
     wanted = list(demands(config))
 
-    def asked(question: Callable[[], str]) -> Callable[[], str]:
-        return lambda: _ask(question)
+    def with_clear_errors(question: Callable[[], str]) -> Callable[[], str]:
+        return lambda: _call_aws(question)
 
     yield Check(name="region", run=lambda: check_region(config))
-    yield Check(name="account", run=asked(lambda: _account(make("sts", region))), needs=("region",), limit_s=_LIMIT_S)
+    yield Check(
+        name="account",
+        run=with_clear_errors(lambda: _account(make("sts", region))),
+        needs=("region",),
+        limit_s=_LIMIT_S,
+    )
     after = ("region", "account")
     questions = {
         "instance types": lambda: check_offers(wanted, config, make("ec2", region)),
@@ -57,11 +62,11 @@ def aws_checks(config: Mapping[str, Any], make: NewClient = new_client) -> Itera
         "roles": lambda: check_roles(wanted, make("iam", region)),
     }
     for name, question in questions.items():
-        yield Check(name=name, run=asked(question), needs=after, limit_s=_LIMIT_S)
+        yield Check(name=name, run=with_clear_errors(question), needs=after, limit_s=_LIMIT_S)
 
 
 def demands(config: Mapping[str, Any]) -> Iterator[InstanceDemand]:
-    """What the configuration may ask for at most."""
+    """The largest demand of the configuration, by node type."""
     for name, one in (config.get("available_node_types") or {}).items():
         settings: Mapping[str, Any] = one.get("node_config") or {}
         is_head = name == config.get("head_node_type")
@@ -76,7 +81,7 @@ def demands(config: Mapping[str, Any]) -> Iterator[InstanceDemand]:
 
 
 def check_region(config: Mapping[str, Any]) -> str:
-    """Raises ``UserError`` for a region that does not exist, or zones of another one. Asks nobody."""
+    """Raises ``UserError`` for a region that does not exist, or zones of another one. Makes no request."""
     import boto3
 
     provider: Mapping[str, Any] = config.get("provider") or {}
@@ -154,7 +159,7 @@ def check_machine_images(wanted: list[InstanceDemand], ec2: Any) -> str:  # noqa
 
 
 def check_roles(wanted: list[InstanceDemand], iam: Any) -> str:  # noqa: ANN401 - boto3's
-    """Raises where a node would have no right to the bucket: its instance profile is missing, or is not named."""
+    """Raises where a node would have no access to the bucket: its instance profile is missing, or is not named."""
     names = {one.node_type: (one.settings.get("IamInstanceProfile") or {}) for one in wanted}
     unnamed = [node_type for node_type, profile in names.items() if not profile]
     if unnamed:
@@ -178,8 +183,8 @@ def _num_vcpus(wanted: list[InstanceDemand], ec2: Any) -> dict[str, int]:  # noq
     return {one["InstanceType"]: int(one["VCpuInfo"]["DefaultVCpus"]) for one in found}
 
 
-def _ask(question: Callable[[], str]) -> str:
-    """Ask AWS; what cannot be asked is said, what is refused is an error."""
+def _call_aws(question: Callable[[], str]) -> str:
+    """Call AWS. Raises ``ConcernError`` if it cannot be asked, ``UserError`` if it refuses the request."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     try:
@@ -189,8 +194,8 @@ def _ask(question: Callable[[], str]) -> str:
             "not asked: there are no AWS credentials here; set AWS_PROFILE or log in, and ask again"
         ) from error
     except ClientError as error:
-        told = error.response.get("Error", {})
-        code, message = told.get("Code", ""), told.get("Message", "")
+        details = error.response.get("Error", {})
+        code, message = details.get("Code", ""), details.get("Message", "")
         if code in {"AccessDenied", "UnauthorizedOperation", "AccessDeniedException"}:
             raise ConcernError(
                 f"not asked: these credentials may not {error.operation_name}; look it up in the console"

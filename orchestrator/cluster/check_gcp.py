@@ -26,21 +26,23 @@ _BUILT_IN = {
     "g2-standard": "nvidia-l4",
 }
 Fetch = Callable[[str], Mapping[str, Any]]
-"""From a URL of the Compute Engine API to the document there."""
+"""Fetches the document at a URL of the Compute Engine API."""
 
 
 def gcp_checks(config: Mapping[str, Any], fetch: Fetch | None = None) -> Iterator[Check]:
-    """Zones and machines are checked without an account; quotas are asked if there are credentials."""
-    ask = fetch or fetch_document
+    """Zones and machines are checked without an account; quotas are checked if there are credentials."""
+    fetch_json = fetch or fetch_document
     yield Check(name="client", run=_find_client)
     yield Check(name="region", run=lambda: check_zone(config))
     yield Check(name="machines", run=lambda: check_machines(config))
     yield Check(name="project", run=lambda: check_project(config))
-    yield Check(name="quota", run=lambda: check_quota(config, ask), needs=("region", "project"), limit_s=_LIMIT_S)
+    yield Check(
+        name="quota", run=lambda: check_quota(config, fetch_json), needs=("region", "project"), limit_s=_LIMIT_S
+    )
 
 
 def check_zone(config: Mapping[str, Any]) -> str:
-    """Raises ``UserError`` for a zone that is not in the region. Asks nobody."""
+    """Raises ``UserError`` for a zone that is not in the region. Makes no request."""
     provider: Mapping[str, Any] = config.get("provider") or {}
     region, zone = str(provider.get("region", "")), str(provider.get("availability_zone", ""))
     found = _ZONE.fullmatch(zone)
@@ -52,7 +54,7 @@ def check_zone(config: Mapping[str, Any]) -> str:
 
 
 def check_machines(config: Mapping[str, Any]) -> str:
-    """Raises ``UserError`` for GPUs that do not fit the machine, or that would be moved, which GPUs cannot."""
+    """Raises ``UserError`` for GPUs that do not fit the machine, or a machine with GPUs that would be migrated."""
     names = []
     for name, one in (config.get("available_node_types") or {}).items():
         settings: Mapping[str, Any] = one.get("node_config") or {}
@@ -94,7 +96,7 @@ def check_quota(config: Mapping[str, Any], fetch: Fetch) -> str:
 
 
 def gpus_of(settings: Mapping[str, Any]) -> dict[str, int]:
-    """GPUs of a machine by their type, those included that its type brings along (``a3-highgpu-8g``)."""
+    """GPUs of a machine by their type, including those that are part of its machine type (``a3-highgpu-8g``)."""
     attached = {
         str(one["acceleratorType"]).rpartition("/")[2]: int(one["acceleratorCount"])
         for one in settings.get("guestAccelerators") or ()

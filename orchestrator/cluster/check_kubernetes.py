@@ -195,10 +195,10 @@ def _references(part: Any) -> Iterator[Reference]:  # noqa: ANN401 - any part of
 
 
 def kubernetes_checks(file: ClusterFile) -> Iterator[Check]:
-    """The manifests, rendered first; then what the Kubernetes cluster says of them, if one can be reached."""
+    """Checks of the rendered manifests, and then of the Kubernetes cluster, if one can be reached."""
     manifests = _Manifests(file)
     yield Check(name="tools", run=lambda: f"kubectl is {find_tool('kubectl')}")
-    yield Check(name="manifests", run=manifests.tell, needs=("tools",), limit_s=_LIMIT_S)
+    yield Check(name="manifests", run=manifests.describe, needs=("tools",), limit_s=_LIMIT_S)
     rules: dict[str, Callable[[Documents], str]] = {
         "fields": check_fields,
         "placeholders": check_placeholders,
@@ -212,8 +212,8 @@ def kubernetes_checks(file: ClusterFile) -> Iterator[Check]:
     yield Check(name="kubernetes", run=_reach, needs=("tools",), limit_s=_LIMIT_S)
     after = ("manifests", "kubernetes")
     for name, question in questions.items():
-        yield Check(name=name, run=_asked(manifests.applied(question)), needs=after, limit_s=_LIMIT_S)
-    yield Check(name="admission", run=_asked(lambda: _dry_run(file)), needs=after, limit_s=_LIMIT_S)
+        yield Check(name=name, run=_with_context(manifests.applied(question)), needs=after, limit_s=_LIMIT_S)
+    yield Check(name="admission", run=_with_context(lambda: _dry_run(file)), needs=after, limit_s=_LIMIT_S)
 
 
 class _Manifests:
@@ -223,7 +223,7 @@ class _Manifests:
         self._file = file
         self._documents: Documents = file.documents
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         if not self._documents:
             self._documents = render(self._file)
         if not list(ray_clusters(self._documents)):
@@ -240,7 +240,7 @@ def render(file: ClusterFile) -> Documents:
 
 
 def check_fields(documents: Documents) -> str:
-    """Raises ``UserError`` for fields that KubeRay does not have, which Kubernetes would drop without a word."""
+    """Raises ``UserError`` for fields that KubeRay does not have, which Kubernetes would drop silently."""
     unknown = [field for document in documents for field in unknown_fields(document)]
     if unknown:
         raise UserError(f"KubeRay has no field {', '.join(unknown[:6])}; Kubernetes would ignore it")
@@ -252,7 +252,7 @@ def check_placeholders(documents: Documents) -> str:
     found = [
         f"{value} in {document.get('kind')} {document['metadata']['name']}"
         for document in documents
-        if document.get("kind") != "ConfigMap"  # a copy of a file that is looked at itself
+        if document.get("kind") != "ConfigMap"  # a copy of a file that is checked itself
         for value, _ in placeholders(json.dumps(document, indent=1))
     ]
     return refuse_placeholders(list(dict.fromkeys(found)))
@@ -260,17 +260,17 @@ def check_placeholders(documents: Documents) -> str:
 
 def check_images(documents: Documents) -> str:
     """Raises where a Ray cluster's pods run different images, or one that is not pinned, or of another Ray."""
-    told = []
+    lines = []
     for name, spec in ray_clusters(documents):
         images = {who: template["spec"]["containers"][0].get("image", "") for who, template in pod_templates(spec)}
         refuse_mismatched(images)
-        told.append(f"all pods of {name} run {next(iter(images.values()))}")
+        lines.append(f"all pods of {name} run {next(iter(images.values()))}")
         _check_ray_version(name, str(spec.get("rayVersion", "")))
-    return ", ".join(told)
+    return ", ".join(lines)
 
 
 def check_heads(documents: Documents) -> str:
-    """Raises ``UserError`` for a head that takes work, or that loses the cluster with itself."""
+    """Raises ``UserError`` for a head that takes work, or whose end would end the cluster."""
     for name, spec in ray_clusters(documents):
         parameters = spec["headGroupSpec"].get("rayStartParams") or {}
         if str(parameters.get("num-cpus")) != "0":
@@ -284,7 +284,7 @@ def check_heads(documents: Documents) -> str:
 
 
 def check_labels(documents: Documents) -> str:
-    """Raises ``UserError`` for workers that do not say what the scheduler chooses nodes by."""
+    """Raises ``UserError`` for workers without the labels by which the scheduler chooses nodes."""
     count = 0
     for name, spec in ray_clusters(documents):
         for group in spec.get("workerGroupSpecs") or ():
@@ -308,8 +308,8 @@ def check_references(documents: Documents) -> str:
     outside = [one for one in wanted if (one.kind, one.name) not in made]
     missing = [one for one in outside if not _exists(one)]
     if missing:
-        told = ", ".join(f"{one.kind} {one.name}" for one in missing)
-        raise UserError(f"missing in the cluster: {told}; docs/deploy.md says how each is made")
+        names = ", ".join(f"{one.kind} {one.name}" for one in missing)
+        raise UserError(f"missing in the cluster: {names}; docs/deploy.md says how each is made")
     return f"{len(wanted)} secrets, claims and classes that the pods name are there"
 
 
@@ -317,17 +317,17 @@ def check_gpus(documents: Documents) -> str:
     """Raises where no node of the Kubernetes cluster has as many GPUs as a worker asks for."""
     nodes = json.loads(ask_tool(["kubectl", "get", "nodes", "-o", "json"], timeout_s=_KUBECTL_S))["items"]
     sizes = [int(node["status"].get("allocatable", {}).get("nvidia.com/gpu", 0)) for node in nodes]
-    asked = [
+    requested = [
         int((template["spec"]["containers"][0].get("resources") or {}).get("limits", {}).get("nvidia.com/gpu", 0))
         for _, spec in ray_clusters(documents)
         for _, template in pod_templates(spec)
     ]
-    if max(asked, default=0) > max(sizes, default=0):
+    if max(requested, default=0) > max(sizes, default=0):
         message = (
-            f"a worker asks for {max(asked)} GPUs, the largest of {len(sizes)} nodes has {max(sizes, default=0)}; "
+            f"a worker asks for {max(requested)} GPUs, the largest of {len(sizes)} nodes has {max(sizes, default=0)}; "
         )
         raise ConcernError(f"{message}that is fine only where Kubernetes adds nodes by itself")
-    return f"{sum(sizes)} GPUs on {len(sizes)} nodes, {max(asked, default=0)} asked for by the largest worker"
+    return f"{sum(sizes)} GPUs on {len(sizes)} nodes, {max(requested, default=0)} asked for by the largest worker"
 
 
 def _check_ray_version(name: str, version: str) -> None:
@@ -361,14 +361,14 @@ def _context() -> str:
         raise ConcernError(message) from error
 
 
-def _asked(question: Callable[[], str]) -> Callable[[], str]:
-    """A question that only a Kubernetes cluster can answer; without one, that is said."""
+def _with_context(question: Callable[[], str]) -> Callable[[], str]:
+    """A check that needs a Kubernetes cluster. Raises ``ConcernError`` if kubectl has no current context."""
 
-    def ask() -> str:
+    def call() -> str:
         _context()
         return question()
 
-    return ask
+    return call
 
 
 def _exists(one: Reference) -> bool:

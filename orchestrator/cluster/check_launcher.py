@@ -37,7 +37,7 @@ def launcher_checks(file: ClusterFile) -> Iterator[Check]:
     yield Check(name="placeholders", run=lambda: find_placeholders(file.text))
     yield Check(name="secrets", run=lambda: _find_files(file))
     yield Check(name="images", run=lambda: compare_images(file.config))
-    if file.provider != "local":  # there, nodes find out themselves what they have
+    if file.provider != "local":  # there, nodes detect their own hardware
         yield Check(name="head", run=lambda: _check_head(file.config), needs=("schema",))
         yield Check(name="labels", run=lambda: check_labels(file.config), needs=("schema",))
         yield Check(name="cache", run=lambda: check_cache(file.config), needs=("schema",))
@@ -51,16 +51,16 @@ def validate(config: Mapping[str, Any]) -> str:
     from ray import __version__ as ray_version
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
             validate_config(prepare_config(dict(config)))
     except ValidationError as error:
         place = ".".join(str(part) for part in error.absolute_path) or "the file"
         raise UserError(f"{place}: {error.message}; see Ray's reference of cluster configurations") from error
     except (ValueError, RuntimeError, KeyError, NotImplementedError, click.ClickException, SystemExit) as error:
-        told = said.getvalue().strip().splitlines()
-        raise UserError(f"Ray {ray_version} refuses the file: {str(error) or (told[-1] if told else '')}") from error
+        lines = output.getvalue().strip().splitlines()
+        raise UserError(f"Ray {ray_version} refuses the file: {str(error) or (lines[-1] if lines else '')}") from error
     return f"valid for Ray {ray_version}"
 
 
@@ -104,10 +104,10 @@ def compare_images(config: Mapping[str, Any]) -> str:
 
 
 def refuse_mismatched(images: Mapping[str, str]) -> None:
-    """Raises for images that differ or are not named by digest; ``images`` by who runs them."""
+    """Raises for images that differ or are not named by digest; ``images`` by the nodes that run them."""
     if len(set(images.values())) > 1:
-        told = ", ".join(f"{who}: {image or 'none'}" for who, image in images.items())
-        message = f"the images differ ({told}); Ray and Python must be of one version on all nodes, and the code too: "
+        shown = ", ".join(f"{who}: {image or 'none'}" for who, image in images.items())
+        message = f"the images differ ({shown}); Ray and Python must be of one version on all nodes, and the code too: "
         raise UserError(f"{message}name one image")
     image = next(iter(images.values()), "")
     if "@sha256:" not in image:
@@ -123,7 +123,7 @@ def _find_tools() -> str:
 
 
 def _find_files(file: ClusterFile) -> str:
-    """The files that are copied to the nodes, secrets among them, and the key that opens them."""
+    """Checks that the files exist which are copied to the nodes, including secrets and the ssh key."""
     mounts: Mapping[str, str] = file.config.get("file_mounts") or {}
     key = (file.config.get("auth") or {}).get("ssh_private_key")
     paths = [*mounts.values(), *([key] if key else [])]
@@ -150,7 +150,7 @@ def _check_head(config: Mapping[str, Any]) -> str:
 
 
 def check_labels(config: Mapping[str, Any]) -> str:
-    """Whether every kind of worker carries what the scheduler chooses nodes by, and says so truthfully."""
+    """Checks that every kind of worker has correct labels by which the scheduler chooses nodes."""
     types: Mapping[str, Mapping[str, Any]] = config.get("available_node_types") or {}
     workers = {name: one for name, one in types.items() if name != config.get("head_node_type")}
     for name, one in workers.items():
@@ -169,7 +169,7 @@ def check_labels(config: Mapping[str, Any]) -> str:
 
 
 def check_cache(config: Mapping[str, Any]) -> str:
-    """Raises ``UserError`` for workers without disks of their own: their cache would lie on the root device.
+    """Raises ``UserError`` for workers without local disks: their cache would be on the root device.
 
     There it shares an EBS volume's or a persistent disk's few hundred MB/s with everything else, and fills it.
     """
@@ -188,29 +188,29 @@ def check_cache(config: Mapping[str, Any]) -> str:
 
 
 def has_local_disks(settings: Mapping[str, Any]) -> bool:
-    """Whether a node's configuration (EC2 or Compute Engine) gives a machine with disks of its own."""
+    """Whether a node's configuration (EC2 or Compute Engine) gives a machine with local disks."""
     if any(disk.get("type") == "SCRATCH" for disk in settings.get("disks") or ()):
         return True
     return bool(_HAS_LOCAL_DISKS.match(str(settings.get("InstanceType") or settings.get("machineType") or "")))
 
 
 def check_zones(config: Mapping[str, Any]) -> str:
-    """Raises where a gang could come to lie in several zones: one kind of GPU nodes must be of one zone, and say so."""
+    """Raises where a gang could be placed in several zones: GPU nodes of one type must be in one zone, with a label."""
     zones = [one.strip() for one in str((config.get("provider") or {}).get("availability_zone", "")).split(",")]
     types: Mapping[str, Mapping[str, Any]] = config.get("available_node_types") or {}
     gpus = {name: one for name, one in types.items() if (one.get("resources") or {}).get("GPU")}
-    unsaid = [name for name, one in gpus.items() if ZONE_LABEL not in (one.get("labels") or {})]
+    without_label = [name for name, one in gpus.items() if ZONE_LABEL not in (one.get("labels") or {})]
     if gpus and len(zones) > 1:
         raise UserError(
             f"provider.availability_zone names {len(zones)} zones, so that nodes of {', '.join(gpus)} may lie in any "
             "of them, and gangs with them; name one zone, or one node type with its own subnet for each"
         )
-    if unsaid:
+    if without_label:
         raise ConcernError(
-            f"{', '.join(unsaid)} has no label {ZONE_LABEL}, so the scheduler takes all zones for one; write it"
+            f"{', '.join(without_label)} has no label {ZONE_LABEL}, so the scheduler takes all zones for one; write it"
         )
-    told = sorted({str(one["labels"][ZONE_LABEL]) for one in gpus.values()})
-    return f"GPUs are in {', '.join(told)}; a gang lies in one zone" if told else "no GPUs"
+    gpu_zones = sorted({str(one["labels"][ZONE_LABEL]) for one in gpus.values()})
+    return f"GPUs are in {', '.join(gpu_zones)}; a gang lies in one zone" if gpu_zones else "no GPUs"
 
 
 def _workers(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
@@ -220,7 +220,7 @@ def _workers(config: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def check_price(name: str, labels: Mapping[str, object]) -> None:
-    """Raises ``UserError`` for a price that nobody can be billed by."""
+    """Raises ``UserError`` for a price that cannot be used for costs."""
     if parse_price(str(labels[PRICE_LABEL])) is None:
         raise UserError(
             f"{name} has the label {PRICE_LABEL}: {labels[PRICE_LABEL]!r}, which is no number from 0 up; write what "
@@ -229,7 +229,7 @@ def check_price(name: str, labels: Mapping[str, object]) -> None:
 
 
 def is_bought_on_spot(node_config: Mapping[str, Any]) -> bool:
-    """Whether a node's configuration (EC2 or Compute Engine) asks for a machine that may be taken back."""
+    """Whether a node's configuration (EC2 or Compute Engine) asks for a machine that the provider may reclaim."""
     market = (node_config.get("InstanceMarketOptions") or {}).get("MarketType")
     scheduling = node_config.get("scheduling") or {}
     parts = scheduling if isinstance(scheduling, list) else [scheduling]

@@ -11,7 +11,7 @@ from orchestrator.core.errors import UserError
 
 _JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 KEEP_LABEL = "pretraining-orchestrator/keep"
-"""On Kubernetes objects that outlive the cluster because they hold data, such as claims and their namespace."""
+"""Label of Kubernetes objects that outlive the cluster because they hold data, such as claims and their namespace."""
 
 
 class Confirmation(StrEnum):
@@ -22,7 +22,7 @@ class Confirmation(StrEnum):
 
 
 def up_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[str]]:
-    """What brings a cluster up, or brings a running one in line with its file."""
+    """The commands that start a cluster, or that update a running one to match its file."""
     path = argument_of(file.path)
     if file.kind is ClusterKind.RAY:
         return [["ray", "up", path, *_yes(confirmation)]]
@@ -32,7 +32,7 @@ def up_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[str]
 
 
 def down_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[str]]:
-    """What ends a cluster; what lies in the store stays."""
+    """The commands that end a cluster; the store keeps all data."""
     path = argument_of(file.path)
     if file.kind is ClusterKind.RAY:
         return [["ray", "down", path, *_yes(confirmation)]]
@@ -42,7 +42,7 @@ def down_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[st
 
 
 def status_commands(file: ClusterFile) -> list[list[str]]:
-    """What tells how a cluster is."""
+    """The commands that show a cluster's state."""
     if file.kind is ClusterKind.RAY:
         return [["ray", "exec", argument_of(file.path), "ray status"]]
     if file.kind is ClusterKind.KUBERNETES:
@@ -54,7 +54,7 @@ def status_commands(file: ClusterFile) -> list[list[str]]:
 
 
 def run_all(commands: list[list[str]]) -> int:
-    """Run one after the other, until one fails; the last exit status. Raises ``ToolError`` for a missing program."""
+    """Run commands until one fails; returns the last exit status. Raises ``ToolError`` for a missing program."""
     status = 0
     for command in commands:
         status = run_tool(command)
@@ -64,10 +64,10 @@ def run_all(commands: list[list[str]]) -> int:
 
 
 def job_name(file: ClusterFile) -> str:
-    """Of a batch script: what its last ``--job-name`` says, else its file's name, as Slurm does.
+    """The job name of a batch script: its last ``--job-name``, else its file's name, as Slurm does.
 
     Raises:
-        UserError: it is no one word. ``scancel`` must not be asked to end jobs of no name, or of several.
+        UserError: it is not a single word. ``scancel`` must not end jobs of no name, or of several names.
     """
     name = file.path.name
     for line in file.text.splitlines():

@@ -32,7 +32,7 @@ _INSTALL = {
     "ssh": "install an OpenSSH client",
     "rsync": "install rsync, which carries the checkout to the nodes",
 }
-_MAX_TOLD = 2000
+_MAX_OUTPUT = 2000
 
 
 class ClusterKind(StrEnum):
@@ -146,8 +146,8 @@ def ask_tool(command: Sequence[str], *, timeout_s: float = 30.0, standard_input:
     except subprocess.TimeoutExpired as error:
         raise ToolError(f"{_shown(command)} did not end in {timeout_s:g} s; is what it talks to reachable?") from error
     if done.returncode:
-        told = (done.stderr.strip() or done.stdout.strip())[-_MAX_TOLD:]
-        raise ToolError(f"{_shown(command)} failed with status {done.returncode}: {told}")
+        output = (done.stderr.strip() or done.stdout.strip())[-_MAX_OUTPUT:]
+        raise ToolError(f"{_shown(command)} failed with status {done.returncode}: {output}")
     return done.stdout
 
 

@@ -24,7 +24,7 @@ _LEAST_S = 1.0
 
 
 class Waiting(StrEnum):
-    """Whether to come back before the node is free."""
+    """Whether to return before the node is free."""
 
     UNTIL_GONE = "until_gone"
     NOT = "not"
@@ -32,7 +32,7 @@ class Waiting(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave:
-    """What is asked for."""
+    """A request that a node leaves."""
 
     reason: str
     seconds_left: float
@@ -46,20 +46,20 @@ class Leave:
 
 
 def leave(
-    wish: Leave, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    request: Leave, *, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> bool:
-    """Drain a node; true once it holds nothing and has ended, false if it had not when its time was over.
+    """Drain a node; returns True once it holds nothing and has ended, False if it had not ended in time.
 
-    Without waiting, true at once.
+    Without waiting, returns True at once.
 
     Raises:
         DrainError: the node is not found, is the head, or Ray does not answer.
     """
-    ends_s = clock() + max(_LEAST_S, wish.seconds_left)
-    store = ControlStore(_address(wish.address))
-    node = _choose(store.nodes(), wish.node, wish.label)
-    store.drain(node.node_id, wish.reason, max(_LEAST_S, wish.seconds_left))
-    if wish.waiting is Waiting.NOT:
+    ends_s = clock() + max(_LEAST_S, request.seconds_left)
+    store = ControlStore(_address(request.address))
+    node = _choose(store.nodes(), request.node, request.label)
+    store.drain(node.node_id, request.reason, max(_LEAST_S, request.seconds_left))
+    if request.waiting is Waiting.NOT:
         return True
     while clock() < ends_s:
         if _is_gone(store, node.node_id):
@@ -116,7 +116,7 @@ def _own_addresses() -> set[str]:
 
 
 def main() -> int:
-    """Of the command line; 0 = the node is free, 1 = it was not in time, 2 = it was not drained at all."""
+    """The command line; returns 0 = the node is free, 1 = it was not free in time, 2 = it was not drained."""
     parser = argparse.ArgumentParser(prog="python -m orchestrator.cluster.leave", description="Leave the Ray cluster.")
     parser.add_argument("--deadline", type=float, default=110.0, help="seconds until the node is ended anyway")
     parser.add_argument("--reason", default="the node is taken back")
@@ -126,7 +126,7 @@ def main() -> int:
     parser.add_argument("--no-wait", action="store_true", help="come back at once")
     given = parser.parse_args()
     waiting = Waiting.NOT if given.no_wait else Waiting.UNTIL_GONE
-    wish = Leave(
+    request = Leave(
         reason=given.reason,
         seconds_left=given.deadline,
         address=given.address,
@@ -135,7 +135,7 @@ def main() -> int:
         waiting=waiting,
     )
     try:
-        return 0 if leave(wish) else 1
+        return 0 if leave(request) else 1
     except OrchestratorError as error:
         sys.stderr.write(f"error: {error}\n")
         return 2

@@ -1,6 +1,6 @@
 """``python -m orchestrator.cluster.watch``: runs on a spot node, and makes it leave when its provider takes it back.
 
-The provider says so to its own machine, over HTTP, by the link-local metadata service. AWS, two minutes ahead:
+The provider announces it to the machine by the link-local metadata service, over HTTP. AWS, two minutes ahead:
 https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/spot-instance-termination-notices.html. Google Cloud, half a minute
 ahead: https://cloud.google.com/compute/docs/instances/create-use-spot#detect-preemption.
 """
@@ -33,40 +33,40 @@ _GCP_NOTICE_S = 30.0
 _NOT_FOUND = 404
 _UNAUTHORIZED = 401
 EVERY_S = 5.0
-"""How often AWS asks machines to look; a notice is two minutes, on Google Cloud half a minute ahead."""
-_TOLD_AFTER = 3
-"""Unanswered questions in a row, before they are worth a word."""
+"""Polling interval that AWS recommends; a notice comes two minutes ahead, on Google Cloud half a minute."""
+_WARN_AFTER = 3
+"""Failed requests in a row before a warning."""
 _LOG = logging.getLogger(__name__)
 
 
 class Provider(StrEnum):
-    """Whose machines these are."""
+    """The provider of the machine."""
 
     AWS = "aws"
     GCP = "gcp"
 
 
 class MetadataError(OrchestratorError):
-    """The metadata service does not answer as one does."""
+    """The metadata service gives no valid answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptionNotice:
-    """The provider takes the machine back."""
+    """A notice that the provider takes the machine back."""
 
     reason: str
     seconds_left: float
-    """Until it is gone, at least 0."""
+    """Seconds until it is gone, at least 0."""
 
 
 class NoticeSource(Protocol):
-    """Where one provider's machines hear of it."""
+    """Source of notices of one provider."""
 
     def ask(self, now: float) -> PreemptionNotice | None:
         """The notice, if there is one; ``now`` in unix seconds.
 
         Raises:
-            MetadataError: nobody knows, ask again.
+            MetadataError: the service does not answer; ask again.
         """
 
 
@@ -138,7 +138,7 @@ class GcpNotices:
         """See ``NoticeSource``: the instance is preempted, or its host goes into maintenance and takes it along."""
         if self._get("/computeMetadata/v1/instance/preempted") == "TRUE":
             return PreemptionNotice(reason="Google Cloud preempts the instance", seconds_left=_GCP_NOTICE_S)
-        # Machines with GPUs cannot be moved: they are told an hour ahead, and stopped.
+        # Machines with GPUs cannot be moved: they get a notice an hour ahead, and are stopped.
         if self._get("/computeMetadata/v1/instance/maintenance-event") == "TERMINATE_ON_HOST_MAINTENANCE":
             return PreemptionNotice(reason="Google Cloud maintains the host and ends the instance", seconds_left=3600.0)
         return None
@@ -179,7 +179,7 @@ def wait_for_notice(
     now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PreemptionNotice:
-    """Look again and again; returns with the first notice. A metadata service that is away is asked again for ever."""
+    """Poll until the first notice; returns it. A metadata service that does not answer is polled for ever."""
     num_missed = 0
     while True:
         try:
@@ -187,7 +187,7 @@ def wait_for_notice(
             num_missed = 0
         except MetadataError as error:
             notice, num_missed = None, num_missed + 1
-            if num_missed == _TOLD_AFTER:
+            if num_missed == _WARN_AFTER:
                 _LOG.warning("no notice can be seen: %s; looking again every %g s", error, every_s)
         if notice is not None:
             return notice
@@ -195,7 +195,7 @@ def wait_for_notice(
 
 
 def main() -> int:
-    """Of the command line."""
+    """The command line."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     parser = argparse.ArgumentParser(prog="python -m orchestrator.cluster.watch")
     parser.add_argument("--provider", type=Provider, choices=list(Provider), required=True)

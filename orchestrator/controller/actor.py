@@ -1,4 +1,4 @@
-"""The actors of the controller and of the publisher. They add nothing but a place to run, and metrics of it."""
+"""The actors of the controller and of the publisher. They only run the loops and export metrics."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ControllerMetrics:
         self._is_shown = False
 
     def follow(self, controller: Controller, round_s: float) -> None:
-        """After each round, which took ``round_s``."""
+        """Export metrics after a round that took ``round_s``."""
         self._longest_s = max(self._longest_s, round_s)
         try:
             self._sweeps.follow(controller.snapshots, time.time())
@@ -64,7 +64,7 @@ class ControllerMetrics:
             self._has_failed = True
 
     def count_error(self, error: Exception) -> None:
-        """A round failed."""
+        """Count a failed round."""
         try:
             self._exporter.add(catalog.ERRORS, 1, {**self._labels, "error": type(error).__name__})
         except Exception:  # noqa: BLE001 - the round's own error is raised
@@ -88,7 +88,7 @@ class ControllerMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerSettings:
-    """What a controller is: one per cluster and namespace, with one store."""
+    """Settings of a controller: one per cluster and namespace, with one store."""
 
     store_uri: str
     cluster: str
@@ -109,7 +109,7 @@ class ControllerSettings:
 
 
 class ControllerActor(LoopActor):
-    """Turns the ``Controller`` of one cluster. A newer one of the same cluster ends it."""
+    """Runs the ``Controller`` of one cluster. A newer one of the same cluster ends it."""
 
     final_errors = (LeaseLostError,)
 
@@ -124,7 +124,7 @@ class ControllerActor(LoopActor):
         super().__init__()
 
     def ping(self) -> dict[str, Any]:
-        """Who this is, what it serves and how its loop fares."""
+        """Its process, what it serves and the state of its loop."""
         controller = self._controller
         return {
             **super().ping(),
@@ -135,7 +135,7 @@ class ControllerActor(LoopActor):
         }
 
     def wake(self, sweep: str = "") -> None:
-        """There is a message in the inbox of a sweep (or of any): look now."""
+        """Read the inbox of a sweep (or of all sweeps) now."""
         if self._controller is not None:
             self._controller.wake(sweep)
         self._news.set()
@@ -161,7 +161,7 @@ class ControllerActor(LoopActor):
             return IDLE_PAUSE_S
         self._keep_stack_alive()
         if not has_changed and backend is not None:
-            backend.wait(ACTIVE_PAUSE_S - BUSY_PAUSE_S)  # a short job's end is met at once, not at the next look
+            backend.wait(ACTIVE_PAUSE_S - BUSY_PAUSE_S)  # a short job's end is handled at once, not at the next poll
         return BUSY_PAUSE_S
 
     def _start(self) -> tuple[Controller, RayBackend]:
@@ -209,7 +209,7 @@ class PublisherActor(LoopActor):
         super().__init__()
 
     def ping(self) -> dict[str, Any]:
-        """How its loop fares, and which sweeps had ended before they were published the last time."""
+        """State of its loop, and the sweeps that had ended before they were published the last time."""
         return {**super().ping(), "caught_up": sorted(self._publication.caught_up)}
 
     def turn(self) -> float:
@@ -255,7 +255,7 @@ class StorePublication:
                 self._publish(sweep)
             except Exception as error:  # noqa: BLE001 - a damaged sweep may fail in any way
                 why = str(error) or repr(error)
-                if self._trouble.tell(sweep, why):  # an outage lasts many rounds and is told once
+                if self._trouble.report(sweep, why):  # an outage lasts many rounds and is logged once
                     _LOG.warning("sweep %s is not published now: %s; it is tried again", sweep, why)
                 # It may have stopped between two segments that it read: read them all again.
                 self._ledgers.pop(sweep, None)
@@ -274,7 +274,7 @@ class StorePublication:
             check_allowed(uri)
             check_may_see_login(uri)
         publisher = self._publisher(uri)
-        # Asked first: what happens after the answer may be missed, what happened before it is published.
+        # Read before publishing: events before this reading are published, later ones may be missed.
         has_ended = publisher.has_ended(sweep)
         is_caught_up = publisher.publish_once(sweep) and has_ended
         self.caught_up = self.caught_up | {sweep} if is_caught_up else self.caught_up - {sweep}

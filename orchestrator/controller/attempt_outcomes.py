@@ -37,7 +37,7 @@ def judge_report(store: ObjectStore, attempt: Attempt, report: AttemptReport, no
     try:
         return _judge_end(store, attempt, report, now)
     except CorruptObjectError as error:
-        # The attempt has ended all the same; the next look at its key fails the job with the reason.
+        # The attempt has ended; the next lookup of its key fails the job with the reason.
         return AttemptFailed(
             at_s=now,
             job=attempt.job,
@@ -86,8 +86,8 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
 
 
 def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
-    """Why an attempt ended before it had room; empty if it had some. Its node is none's: that of a gang's runner is
-    as good as any other.
+    """Why an attempt ended before it got its resources; empty if it had them. Its node is none's: that of a gang's
+    runner is as good as any other.
     """
     failure = report.failure
     if failure is not None and failure.kind is FailureKind.NO_ROOM:
@@ -100,7 +100,7 @@ def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
 
 
 def _place_at_fault(failure: JobFailure, node: str) -> str:
-    """A line for people on which rank of a gang it was, and where; empty without a gang."""
+    """Text that names the rank of a gang at fault and its node; empty without a gang."""
     if failure.rank is None:
         return ""
     gpus = f", GPU {', '.join(failure.gpus)}" if failure.gpus else ""
@@ -142,17 +142,17 @@ def _success(store: ObjectStore, attempt: Attempt, report: AttemptReport, now: f
 
 
 def _quarantined(record: Record) -> tuple[str, ...]:
-    """What a training says of samples that it could not read and replaced."""
+    """A training's summary of samples that it could not read and replaced."""
     splits = record.summary.get("bad_samples")
     if not isinstance(splits, Mapping):
         return ()
     try:
-        return tuple(_told_of(split, reasons) for split, reasons in splits.items())
+        return tuple(_describe_split(split, reasons) for split, reasons in splits.items())
     except (ValueError, TypeError, LookupError, AttributeError):
-        return ()  # somebody else's summary: whatever it means, the result is committed
+        return ()  # a summary of another format: the result is committed anyway
 
 
-def _told_of(split: str, reasons: Mapping[str, Mapping[str, Any]]) -> str:
+def _describe_split(split: str, reasons: Mapping[str, Mapping[str, Any]]) -> str:
     counts = ", ".join(f"{found['count']} {reason}" for reason, found in reasons.items())
     first = "; ".join(str(sample) for found in reasons.values() for sample in found["first"][:1])
     return f"{split}: {counts} ({first})"[:_MAX_TEXT]

@@ -22,7 +22,7 @@ from orchestrator.storage.seals import seal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claimant:
-    """Who asks for an attempt number."""
+    """The sweep, job and cluster that ask for an attempt number."""
 
     sweep: str
     cluster: str

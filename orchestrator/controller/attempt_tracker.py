@@ -28,7 +28,7 @@ from orchestrator.state.snapshot import Attempt
 GRACE_S = 120.0
 """Time for a checkpoint: a network of 1e9 parameters with its optimizer is 16 GB, which takes a minute to write."""
 MAX_GAP_S = 30.0
-"""Of the time between two looks, no more than this counts."""
+"""Of the time between two polls, at most this counts."""
 _ASK_EVERY_S = 10.0
 """A request may be lost on its way; asking again changes nothing."""
 
@@ -38,10 +38,10 @@ _ASK_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
-    """How long an attempt may go without a further step."""
+    """The limits of time without a further step."""
 
     multiple: float = 30.0
-    """Times its own step; a step that waits for a slow store or a busy node takes a few."""
+    """The limit is at least so many of its own steps: waiting for a slow store or a busy node takes a few."""
     floors_s: Mapping[str, float] = field(
         default_factory=lambda: (
             {
@@ -67,7 +67,7 @@ class HangLimits:
 
 
 class PreflightRule(StrEnum):
-    """When one job of a sort goes ahead of the others, until it has trained a few steps."""
+    """When one job of each duration class starts before the others, until it has trained a few steps."""
 
     LARGE = "large"
     """Where they take more than a few GPU-hours."""
@@ -103,11 +103,11 @@ class _Beat:
     at_s: float
     seen_at_s: float
     silent_s: float = 0.0
-    """Since the latest step, as far as somebody looked."""
+    """Seconds since the latest step, counted only between polls."""
     step_s: float = 0.0
-    """Longest of its own figure and ours, over the phase."""
+    """Longest step in this phase, by the attempt's own figure and by our measurement."""
     num_steps: int = 0
-    """That were seen."""
+    """Steps that were seen."""
 
 
 class Heartbeats:
@@ -174,13 +174,13 @@ class Heartbeats:
 @dataclass(slots=True, kw_only=True)
 class _StopRequest:
     reason: str
-    asked_at_s: float
+    requested_at_s: float
     grace_s: float
     ask_again_at_s: float
 
 
 class StopRequests:
-    """What this controller has asked to end. A new one starts over, with what the journals tell of preemptions."""
+    """Attempts that this controller has asked to end. A new controller starts with the preemptions of the journals."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -192,17 +192,19 @@ class StopRequests:
     def ask(self, attempt_id: str, reason: str, now: float, grace_s: float = GRACE_S) -> None:
         """Ask an attempt to write a checkpoint and end, for the first time; later calls change nothing."""
         if attempt_id not in self._stops:
-            self._stops[attempt_id] = _StopRequest(reason=reason, asked_at_s=now, grace_s=grace_s, ask_again_at_s=now)
+            self._stops[attempt_id] = _StopRequest(
+                reason=reason, requested_at_s=now, grace_s=grace_s, ask_again_at_s=now
+            )
             self._ask(attempt_id, now)
 
     def retry_or_kill(self, now: float) -> None:
-        """Ask again where it is time, and end what has had its grace."""
+        """Repeat requests that are due, and end attempts whose grace is over."""
         for attempt_id, stop in list(self._stops.items()):
-            if now >= stop.asked_at_s + stop.grace_s:
-                waited_s = now - stop.asked_at_s
+            if now >= stop.requested_at_s + stop.grace_s:
+                waited_s = now - stop.requested_at_s
                 self._backend.kill(attempt_id, f"{stop.reason}; it had {waited_s:.0f} s to end and did not")
-                # Reported as lost from now on; should that be lost on its way too, it is ended once more.
-                stop.asked_at_s = now
+                # Reported as lost from now on; if the command is lost on its way, it is sent once more.
+                stop.requested_at_s = now
             elif now >= stop.ask_again_at_s:
                 self._ask(attempt_id, now)
 
@@ -217,7 +219,7 @@ class StopRequests:
 
 # ---------------------------------------------------------------------------------------------------------- the tracker
 class AttemptTracker:
-    """All that a controller remembers of live attempts beside their journals; a new controller starts over."""
+    """State of live attempts that is not in journals; a new controller starts without it."""
 
     def __init__(self, backend: Backend, limits: AttemptLimits, now: float) -> None:
         self._backend = backend
@@ -227,7 +229,7 @@ class AttemptTracker:
         self.counters = CounterBook(now)
         """Sums that attempts report, for metrics."""
         self.remaining_s: dict[str, float] = {}
-        """What live attempts say of the time to their end."""
+        """Time left of live attempts, as they report it."""
         self.node_by_attempt: dict[str, str] = {}
         """Nodes of live attempts, of gangs the first one."""
         self.orphans: set[str] = set()
@@ -260,7 +262,7 @@ class AttemptTracker:
         self._backend.release(attempt_id)
 
     def release_orphans(self, reports: Mapping[str, AttemptReport]) -> None:
-        """Let go of disowned attempts that have ended."""
+        """Release disowned attempts that have ended."""
         for attempt_id in sorted(self.orphans & reports.keys()):
             if reports[attempt_id].status is not AttemptStatus.RUNNING:
                 self.orphans.discard(attempt_id)

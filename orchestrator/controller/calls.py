@@ -46,7 +46,7 @@ class ServiceSettings:
 
 
 class ServiceCalls:
-    """The caller's end. One call at a time; ``close`` it in the end."""
+    """The caller's side. One call at a time; ``close`` it in the end."""
 
     def __init__(self, directory: Path, settings: ServiceSettings) -> None:
         self._settings = settings
@@ -65,7 +65,7 @@ class ServiceCalls:
         threading.Thread(target=self._read, name="calls", daemon=True).start()
 
     def ensure(self) -> str:
-        """Have a controller and a publisher; returns what the user should know of them, usually nothing.
+        """Find or create a controller and a publisher; returns a notice for the user, usually empty.
 
         Raises:
             ControllerError: the namespace's controller serves another store or cluster.
@@ -76,7 +76,7 @@ class ServiceCalls:
         return str(self.wait(ANSWER_TIMEOUT_S)["notice"])
 
     def wake(self, sweep: str) -> None:
-        """Tell the controller to look into a sweep's inbox now. Raises as ``ensure``."""
+        """Make the controller read a sweep's inbox now. Raises as ``ensure``."""
         self.send("wake", sweep=sweep)
         self.wait(ANSWER_TIMEOUT_S)
 
@@ -121,7 +121,7 @@ class ServiceCalls:
             self.kill()
 
     def kill(self) -> None:
-        """End it at once: of a Ray that is gone nobody can take leave."""
+        """End it at once: disconnecting from a Ray that is gone would block."""
         self._process.kill()
         self._process.wait()
 
@@ -144,7 +144,7 @@ class ServiceCalls:
 def main(arguments: list[str]) -> int:
     """Answer calls until the input ends, or start all that the stack remembers; 1 if that fails."""
     directory = Path(arguments[0])
-    # Answers go where nothing else can write: Ray's C++ prints what it likes.
+    # Answers use a descriptor of their own: Ray's C++ code also prints to stdout.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     if REVIVE in arguments:

@@ -33,10 +33,10 @@ NAMESPACE = "orchestrator"
 WATCH_EVERY_S = 3.0
 PING_TIMEOUT_S = 8.0
 START_TIMEOUT_S = 60.0
-"""For a new actor's process to come up on a busy machine."""
+"""Time for a new actor's process to start on a busy machine."""
 _HEAD = "node:__internal_head__"
 HANGS_AFTER_S = 4 * LEASE_DURATION_S
-"""A loop that has not turned for this long hangs; reading many journals at a start may well outlast one lease."""
+"""A loop without a round for this long hangs; reading many journals at a start may take longer than one lease."""
 NAME_TIMEOUT_S = 10.0
 _RETRY_EVERY_S = 0.1
 _LOG = logging.getLogger(__name__)
@@ -52,10 +52,10 @@ class ControllerLink:
     pid: int
     is_idle: bool
     notice: str = ""
-    """Something the user should know (it runs other code); empty = nothing."""
+    """A notice for the user (it runs other code); empty = none."""
 
     def wake(self, sweep: str = "") -> None:
-        """Make the controller look into an inbox now; does not wait."""
+        """Make the controller read an inbox now; does not wait."""
         self.handle.wake.remote(sweep)
 
 
@@ -68,12 +68,12 @@ class WatchdogActor(LoopActor):
         super().__init__()
 
     def turn(self) -> float:
-        """Ask the controller for a sign of life, and look at its lease."""
+        """Ping the controller, and check its lease."""
         pong = revive_controller(self._settings)
         if pong["turn_age_s"] > LEASE_DURATION_S and self._has_expired():
             handle = _find(CONTROLLER_NAME, self._settings.namespace)
             if handle is not None:
-                # Its methods answer, its loop is stuck. The store answers us, so that it is not the store's fault.
+                # Its methods answer, but its loop is stuck. The store answers us, so the store is not the cause.
                 _end(handle, f"its lease has expired and its loop has not turned for {pong['turn_age_s']:.0f} s")
                 revive_controller(self._settings)
         return WATCH_EVERY_S
@@ -144,7 +144,7 @@ def find_controller(namespace: str = NAMESPACE) -> ControllerSettings | None:
 
 
 def wake_controller(namespace: str, sweep: str) -> bool:
-    """Tell a namespace's controller to look into a sweep's inbox now; false if there is none."""
+    """Make a namespace's controller read a sweep's inbox now; False if there is no controller."""
     handle: Any = _find(CONTROLLER_NAME, namespace)
     if handle is None:
         return False
@@ -190,7 +190,7 @@ def revive_controller(settings: ControllerSettings) -> dict[str, Any]:
             _end(handle, "the controller does not answer")
             has_answered = False
         except RayActorError as error:
-            # Ray is restarting it, or frees its name: neither needs our help, only a moment.
+            # Ray is restarting it, or frees its name: both only take a moment.
             _LOG.info("the controller of namespace %s is not there now: %s", settings.namespace, error)
             time.sleep(_RETRY_EVERY_S)
     message = (
@@ -201,7 +201,7 @@ def revive_controller(settings: ControllerSettings) -> dict[str, Any]:
 
 
 def _settled(handle: ActorHandle[Any], pong: dict[str, Any], deadline_s: float) -> dict[str, Any]:
-    """The answer once the controller has its lease, or has said why it has none."""
+    """The answer once the controller has its lease, or has reported why it has none."""
     while not pong["epoch"] and not pong["last_error"] and time.monotonic() < deadline_s:
         time.sleep(_RETRY_EVERY_S)
         pong = _ping(handle, PING_TIMEOUT_S)

@@ -25,8 +25,8 @@ from orchestrator.storage.request_pool import RequestPool
 
 
 @dataclass(slots=True)
-class Looks:
-    """What looking keys up came to, by sweep."""
+class KeyLookup:
+    """Result of looking up keys, by sweep."""
 
     refused: dict[str, list[JobFailed]] = field(default_factory=dict)
     """Ends of jobs whose record cannot be used."""
@@ -48,34 +48,34 @@ class KeyCache:
         self.committed: set[str] = set()
         """Keys whose record was read, identity included."""
         self.unknown: set[str] = set()
-        """Keys of ready jobs that the latest looks had no time for: committed or not, nobody knows yet."""
+        """Keys of ready jobs that have not been looked up yet for lack of time."""
 
     @property
     def unavailable(self) -> set[str]:
-        """Keys on which nothing may start: other clusters work on them, or nobody has looked yet."""
+        """Keys at which no attempt may start: other clusters work on them, or they have not been looked up yet."""
         return self._claims.waited_for() | self.unknown
 
-    def look_up(self, ready: Iterable[tuple[str, Job]], clock: Callable[[], float], until_s: float) -> Looks:
+    def look_up(self, ready: Iterable[tuple[str, Job]], clock: Callable[[], float], until_s: float) -> KeyLookup:
         """Find out which jobs that are ready, given with their sweeps, have been committed already; each key is looked
         up once.
 
         A hundred thousand keys take minutes on a distant store: what is not looked up by ``until_s`` goes to
         ``unknown``.
         """
-        looks, together = Looks(), self.pool.num_threads
+        lookup, together = KeyLookup(), self.pool.num_threads
         unknown = [(sweep, job) for sweep, job in ready if not self._is_known(job.key)]
         for start in range(0, len(unknown), together):
             some = unknown[start : start + together]
-            wanted = [(sweep, job) for sweep, job in some if sweep not in looks.errors and not self._is_known(job.key)]
+            wanted = [(sweep, job) for sweep, job in some if sweep not in lookup.errors and not self._is_known(job.key)]
             if clock() > until_s:
                 self.unknown |= {job.key for _, job in wanted}
                 continue
             with self.pool.batch(self._on_alive) as batch:
                 started = [(sweep, job, batch.start(self._has_record, job)) for sweep, job in wanted]
                 for sweep, job, answer in started:
-                    if sweep not in looks.errors:
-                        self._note(looks, sweep, job, answer, clock())
-        return looks
+                    if sweep not in lookup.errors:
+                        self._note(lookup, sweep, job, answer, clock())
+        return lookup
 
     def _is_known(self, key: str) -> bool:
         return key in self.committed or key in self._absent
@@ -87,21 +87,21 @@ class KeyCache:
             return False
         return True
 
-    def _note(self, looks: Looks, sweep: str, job: Job, answer: Callable[[], bool], now: float) -> None:
+    def _note(self, lookup: KeyLookup, sweep: str, job: Job, answer: Callable[[], bool], now: float) -> None:
         try:
             is_committed = answer()
         except (CorruptObjectError, IdentityMismatchError) as error:
-            # The same at every look: without an end of the job the sweep would be read again for ever.
-            looks.refused.setdefault(sweep, []).append(JobFailed(at_s=now, job=job.name, reason=str(error)))
+            # Every lookup gives this error: unless the job fails, the sweep would be read again for ever.
+            lookup.refused.setdefault(sweep, []).append(JobFailed(at_s=now, job=job.name, reason=str(error)))
         except Exception as error:  # noqa: BLE001 - raised again where the sweep is guarded
-            looks.errors[sweep] = error
+            lookup.errors[sweep] = error
         else:
             (self.committed if is_committed else self._absent).add(job.key)
             if is_committed:
                 self._claims.forget(job.key)
 
     def forget(self, key: str) -> None:
-        """Look a key up again: an attempt at it has ended, or somebody may have deleted it."""
+        """Look a key up again: an attempt at it has ended, or a client may have deleted it."""
         self._absent.discard(key)
         self.committed.discard(key)
 
@@ -111,21 +111,21 @@ class KeyCache:
             self.forget(view.key)
 
     def settle(self, key: str) -> None:
-        """An attempt has committed the key: nobody needs its claim any more."""
+        """An attempt has committed the key: drop its claim."""
         self._claims.forget(key)
         self.forget(key)
 
     def claim(self, key: str, sweep: str, now: float) -> Claim | None:
-        """Claim a key for a sweep; returns the claim that stands in the way. Raises ``StorageError``."""
+        """Claim a key for a sweep; returns another cluster's claim if there is one. Raises ``StorageError``."""
         return self._claims.take(key, sweep, now)
 
     def end_waits(self, now: float) -> None:
-        """Look again at keys that others work on, once it is time: they may have committed, or given up."""
+        """Look up keys again that other clusters work on, if due: they may be committed, or no longer claimed."""
         for key in self._claims.end_waits(now):
             self.forget(key)
 
     def keep_claims(self, snapshots: Sequence[Snapshot], now: float) -> None:
-        """Renew the claims of what runs, and let others have what nobody here wants any more."""
+        """Renew the claims of running jobs, and release those that no sweep here needs any more."""
         live = {attempt.key: snapshot.sweep for snapshot in snapshots for attempt in snapshot.live_attempts}
         self._claims.keep(live, now)
         idle = set(self._claims.held) - live.keys()

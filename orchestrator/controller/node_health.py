@@ -17,7 +17,7 @@ from orchestrator.scheduling.node_exclusion import MAX_EXCLUDED, REPEATED_S, exc
 from orchestrator.state import events
 
 RECHECK_S = 900.0
-"""Between two checks of a node that is left out."""
+"""Seconds between two checks of an excluded node."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -26,25 +26,25 @@ class ChecksNodes(Protocol):
     """A backend that can check its nodes."""
 
     def check_node(self, name: str, store_uri: str) -> None:
-        """Begin to check a node, once nothing else holds its GPUs; one that is being checked is left alone."""
+        """Begin to check a node, once nothing else holds its GPUs; no effect on a node that is being checked."""
 
     def checked_nodes(self) -> Mapping[str, str]:
         """Nodes whose checks have ended since the last call, and what is wrong with them; empty = nothing."""
 
 
 class NodeHealth:
-    """Starts checks and writes down what they found. What it has checked is forgotten with the controller."""
+    """Starts checks and records what they found. A new controller does not know earlier checks."""
 
     def __init__(self, backend: Backend, store_uri: str) -> None:
         self._backend, self._store_uri = backend, store_uri
         self._checked_at_s: dict[str, float] = {}
         self._faults: dict[str, str] = {}
-        """Found, and in no journal yet."""
-        self._told_full: set[str] = set()
-        """Nodes with faults for which there was no room: logged once."""
+        """Results that are in no journal yet."""
+        self._logged_as_full: set[str] = set()
+        """Nodes with faults that stay in use because too many are excluded: logged once."""
 
     def follow(self, owned: OwnedSweeps, now: float) -> None:
-        """One look, in each round of a controller."""
+        """Start and collect checks; called in each round of a controller."""
         backend = self._backend
         if not isinstance(backend, ChecksNodes):
             return
@@ -53,11 +53,11 @@ class NodeHealth:
                 self._faults[node] = fault
             else:
                 self._forget(node)
-                self._let_in(owned, node, now)
+                self._readmit(owned, node, now)
         self._leave_out(owned, now)
         snapshots = [owned_sweep.snapshot for owned_sweep in owned.all()]
         if not owned.active():
-            return  # nobody waits for nodes; GPUs of an idle cluster stay cold
+            return  # no job waits for nodes; GPUs of an idle cluster are left alone
         excluded = excluded_nodes(snapshots, now)
         live = [attempt for one in snapshots for attempt in one.live_attempts if attempt.resources.gpus]
         busy = {node for attempt in live for node in attempt.nodes}
@@ -73,37 +73,37 @@ class NodeHealth:
     def _is_due(self, node: str, excluded: Collection[str], busy: Collection[str], now: float) -> bool:
         last_s = self._checked_at_s.get(node)
         if node in busy:
-            # What runs there shows that it works; a check of all its GPUs would wait for the end.
+            # A running attempt shows that the node works; a check of all its GPUs would wait for the attempt's end.
             self._checked_at_s.setdefault(node, now)
             return False
         return last_s is None or ((node in excluded or node in self._faults) and now - last_s >= RECHECK_S)
 
-    def _let_in(self, owned: OwnedSweeps, node: str, now: float) -> None:
-        reason = f"node {node} is let back in: it has passed its check"
+    def _readmit(self, owned: OwnedSweeps, node: str, now: float) -> None:
+        reason = f"node {node} is used again: it has passed its check"
         for owned_sweep in _who_excludes(owned, node, now):
             self._append(owned, owned_sweep, node, reason, now, until_s=now)
 
     def _leave_out(self, owned: OwnedSweeps, now: float) -> None:
-        """Not more nodes than the breaker leaves out: what fails everywhere is no fault of the nodes."""
+        """Not more nodes than the limit of exclusions: a failure on all nodes is no fault of the nodes."""
         names = {machine.name for machine in self._backend.capacity().machines} if self._faults else set()
         most = max(1, int(MAX_EXCLUDED * len(names)))
         until_s = now + REPEATED_S
         for node, fault in list(self._faults.items()):
             excluded = _excluded(owned, now)
             if node not in excluded and len(names & excluded.keys()) >= most:
-                if node not in self._told_full:
-                    self._told_full.add(node)
-                    _LOG.warning("node %s stays in use, %d are left out already: %s", node, most, fault)
+                if node not in self._logged_as_full:
+                    self._logged_as_full.add(node)
+                    _LOG.warning("node %s stays in use, %d are excluded already: %s", node, most, fault)
                 continue
-            reason = f"node {node} is left out until it passes a check: {fault}"
+            reason = f"node {node} is excluded until it passes a check: {fault}"
             for owned_sweep in _who_excludes(owned, node, now) or owned.active()[:1]:
                 self._append(owned, owned_sweep, node, reason, now, until_s=until_s)
-            if _excluded(owned, now).get(node, 0.0) >= until_s:  # else the append has failed: once more next time
+            if _excluded(owned, now).get(node, 0.0) >= until_s:  # else the append failed: repeat it in the next round
                 self._forget(node)
 
     def _forget(self, node: str) -> None:
         self._faults.pop(node, None)
-        self._told_full.discard(node)
+        self._logged_as_full.discard(node)
 
     def _append(
         self, owned: OwnedSweeps, owned_sweep: OwnedSweep, node: str, reason: str, now: float, *, until_s: float

@@ -19,7 +19,7 @@ from orchestrator.state.spending import PricedAllocation, priced_allocations
 class NodePricing:
     """Market, accelerator and price of every node that this controller has seen.
 
-    Remembered, because a node that is gone tells nothing any more.
+    Remembered, because Ray does not describe a node that is gone.
     """
 
     def __init__(self) -> None:
@@ -28,14 +28,14 @@ class NodePricing:
         self._nodes: dict[str, Node] = {}
 
     def look(self, capacity: Capacity) -> None:
-        """Remember what a cluster is made of now. Once per decision: thousands of launches may follow from one."""
+        """Remember the cluster's present nodes. Once per decision, which may lead to thousands of launches."""
         self._host = capacity.host
         if capacity.machines is not self._machines:
             self._machines = capacity.machines
             self._nodes.update({node.name: node for node in self._machines if node.name})
 
     def allocations(self, nodes: Sequence[str], resources: Resources, num_workers: int) -> tuple[PricedAllocation, ...]:
-        """Of an attempt on these nodes; empty where nothing is known of one. See ``priced_allocations``.
+        """Allocations of an attempt on these nodes; empty if one of them is unknown. See ``priced_allocations``.
 
         Without nodes it runs on the backend's one machine, if it has only one.
         """
@@ -44,7 +44,7 @@ class NodePricing:
         return priced_allocations(nodes, self._nodes, resources, num_workers)
 
     def placement_events(self, snapshot: Snapshot, reports: Mapping[str, AttemptReport], now: float) -> list[Event]:
-        """Events that say where attempts run, where their launch could not, and what their nodes are; once each."""
+        """Events with placement and hardware of attempts, as far as their launch did not have them; once each."""
         own = [(attempt, reports.get(attempt.attempt_id)) for attempt in snapshot.live_attempts]
         placed = [self._placed(attempt, report, now) for attempt, report in own]
         machines = {node: machine for _, report in own if report for node, machine in report.machines.items()}
@@ -78,5 +78,5 @@ def _allocation_on(host: Node, num_workers: int) -> PricedAllocation:
 
 
 def _is_elsewhere(attempt: Attempt, report: AttemptReport) -> bool:
-    """Whether it did not go where it was sent, because that node was gone."""
+    """Whether it runs elsewhere than planned, because its node was gone."""
     return bool(report.node) and len(attempt.nodes) == 1 and report.node != attempt.nodes[0]

@@ -25,17 +25,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class GeneralChannels:
-    """Those that count for every sweep, read anew when their file has changed; one that is wrong is told once."""
+    """The channels that count for every sweep, read again when their file has changed; an error is logged once."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._seen: tuple[float, int] | None = None
         self._channels: tuple[Channel, ...] = ()
-        self._told = ""
-        """Why it cannot be read, as last told."""
+        self._last_error = ""
+        """Why the file cannot be read, as last logged."""
 
     def __call__(self) -> Sequence[Channel]:
-        """The channels as the file has them now; while it cannot be read, those of before."""
+        """The file's present channels; while it cannot be read, the previous ones."""
         if not self._path:
             return ()
         try:
@@ -45,9 +45,9 @@ class GeneralChannels:
                 self._seen = seen
                 self._channels = read_notify_file(self._path)
         except (OSError, SpecError) as error:
-            if str(error) != self._told:
-                _LOG.error("nobody is told anything new by %s: %s", self._path, error)
-                self._told = str(error)
+            if str(error) != self._last_error:
+                _LOG.error("changes of the channels in %s have no effect: %s", self._path, error)
+                self._last_error = str(error)
         return self._channels
 
 
@@ -83,7 +83,7 @@ def start_notifying(store_uri: str, cluster: str, read_snapshots: Callable[[], S
             except OrchestratorError as error:
                 _LOG.warning("notifications wait: %s", error)
                 pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
-            except Exception:  # noqa: BLE001 - nothing that is told may end what it tells of
+            except Exception:  # noqa: BLE001 - a failed notification must not end the controller
                 _LOG.exception("a round of notifications failed")
                 pause_s = min(2 * pause_s, _MAX_BACKOFF_S)
             time.sleep(pause_s)

@@ -31,12 +31,12 @@ from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded,
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0
 BLIND_S = 120.0
-"""A new controller launches nothing for so long while the store does not tell it of all sweeps."""
+"""A new controller launches nothing for so long while it cannot read all sweeps from the store."""
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
-# All that altered objects of one sweep can lead to; the other sweeps are served meanwhile.
+# Errors that altered objects of one sweep can cause; the other sweeps are served meanwhile.
 _SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-_OUTAGES = (StorageTimeoutError, StorageThrottledError)  # the store's, which passes, and not the sweep's own
+_OUTAGES = (StorageTimeoutError, StorageThrottledError)  # a fault of the store, which passes, and not of the sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,13 +48,13 @@ class OwnedSweep:
 
     @property
     def snapshot(self) -> Snapshot:
-        """Where the sweep stands."""
+        """The sweep's snapshot."""
         return self.ledger.snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identification:
-    """Who this controller is, as its adoptions tell."""
+    """The controller's name and epoch, as in its adoptions."""
 
     cluster: str
     epoch: int
@@ -93,15 +93,15 @@ class OwnedSweeps:
         self._retry_at_s: dict[str, float] = {}
         self._delays: dict[str, _Delay] = {}
         self._in_doubt: set[str] = set()
-        """Sweeps with a write of ours that may still take effect."""
+        """Sweeps with an append of ours whose outcome is unknown."""
         self._ignored: dict[str, set[str]] = {}
-        """Messages for others by sweep, until we hold it."""
+        """Messages for other clusters by sweep, until we own the sweep."""
         self._shelved: dict[str, Snapshot] = {}
-        """What was last known of sweeps that must be read again: what ran for them runs on."""
+        """Last known snapshots of sweeps that must be read again: their attempts continue."""
         self._troubled: set[str] = set()
         """Owned sweeps that the store did not answer for in this round: nothing more is tried for them."""
         self._contested: dict[str, OwnedSweep] = {}
-        """Sweeps to whose journal somebody else has appended."""
+        """Sweeps to whose journal another writer has appended."""
         self._half_read: dict[str, SweepLedger] = {}
         """Sweeps whose journal was read until the store did not answer."""
         self._unseen: set[str] = set()
@@ -109,7 +109,7 @@ class OwnedSweeps:
         self._started_at_s = now()
         self._loaded: list[OwnedSweep] = []
         self.fenced: list[OwnedSweep] = []
-        """Sweeps that another controller took, until the controller has let go of their attempts."""
+        """Sweeps that another controller took, until this controller has released their attempts."""
         self.num_appends = 0
 
     def active(self) -> list[OwnedSweep]:
@@ -122,21 +122,19 @@ class OwnedSweeps:
         return sorted(found, key=lambda owned_sweep: (owned_sweep.snapshot.accepted_at_s, owned_sweep.snapshot.sweep))
 
     def shelved(self) -> list[Snapshot]:
-        """Sweeps that cannot be served just now, as they were: their attempts are live and occupy room and keys."""
+        """Last snapshots of sweeps that cannot be served now: their attempts are live and hold resources and keys."""
         troubled = {sweep: self._sweeps[sweep].snapshot for sweep in self._troubled if sweep in self._sweeps}
         found = self._shelved | {sweep: snapshot for sweep, snapshot in troubled.items() if _is_active(snapshot)}
         return [found[sweep] for sweep in sorted(found)]
 
     @property
     def is_blind(self) -> bool:
-        """Whether attempts may run that this controller cannot know of yet; not for ever, for a sweep that nobody can
-        read must not keep the others waiting.
-        """
+        """Whether unknown attempts may run; limited in time, because an unreadable sweep must not block the others."""
         return bool(self._unseen) and self._now() < self._started_at_s + BLIND_S
 
     @property
     def is_contested(self) -> bool:
-        """Whether somebody else writes where this controller does: it should ask whether it still has its lease."""
+        """Whether another writer appends to this controller's journals: it should check that it still has its lease."""
         return bool(self._contested or self.fenced)
 
     def all(self) -> list[OwnedSweep]:
@@ -206,16 +204,16 @@ class OwnedSweeps:
 
     @contextmanager
     def guard(self, sweep: str) -> Iterator[None]:
-        """Keep a sweep's fault from the others: it is read again, and dropped if it is another cluster's by now.
+        """Contain errors of one sweep: it is read again, and dropped if another cluster has taken it.
 
-        After a failed append nobody knows whether the events are in the journal, so what is in memory is put aside; a
-        read that failed because the store did not answer leaves memory true. A sweep that keeps failing is read again
-        less and less often.
+        After a failed append it is unknown whether the events are in the journal, so the state in memory is set
+        aside; after a read that failed because the store did not answer it is still valid. A sweep that keeps failing
+        is read less and less often.
         """
         try:
             yield
         except LeaseLostError:
-            raise  # no fault of the sweep: this controller has ended
+            raise  # not an error of the sweep: this controller has ended
         except JournalFencedError as error:
             _LOG.warning("sweep %s has another writer: %s", sweep, error)
             self._contest(sweep)
@@ -229,8 +227,8 @@ class OwnedSweeps:
             self._shelve(sweep, error)
 
     def _contest(self, sweep: str) -> None:
-        """Somebody else appended: another cluster that took the sweep, or a controller of ours that slept and was
-        replaced, which has yet to meet our adoption. Reading tells which.
+        """Another writer appended: another cluster that took the sweep, or a suspended and replaced controller of
+        this cluster, which has not seen our adoption yet. Reading the journal shows which.
         """
         owned_sweep = self._sweeps.pop(sweep, None)
         if owned_sweep is not None:
@@ -241,7 +239,7 @@ class OwnedSweeps:
 
     def _shelve(self, sweep: str, error: Exception) -> None:
         delay = self._next_delay(sweep, error)
-        # Errors of ours say what is wrong and what to do; of others it takes the traceback to find out.
+        # Our own errors say what is wrong and what to do; other errors need their traceback.
         trace = None if isinstance(error, OrchestratorError) else error
         _LOG.error("sweep %s is set aside and read again in %g s: %s", sweep, delay.length_s, error, exc_info=trace)
         owned_sweep = self._sweeps.pop(sweep, None)
@@ -288,9 +286,9 @@ class OwnedSweeps:
             self.looks.done(sweep, ids, self._now())
 
     def _overtaken(self, sweep: str, submit: Submit) -> Iterator[Message]:
-        """What was sent before a submit and is in the inbox still, left there for another controller.
+        """Messages that were sent before a submit and are still in the inbox, for another controller.
 
-        It comes first, as it was meant to: followed later, an old cancel would end what the submit has begun.
+        They are handled first: a late cancel would end the submitted sweep.
         """
         for message in read_inbox(self._store, sweep):
             if message.message_id >= submit.message_id:
@@ -304,15 +302,15 @@ class OwnedSweeps:
 
     def _addressee(self, sweep: str, message: Message) -> OwnedSweep | None:
         if isinstance(message, Unreadable) and sweep not in self._sweeps and not journal_exists(self._store, sweep):
-            said = "message %s to the new sweep %s is damaged (%s): submit the sweep again"
-            _LOG.error(said, message.message_id, sweep, message.reason)
+            text = "message %s to the new sweep %s is damaged (%s): submit the sweep again"
+            _LOG.error(text, message.message_id, sweep, message.reason)
         if not isinstance(message, Submit):
             return self._sweeps.get(sweep)
         if message.cluster == self._me.cluster:
             return self._sweeps.get(sweep) or self._load(sweep, submit=message)
         owned_sweep = self._sweeps.get(sweep)
         if owned_sweep and (message.ownership is Ownership.TAKE or not _is_active(owned_sweep.snapshot)):
-            return None  # its new owner fences us by adopting it
+            return None  # its new owner fences this controller by adopting it
         return owned_sweep
 
     def _load(self, sweep: str, *, submit: Submit | None = None) -> OwnedSweep | None:
@@ -328,7 +326,7 @@ class OwnedSweeps:
         if snapshot.cluster == me.cluster and snapshot.epoch >= me.epoch and snapshot.holder != me.holder:
             raise StaleLeaseError(sweep, snapshot.epoch, me.epoch)
         is_ours = (snapshot.cluster, snapshot.epoch, snapshot.holder) == (me.cluster, me.epoch, me.holder)
-        # Our adoption on record fences the others; only a write of ours that is under way needs another against it.
+        # Our recorded adoption fences other writers; only a pending append of our own needs a new adoption.
         needs_adoption = not is_ours or sweep in self._in_doubt or contested is not None
         if needs_adoption:
             ledger.adopt(SweepAdopted(at_s=self._now(), cluster=me.cluster, epoch=me.epoch, holder=me.holder))

@@ -74,7 +74,7 @@ def drive(
     ledger = SweepLedger(store, sweep)
     while True:
         if not controller.tick():
-            time.sleep(_IDLE_WAIT_S)  # only a backoff or another process can be waited for
+            time.sleep(_IDLE_WAIT_S)  # only a backoff or another process can be pending
             continue
         snapshot = ledger.refresh()
         if on_change is not None:

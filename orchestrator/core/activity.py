@@ -16,7 +16,7 @@ class Activity(StrEnum):
 
     WORK = "work"
     PEERS = "peers"
-    """It waits for other ranks: in a collective operation, or for a device on which one runs."""
+    """It waits for other ranks: in a collective operation, or for a device that runs one."""
     DATA = "data"
     STORE = "store"
     CHECKPOINT = "checkpoint"
@@ -26,7 +26,7 @@ class Activity(StrEnum):
 
 
 class RankActivity:
-    """What one rank does now, for whoever looks after its gang. One thread writes it, any thread reads it.
+    """The present activity of one rank. One thread writes it, any thread reads it.
 
     A gang is looked after once ``stage`` is set: ``setup``, and ``train`` after the first step.
     """
@@ -42,12 +42,12 @@ class RankActivity:
         self._now = (Activity.WORK, time.monotonic())
 
     def end(self) -> None:
-        """Nothing more will come of this rank."""
+        """Mark the rank as ended."""
         self._now = (Activity.ENDED, time.monotonic())
 
     @contextmanager
     def during(self, activity: Activity) -> Iterator[None]:
-        """The body is this; afterwards the rank does again what it did before."""
+        """Context in which the rank does this activity; afterwards it returns to the previous one."""
         before = self._now[0]
         self._now = (activity, time.monotonic())
         try:
@@ -56,7 +56,7 @@ class RankActivity:
             self._now = (before, time.monotonic())
 
     def each(self, items: Iterable[Item], activity: Activity = Activity.DATA) -> Iterator[Item]:
-        """The items; while one is made, the rank does this."""
+        """Iterate over items; while an item is produced, the rank does this activity."""
         iterator = iter(items)
         while True:
             with self.during(activity):
@@ -67,7 +67,7 @@ class RankActivity:
             yield item
 
     def to_json(self) -> dict[str, Any]:
-        """As it is told to the gang's runner; ``for_s`` in seconds."""
+        """The report to the gang's runner; ``for_s`` in seconds."""
         activity, since_s = self._now
         return {
             "doing": activity.value,

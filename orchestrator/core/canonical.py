@@ -30,7 +30,7 @@ def encode(value: object) -> bytes:
 
 def _encode(value: object, path: tuple[object, ...]) -> str:
     kind = type(value)
-    if kind is str:  # what records hold most; subclasses (enums) come below
+    if kind is str:  # the most frequent types; subclasses (enums) come below
         return encode_basestring(value)  # type: ignore[arg-type]
     if kind is float:
         return _number(value)  # type: ignore[arg-type]

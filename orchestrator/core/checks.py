@@ -19,14 +19,14 @@ class Verdict(StrEnum):
 
     OK = "ok"
     WARNING = "warning"
-    """It works, but something should be looked at."""
+    """It works, but something should be checked."""
     FAILED = "failed"
     SKIPPED = "skipped"
-    """A check that it builds upon has failed, or what it would use is in use."""
+    """Not run: a check that it needs has failed, or its devices are in use."""
 
 
 class ConcernError(OrchestratorError):
-    """What a check raises when it works, but something should be looked at. The text after ``; `` is the remedy."""
+    """Raised by a check that works, but where something should be checked. The text after ``; `` is the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class CheckResult:
 
 
 def run_checks(checks: Sequence[Check]) -> Iterator[CheckResult]:
-    """Run checks one after the other; none of them is waited for longer than its limit, and none raises."""
+    """Run checks one after the other, each for at most its limit; no error is raised."""
     missed: set[str] = set()
     for check in checks:
         unmet = [name for name in check.needs if name in missed]
@@ -76,10 +76,10 @@ def _run(check: Check) -> CheckResult:
     def work() -> None:
         try:
             future.set_result(check.run())
-        except Exception as error:  # noqa: BLE001 - told as the check's result
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
             future.set_exception(error)
 
-    # A thread that is not waited for: what hangs in a network or a file system cannot be interrupted.
+    # A daemon thread: a call that hangs in a network or a file system cannot be interrupted.
     Thread(target=work, name=f"check-{check.name}", daemon=True).start()
     is_done = bool(wait([future], check.limit_s).done)
     duration_s = time.monotonic() - started_s
@@ -90,7 +90,7 @@ def _run(check: Check) -> CheckResult:
     if error is None:
         return _result(check, Verdict.OK, future.result(), "", duration_s)
     verdict = Verdict.WARNING if isinstance(error, ConcernError) else Verdict.FAILED
-    # An error that nobody expected may quote anything, credentials too: only ours are shown.
+    # An unexpected error may quote anything, also credentials: only our own errors are shown.
     text = str(error) if isinstance(error, OrchestratorError) else f"{type(error).__name__}"
     detail, _, remedy = text.partition("; ")
     return _result(check, verdict, detail, remedy, duration_s)

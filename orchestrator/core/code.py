@@ -13,7 +13,7 @@ _PACKAGES = ("orchestrator", "workloads")
 
 @cache
 def package_digest() -> str:
-    """Digest of the sources of both packages, as they were when this was first asked. Imports neither."""
+    """Digest of the sources of both packages, as of the first call. Imports neither package."""
     specs = [find_spec(package) for package in _PACKAGES]
     return sources_digest(
         Path(folder) for spec in specs for folder in (spec.submodule_search_locations if spec else None) or []

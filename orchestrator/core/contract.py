@@ -35,7 +35,7 @@ class Outcome(StrEnum):
 
 
 class Spot(StrEnum):
-    """Whether an attempt may run on nodes that their provider may take back."""
+    """Whether an attempt may run on nodes that the provider may reclaim."""
 
     ALLOW = "allow"
     REQUIRE = "require"
@@ -44,7 +44,7 @@ class Spot(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """What one attempt occupies on the cluster, and where it may. Execution, never identity."""
+    """Resources of one attempt, and conditions on its nodes. Execution, never identity."""
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -64,11 +64,11 @@ class Resources:
 
     @property
     def bare(self) -> Resources:
-        """The amounts alone: what a runner of it is reused by."""
+        """The amounts alone, by which runners are reused."""
         return Resources(cpus=self.cpus, gpus=self.gpus, memory_gib=self.memory_gib)
 
     def share(self, num_workers: int) -> Resources:
-        """What each of some equal workers gets."""
+        """The share of each of some equal workers."""
         return self.scaled(1.0 / num_workers)
 
     def scaled(self, factor: float) -> Resources:
@@ -102,7 +102,7 @@ class Execution:
     compile: str = "off"
     """``torch.compile``: off, default, reduce-overhead (CUDA graphs) or max-autotune."""
     deterministic: bool = False
-    """Whether to pay for bit-exact results on GPUs; on CPUs they always are."""
+    """Whether results on GPUs must be bit-exact, which costs speed; on CPUs they always are."""
     initial_uri: str = ""
     """Where the file of initial weights is whose sha256 the identity names; empty without one."""
     label_files: Mapping[str, str] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class Execution:
     checkpoint_every_epochs: int = 1
     """Without a number of steps: epochs between checkpoints."""
     checkpoint_keep_last: int = 2
-    """Newest checkpoints that stay."""
+    """Number of newest checkpoints that are kept."""
     checkpoint_mtbf_s: float = 0.0
     """Mean time between failures of an attempt: above 0, and without a number of steps, checkpoints are as far apart as
     loses the least time (Young's formula)."""
@@ -145,18 +145,18 @@ class JobRequest:
     store_uri: str
     execution: Execution = field(default_factory=Execution)
     chosen: Mapping[str, Any] = field(default_factory=dict)
-    """What the search job among the inputs found: ``{"parameters": {...}, "inputs": {role: key}}`` in place of those
+    """Result of the search job among the inputs: ``{"parameters": {...}, "inputs": {role: key}}`` in place of those
     of the identity, which names the search. Filled in by the data plane; empty without a search."""
 
     @property
     def parameters(self) -> Mapping[str, Any]:
-        """The identity's parameters of this kind, and what a search chose."""
+        """The identity's parameters, with those that a search chose."""
         parameters: Mapping[str, Any] = self.identity["parameters"]
         return {**parameters, **self.chosen["parameters"]} if self.chosen.get("parameters") else parameters
 
     @property
     def inputs(self) -> Mapping[str, str]:
-        """Artifact keys by role, and what a search chose."""
+        """Artifact keys by role, with those that a search chose."""
         inputs: Mapping[str, str] = self.identity["inputs"]
         return {**inputs, **self.chosen["inputs"]} if self.chosen.get("inputs") else inputs
 
@@ -180,7 +180,7 @@ class Timings:
     setup_s: float = 0.0
     """From the start of ``execute`` to the first training step (0 for kinds that do not train)."""
     work_s: float = 0.0
-    """All of ``execute`` but loading the data plane."""
+    """All of ``execute`` except loading the data plane."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,13 +216,13 @@ class JobFailure:
     message: str
     traceback: str = ""
     rank: int | None = None
-    """Of a gang, the rank at fault; None = one worker, or none can be named."""
+    """For a gang: the rank at fault; None = one worker, or none can be named."""
     node_id: str = ""
     """The backend's id of the node at fault, of a gang that of ``rank``; empty = none can be named."""
     gpus: tuple[str, ...] = ()
     """UUIDs of the GPUs that the process at fault held."""
     step: int | None = None
-    """Of a failure of numerics in training, the number of updates before the wrong one."""
+    """For a failure of numerics in training: the number of updates before the wrong one."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -237,7 +237,7 @@ class JobFailure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Where a running attempt is; shown live, never truth."""
+    """Progress of a running attempt; only for display, never used as state."""
 
     phase: str
     """``setup``, ``train``, ``evaluate``, ``write`` or what else the kind does."""
@@ -245,13 +245,13 @@ class Progress:
     total_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     images_per_s: float = 0.0
-    """Images that training itself takes per second, over all ranks; 0 = not known."""
+    """Images per second of training alone, over all ranks; 0 = not known."""
     step_s: float = 0.0
     """Seconds per step, averaged over the latest ones; 0 = not known."""
     eta_s: float = 0.0
     """Seconds to the end at this pace; 0 = not known."""
     counters: Mapping[str, float] = field(default_factory=dict)
-    """Sums since the attempt began, for ``orchestrator.metrics``: images, steps, seconds by what for."""
+    """Sums since the attempt began, for ``orchestrator.metrics``: images, steps, seconds by purpose."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -265,27 +265,27 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a trial of a search says of itself on the way."""
+    """An intermediate evaluation of a search's trial."""
 
     step: int
     epoch: float
     metrics: Mapping[str, float]
     """Rates are fractions in [0, 1]."""
     spent_s: float
-    """Seconds of this attempt so far, without those in which it waited for an answer."""
+    """Seconds of this attempt so far, without waits for a decision."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What a search wants to know while a training runs. Changes no result of it."""
+    """How a search follows a running training. It does not change results."""
 
     rungs: tuple[float, ...]
-    """Epochs, ascending: the first evaluation at or after each is told, and the last one of all."""
+    """Epochs, ascending: the first evaluation at or after each is reported, and the very last one."""
     tell: Callable[[Evaluation], None]
-    """Takes an evaluation; may block until it is decided whether the training goes on (``should_stop``)."""
+    """Reports an evaluation; may block until it is decided whether the training continues (``should_stop``)."""
     probe: Mapping[str, Any] = field(default_factory=dict)
     """Judge of a backbone in training: ``{"parameters": ..., "inputs": {"index", "labels"}, "location": ...}`` of a
-    cached probe of the target, whose metrics are told too; empty: the training's own metrics are all."""
+    cached probe of the target, whose metrics are reported, too; empty: only the training's own metrics."""
 
 
 def _ignore(_: Progress) -> None:
@@ -310,11 +310,11 @@ class ExecutionContext:
     world_size: int = 1
     report: Callable[[Progress], None] = _ignore
     should_stop: Callable[[], bool] = _never
-    """True once the attempt must write a checkpoint and raise ``PreemptedError``; asked once per step, on every rank:
-    one that says so stops all of them."""
+    """True once the attempt must save and raise ``PreemptedError``; called per step and rank: one True stops all ranks.
+    """
     watch: Watch | None = None
-    """Who looks on, if this is a trial of a search."""
+    """The search that follows the training, if this is a trial."""
     activity: RankActivity = field(default_factory=RankActivity)
-    """What this rank does now; it keeps it up to date."""
+    """The present activity of this rank; the rank keeps it up to date."""
     collective_timeout_s: float = 0.0
-    """Limit of each collective operation from now on, seconds; 0 = as whoever joined the ranks has set it."""
+    """Limit of each collective operation from now on, seconds; 0 = the limit of the process group."""

@@ -51,7 +51,7 @@ class ShardPlaces(TypedDict):
 
 
 class ConvertRequest(TypedDict):
-    """A source to convert, with what the converter and the writer are told."""
+    """A source to convert, with the arguments of converter and writer."""
 
     converter: str
     source: dict[str, Any]
@@ -94,13 +94,13 @@ class SampleRequest(TypedDict):
 
 
 class LookRequest(TypedDict):
-    """A folder, file or URI of which nobody says what it is; see ``workloads.commands.look.look``."""
+    """A folder, file or URI of unknown content; see ``workloads.commands.look.look``."""
 
     place: str
 
 
 class LookAnswer(TypedDict):
-    """What is there; ``entry`` is what ``datasets`` of a sweep says of it."""
+    """What was found; ``entry`` is the entry for ``datasets`` of a sweep."""
 
     form: str
     entry: dict[str, Any]
@@ -152,7 +152,7 @@ class HierarchyRequest(TypedDict):
 
 
 class HierarchyAnswer(TypedDict):
-    """A table with a row per class, its levels from coarse to fine, and what people should know."""
+    """A table with a row per class, its levels from coarse to fine, and notes for people."""
 
     rows: list[dict[str, str]]
     levels: list[str]
@@ -174,7 +174,7 @@ class PluginUse(TypedDict):
 
 
 class PluginProblem(TypedDict):
-    """What is wrong with one of them: its number, the path below its arguments, and why."""
+    """A problem of one plug-in: its number, the path below its arguments, and the reason."""
 
     use: int
     path: list[str | int]
@@ -200,7 +200,7 @@ class ModelsRequest(TypedDict):
 
 
 class ModelProblem(TypedDict):
-    """What is wrong with one of them: its number, the path below it, and why."""
+    """A problem of one model: its number, the path below it, and the reason."""
 
     model: int
     path: list[str]
@@ -220,14 +220,14 @@ class SimulationsRequest(TypedDict):
 
 
 class SimulationsAnswer(TypedDict):
-    """Names of the shipped ones, and what was found of each that was asked about."""
+    """Names of the shipped simulations, and the answer for each requested one."""
 
     shipped: list[str]
     checked: list[dict[str, Any]]
 
 
 class NodeRequest(TypedDict):
-    """What of a node is checked; times in s. See ``workloads.node_check``."""
+    """Which parts of a node are checked; times in s. See ``workloads.node_check``."""
 
     limit_s: float
     compile: NotRequired[bool]
@@ -238,7 +238,7 @@ class NodeRequest(TypedDict):
 
 
 class RankRequest(TypedDict):
-    """Where the ranks of an all-reduce meet, and who asks."""
+    """Address at which the ranks of an all-reduce meet, and this rank."""
 
     rank: int
     world_size: int
@@ -254,7 +254,7 @@ class RankRequest(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Question(Generic[Asked, Told]):
-    """What may be asked: its name, who answers (``module:function``), and the types of both."""
+    """A question: its name, the function that answers it (``module:function``), and the types of request and answer."""
 
     name: str
     handler: str
@@ -315,12 +315,12 @@ class LateAnswerError(NoAnswerError):
 
 
 class Terminal(Enum):
-    """What an answering process has to do with the terminal."""
+    """How an answering process uses the terminal."""
 
     NONE = auto()
-    """Nothing: it is in a session of its own, all of which is killed when nobody waits for it any more."""
+    """Nothing: it has its own session, all of which is killed when the caller does not wait any more."""
     SHARED = auto()
-    """Its progress and warnings are seen, and Ctrl-C reaches it: it ends by itself, and tidies up."""
+    """Its progress and warnings are shown, and Ctrl-C reaches it: it cleans up and ends by itself."""
 
 
 def ask(
@@ -336,8 +336,8 @@ def ask(
 
     Args:
         question: one of those above.
-        request: what it is asked.
-        limit_s: how long it is waited for; None = until it ends.
+        request: its request.
+        limit_s: how long to wait; None = until it ends.
         environment: of the process; None = ours.
         terminal: see `Terminal`.
         wrap: makes another command line of its command line.
@@ -362,7 +362,7 @@ def ask(
             stdout, stderr = process.communicate(json.dumps(request), timeout=limit_s)
         except BaseException as error:
             if is_shared and isinstance(error, KeyboardInterrupt):
-                process.wait()  # it got the same signal, and says how to go on
+                process.wait()  # it got the same signal, and prints how to continue
                 raise
             with suppress(ProcessLookupError, PermissionError):
                 process.kill() if is_shared else os.killpg(process.pid, signal.SIGKILL)
@@ -379,9 +379,9 @@ def _read_reply(question: Question[Asked, Told], stdout: str, stderr: str, retur
     except ValueError:
         reply = {}
     if not isinstance(reply, dict) or reply.keys() not in ({"answer"}, {"error"}):
-        said = [line for line in stderr.strip().splitlines() if line.strip()]
+        error_lines = [line for line in stderr.strip().splitlines() if line.strip()]
         code = f"it ended with code {returncode}"
-        raise NoAnswerError(said[-1] if said else code, returncode if returncode > 0 else _FAILURE)
+        raise NoAnswerError(error_lines[-1] if error_lines else code, returncode if returncode > 0 else _FAILURE)
     if "error" in reply:
         raise NoAnswerError(str(reply["error"]), returncode or _FAILURE)
     try:
@@ -394,7 +394,7 @@ def _read_reply(question: Question[Asked, Told], stdout: str, stderr: str, retur
 
 
 def answer(name: str) -> int:
-    """Answer the question of this name, whose request stands on stdin; returns the exit code of ``docs/cli.md``."""
+    """Answer the question of this name, whose request is on stdin; returns the exit code of ``docs/cli.md``."""
     reply: dict[str, Any]
     code = 0
     try:
@@ -414,7 +414,7 @@ def answer(name: str) -> int:
 
 def _checked(kind: type[Told], value: object) -> Told:
     """A value of a `TypedDict`. Raises ``ValueError``; fields that the type does not have are refused, too."""
-    from pydantic import ConfigDict, TypeAdapter  # only processes that ask or answer pay for it
+    from pydantic import ConfigDict, TypeAdapter  # imported only by processes that ask or answer
 
     if kind is dict or kind == dict[str, Any]:
         if not isinstance(value, dict):

@@ -48,9 +48,9 @@ class FailureKind(StrEnum):
 
 
 def is_lost_peer(text: str) -> bool:
-    """Whether an error of a collective operation says that another rank, or the way to it, is gone.
+    """Whether an error of a collective operation means that another rank, or the connection to it, is lost.
 
-    Memory that ran out and broken devices show there too, often in the same sentence: these are the rank's own.
+    Out-of-memory and device errors can have similar texts; those are the rank's own failures.
     """
     return _OWN_TROUBLE.search(text) is None and _TRANSPORT.search(text) is not None
 
@@ -87,13 +87,13 @@ class SpecError(OrchestratorError):
 
 
 class UserError(OrchestratorError):
-    """The job can never succeed as it was asked for (wrong model name, batch not reachable, ...): no retry."""
+    """The job can never succeed with these parameters (wrong model name, batch not reachable, ...): no retry."""
 
     failure_kind = FailureKind.USER_ERROR
 
 
 class UsageError(UserError):
-    """A command or call was given what it cannot mean, whatever the store holds; commands end with code 2."""
+    """A command or call has invalid arguments, whatever the store contains; commands end with code 2."""
 
 
 class BadDataError(OrchestratorError):
@@ -152,7 +152,7 @@ class StorageError(OrchestratorError):
 class NotFoundError(StorageError):
     """No object has this name."""
 
-    failure_kind = FailureKind.BAD_DATA  # as of damaged ones: waiting does not bring it back
+    failure_kind = FailureKind.BAD_DATA  # as for damaged ones: waiting does not help
 
 
 class PreconditionFailedError(StorageError):
@@ -160,7 +160,7 @@ class PreconditionFailedError(StorageError):
 
 
 class StorageDeniedError(StorageError):
-    """The store refuses who asks: no or wrong credentials, no permission, a clock that is off, a bucket not allowed."""
+    """The store refuses access: no or wrong credentials, no permission, a wrong clock, or a forbidden bucket."""
 
 
 class StorageThrottledError(StorageError):

@@ -28,9 +28,9 @@ class RegistryEntry:
     """One value of a named choice."""
 
     reads: tuple[str, ...] = ()
-    """Hyper-parameters that nobody reads but the options that name them."""
+    """Hyper-parameters that only options read which name them."""
     needs: tuple[str, ...] = ()
-    """Those of them that a recipe must give, whatever their default."""
+    """Those of them that a recipe must give, even if they have a default."""
     state_copies: int = 0
     """Tensors of the size of the weights that it keeps from step to step and that a checkpoint holds."""
 
@@ -83,7 +83,7 @@ REGISTRIES: Final[Mapping[str, Mapping[str, RegistryEntry]]] = {
 
 
 class Form(Enum):
-    """What the value of a hyper-parameter is."""
+    """The form of a hyper-parameter's value."""
 
     NUMBER = auto()
     WHOLE = auto()
@@ -96,14 +96,14 @@ class Form(Enum):
     REACTION = auto()
     """``stop`` or ``{rewind: n}``."""
     ARGUMENTS = auto()
-    """A mapping for a plug-in, which says what it takes."""
+    """A mapping for a plug-in, which defines its fields."""
 
 
 class PartialReader(Enum):
     """A protocol that differs from an ordinary training in what it reads."""
 
     PROBE = "probe"
-    """Its backbone is frozen whatever the recipe says; of what training does only drops out; its head is one layer."""
+    """Its backbone is frozen whatever the recipe says; only dropout acts as in training; its head is one layer."""
     CACHED = "cached"
     """Features were computed once, of whole images."""
 
@@ -145,7 +145,7 @@ class Parameter:
     default: Any = MISSING
     """As a sweep would write it; ``MISSING`` = it must be given."""
     always: bool = False
-    """Whether it stands in every identity; see above."""
+    """Whether every identity has it; see above."""
     bounds: Range = Range()
     options: tuple[str, ...] = ()
     """Of a choice."""
@@ -155,9 +155,9 @@ class Parameter:
     items: str = "numbers"
     """What a list holds."""
     null: str = ""
-    """What null stands for; empty = it may not be null."""
+    """Meaning of null; empty = it may not be null."""
     zero: str = ""
-    """What 0 stands for, where that is not a number like others."""
+    """Meaning of 0, if 0 is not an ordinary number."""
     unread_by: tuple[PartialReader, ...] = ()
 
 
@@ -401,11 +401,11 @@ class Relation:
     others: tuple[str, ...] = ()
     """Where there is a ``refusal``, those that stand before it."""
     holds: Callable[..., bool]
-    """Of its value and those of the others."""
+    """Takes its value and those of the others."""
     refusal: str = ""
-    """What the language says; empty = it cannot tell, or says so elsewhere."""
+    """Error text of the sweep language; empty = it does not check this, or checks it elsewhere."""
     wanted: str = ""
-    """How the data plane ends the sentence "it must be ..."; empty = it does not mind."""
+    """How the data plane ends the sentence "it must be ..."; empty = it does not check this."""
 
     def is_broken(self, values: Mapping[str, Any]) -> bool:
         """Whether the values do not fit; False where one of them is missing."""

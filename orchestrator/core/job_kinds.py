@@ -39,24 +39,24 @@ class JobKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KindRow:
-    """Everything that is said of one kind."""
+    """All properties of one kind."""
 
     code_version: int | None = None
     """None = this version plans no such jobs."""
     resources: Literal["data", "embed", "cluster", "pretrain", "transfer", "analyze", "simulate"] | None = None
     """The group of ``resources`` in a sweep.yaml that it runs with."""
     default_s: float
-    """Seconds of a job that nobody has estimated; measured ratios soon correct them."""
+    """Seconds of a job without an estimate; measured ratios soon correct them."""
     handler: str = ""
     """``module:function`` of the data plane; empty = the backend itself runs it, or nothing does."""
     trains: Literal["", "head", "backbone"] = ""
-    """What it trains on images: a head on a frozen backbone, all weights, or nothing."""
+    """Which weights it trains on images: a head on a frozen backbone, all weights, or none."""
     saves: bool = False
     """Whether an attempt that was stopped goes on from a checkpoint."""
     is_measured: bool = False
-    """Whether its record tells how much work took how long, so that estimates learn from it."""
+    """Whether its record has the amount of work and its seconds, so that estimates use it."""
     result: Literal["", "backbone", "transfer"] = ""
-    """What a report compares it as; empty = it is no result."""
+    """The kind of result that a report compares; empty = it is no result."""
     in_report: Literal["", "time", "content"] = ""
     """``content``: a report lacks something until it is committed; ``time``: a report counts its seconds alone."""
     makes_data: bool = False

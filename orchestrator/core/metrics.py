@@ -20,7 +20,7 @@ class Better(StrEnum):
 
     @property
     def sign(self) -> int:
-        """What makes a good value a small one."""
+        """Factor that turns a good value into a small one."""
         return 1 if self is Better.LOWER else -1
 
     @property
@@ -37,8 +37,7 @@ class RecordedMetric:
     unit: str = ""
     """Empty for rates, which are printed in percent, and for numbers without one."""
     is_of_backbone: bool = False
-    """Whether it says what the pretraining took and not what the transfer came to: all transfers of a backbone have
-    the same value of it."""
+    """Whether it measures the cost of the pretraining, which is the same for all transfers of a backbone."""
 
 
 RECORDED_METRICS: Final[Mapping[str, RecordedMetric]] = {

@@ -38,7 +38,7 @@ GROUPS: Final[Mapping[str, str]] = {
     SIMULATIONS: "simulation",
     MEASURES: "measure",
 }
-"""Groups of entry points, and what each of theirs is called in messages."""
+"""Groups of entry points, and the word for one of each group in messages."""
 
 _DIGEST_DIGITS: Final = 16
 _loaded: dict[str, str] = {}
@@ -82,7 +82,7 @@ def short_name(name: str) -> str:
 
 
 def load_plugin(reference: str, group: str) -> Any:  # noqa: ANN401 - foreign code
-    """What the entry point of a reference names.
+    """The object that the entry point of a reference names.
 
     Raises:
         UserError: it is not installed here, or in another version, or its sources differ from those that were planned.
@@ -102,7 +102,7 @@ def load_plugin(reference: str, group: str) -> Any:  # noqa: ANN401 - foreign co
     if not points:
         raise UserError(f"{project} {version} has no {what} {name!r} (entry points of the group {group})")
     if _loaded.setdefault(project, here) != here:
-        _forget(installed)  # a warm process that ran the sources of before
+        _forget(installed)  # a warm process that has loaded earlier sources
         _loaded[project] = here
     return points[0].load()
 
@@ -117,8 +117,8 @@ def version_of(package: Distribution) -> str:
 
 def _digest_of_sources(package: Distribution) -> str:
     """Empty for a package that is not installed editable (PEP 610, ``direct_url.json``)."""
-    told = package.read_text("direct_url.json")
-    if not told or not json.loads(told).get("dir_info", {}).get("editable"):
+    direct_url = package.read_text("direct_url.json")
+    if not direct_url or not json.loads(direct_url).get("dir_info", {}).get("editable"):
         return ""
     lines = [line for name in _top_levels(package) for line in _lines_of(name)]
     return sha256("".join(sorted(lines)).encode()).hexdigest()

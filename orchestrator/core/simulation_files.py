@@ -1,10 +1,10 @@
-"""A simulation in a plain Python file: what is read of it, its digest, and the package in which it travels.
+"""A simulation in a plain Python file: its sources, their digest, and the package in which they are sent.
 
 Invariants:
 
 - The *sources* are the file and the modules beside it that it imports, directly or through each other. An identity
   holds their digest and the function's name, ``<64 hex>.py:<function>``: neither the file's name nor its place.
-- A package is believed for nothing: whoever opens one compares its digest with that of an identity.
+- A package is not trusted: the code that opens one compares its digest with that of an identity.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Final, Self
 from orchestrator.core.errors import UserError
 
 FILE_ROLE: Final = "simulation"
-"""Of the file's place, in the ``label_files`` of a job."""
+"""Name of the file's location in the ``label_files`` of a job."""
 _IDENTITY: Final = re.compile(r"([0-9a-f]{64})\.py:([A-Za-z_]\w*)")
 _REFERENCE: Final = re.compile(r"(.+\.py):([^:/]*)")
 _MAX_BYTES: Final = 1 << 20

@@ -25,21 +25,21 @@ from orchestrator.storage.protocol import ObjectStore
 CONTROLLER, PUBLISHER, WATCHDOG = "controller", "publisher", "watchdog"
 _NUM_CLOCK_QUESTIONS = 5
 _QUICK_S, _STORE_S, _REDUCE_S, _DEVICES_S = 12.0, 15.0, 40.0, 45.0
-"""Limits for an answer of a node: its facts, its look at the store, the all-reduce, its GPUs."""
-Tell = Callable[[str, Mapping[str, Any]], None]
-"""Takes the name of a stage and what was found."""
+"""Limits for an answer of a node: its facts, the store, the all-reduce, its GPUs."""
+Report = Callable[[str, Mapping[str, Any]], None]
+"""Takes the name of a stage and its results."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterQuestion:
-    """Which cluster is asked, and about what."""
+    """Which cluster is checked, and what is checked."""
 
     address: str
-    """Of Ray; empty = the stack of ``home``."""
+    """Address of Ray; empty = the stack of ``home``."""
     home: str
     namespace: str
     store_uri: str
-    """Empty = the store is not asked about: it has failed from here already."""
+    """Empty = the store is not checked: its checks have failed on this machine already."""
     tracking_uri: str
     token: str = ""
     shards: tuple[tuple[str, str], ...] = ()
@@ -56,7 +56,7 @@ class ClusterQuestion:
         return cls(**{**document, "shards": tuple(map(tuple, document["shards"]))})
 
 
-def ask(question: ClusterQuestion, tell: Tell) -> None:
+def ask(question: ClusterQuestion, report: Report) -> None:
     """Run all checks; each stage is printed as soon as it is known.
 
     Raises:
@@ -66,15 +66,15 @@ def ask(question: ClusterQuestion, tell: Tell) -> None:
     import ray
 
     nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    tell("nodes", {"nodes": [_told_of(node) for node in nodes]})
+    report("nodes", {"nodes": [_node_row(node) for node in nodes]})
     doctors = {node["NodeID"]: _doctor_on(node["NodeID"]) for node in nodes}
     facts = _gather({name: doctor.facts.remote() for name, doctor in doctors.items()}, _QUICK_S)
-    tell("facts", facts)
+    report("facts", facts)
     there = {name: doctors[name] for name, found in facts.items() if "error" not in found}
-    tell("clocks", {name: _clock(doctor) for name, doctor in there.items()})
-    tell("services", _services(question.namespace))
+    report("clocks", {name: _clock(doctor) for name, doctor in there.items()})
+    report("services", _services(question.namespace))
     free = _with_free_gpus(nodes, _available())
-    reduces = _start_reduces(there, facts, free)  # takes longest: the others run beside it
+    reduces = _start_reduces(there, facts, free)  # takes longest: the others run at the same time
     with_gpus = {name: doctor for name, doctor in there.items() if facts[name]["gpus"]["devices"]}
     devices = {
         name: doctor.devices.remote(facts[name]["gpus"]["devices"], _DEVICES_S)
@@ -82,20 +82,20 @@ def ask(question: ClusterQuestion, tell: Tell) -> None:
         if name in free
     }
     if question.store_uri:
-        tell("store", _store(question.store_uri, there))
+        report("store", _store(question.store_uri, there))
     heads = [node["NodeID"] for node in nodes if "node:__internal_head__" in node["Resources"]]
-    asked = {name: there[name] for name in (heads or list(there)[:1]) if name in there}
+    trackers = {name: there[name] for name in (heads or list(there)[:1]) if name in there}
     if question.tracking_uri:
-        calls = {name: doctor.tracking.remote(question.tracking_uri) for name, doctor in asked.items()}
-        tell("tracking", _gather(calls, _STORE_S))
+        calls = {name: doctor.tracking.remote(question.tracking_uri) for name, doctor in trackers.items()}
+        report("tracking", _gather(calls, _STORE_S))
     if question.shards:
         shards = [list(shard) for shard in question.shards]
-        tell("shards", _gather({name: one.shards.remote(shards) for name, one in there.items()}, _STORE_S))
+        report("shards", _gather({name: one.shards.remote(shards) for name, one in there.items()}, _STORE_S))
     for backend, calls in reduces.items():
-        tell(backend, _gather(calls, _REDUCE_S + 2.0))
+        report(backend, _gather(calls, _REDUCE_S + 2.0))
     if with_gpus:
         held = {name: {"devices": [], "not_checked": "all"} for name in with_gpus if name not in free}
-        tell("devices", _gather(devices, _DEVICES_S + 2.0) | held)
+        report("devices", _gather(devices, _DEVICES_S + 2.0) | held)
 
 
 def _join(question: ClusterQuestion) -> None:
@@ -124,7 +124,7 @@ def _doctor_on(node_id: str) -> Any:  # noqa: ANN401 - Ray's handles are untyped
     return actor.remote()
 
 
-def _told_of(node: Mapping[str, Any]) -> dict[str, Any]:
+def _node_row(node: Mapping[str, Any]) -> dict[str, Any]:
     resources = node["Resources"]
     return {
         "node_id": node["NodeID"],
@@ -136,7 +136,7 @@ def _told_of(node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gather(calls: Mapping[str, Any], limit_s: float) -> dict[str, Any]:
-    """Answers by node; of a node that does not answer in time, or fails, why."""
+    """Answers by node; for a node that does not answer in time, or fails, the reason."""
     import ray
 
     ray.wait(list(calls.values()), num_returns=len(calls), timeout=limit_s) if calls else None
@@ -169,7 +169,7 @@ def _clock(doctor: Any) -> dict[str, float]:  # noqa: ANN401 - see _doctor_on
 
 
 def _services(namespace: str) -> dict[str, Any]:
-    """How the controller, its watchdog and the publisher fare; those that are not there are left out."""
+    """State of the controller, its watchdog and the publisher; missing ones are left out."""
     import ray
 
     calls = {}
@@ -181,7 +181,7 @@ def _services(namespace: str) -> dict[str, Any]:
 
 
 def _store(uri: str, doctors: Mapping[str, Any]) -> dict[str, Any]:
-    """What nodes find of the store, and whether this process finds what they wrote."""
+    """Results of the nodes' checks of the store, and whether this process finds the objects that they wrote."""
     was_there, store = is_initialised(uri), open_store(uri)
     folder, content = f"probes/doctor-{secrets.token_hex(8)}", secrets.token_hex(16)
     try:
@@ -201,7 +201,7 @@ def _clean(store: ObjectStore, folder: str) -> None:
 
 
 def _available() -> dict[str, dict[str, float]]:
-    """What nobody holds now, by Ray's id of the node."""
+    """Resources that are free now, by Ray's id of the node."""
     from ray._private.state import available_resources_per_node
 
     found: dict[str, dict[str, float]] = available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -209,7 +209,7 @@ def _available() -> dict[str, dict[str, float]]:
 
 
 def _with_free_gpus(nodes: Sequence[Mapping[str, Any]], available: Mapping[str, Mapping[str, float]]) -> set[str]:
-    """Ids of nodes none of whose GPUs is held, by a gang or anybody else; of others the doctor keeps off."""
+    """Ids of nodes all of whose GPUs are free; other nodes are not tested."""
     return {
         node["NodeID"]
         for node in nodes

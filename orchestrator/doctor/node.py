@@ -32,7 +32,7 @@ _QUERY_TIMEOUT_S = 8.0
 _IN_USE_MIB = 1024.0
 """A GPU with more used memory has work that Ray does not know of."""
 _DEVICES_SHARE = 0.25
-"""Of the limit, for repetitions on the devices; loading torch and compiling take most of it."""
+"""Part of the limit for repetitions on the devices; loading torch and compiling take the rest."""
 
 
 class NodeDoctor:
@@ -43,7 +43,7 @@ class NodeDoctor:
         return time.time()
 
     def facts(self) -> dict[str, Any]:
-        """What the node is and has; ``free_port`` is one that nobody listens on."""
+        """Hardware and software of the node; ``free_port`` is an unused port."""
         import ray
 
         return {
@@ -72,27 +72,27 @@ class NodeDoctor:
             seen = store.exists(f"{folder}/driver") and store.get(f"{folder}/driver").decode() == content
             store.put(f"{folder}/node-{secrets.token_hex(8)}", socket.gethostname().encode())
             probe_store(store)
-        except Exception as error:  # noqa: BLE001 - told as the check's result
-            return _told(error)
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
+            return _error_answer(error)
         return {"sees_driver": seen, "took_s": time.monotonic() - started_s}
 
     def tracking(self, uri: str) -> dict[str, Any]:
-        """Whether MLflow answers from here."""
+        """Whether MLflow answers requests of this node."""
         try:
             from orchestrator.doctor.places import reach_tracking
 
             return {"found": reach_tracking(uri)}
-        except Exception as error:  # noqa: BLE001 - told as the check's result
-            return _told(error)
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
+            return _error_answer(error)
 
     def shards(self, samples: list[list[str]]) -> dict[str, Any]:
-        """Whether some shards, given by store and name, can be read from here."""
+        """Whether some shards, given by store and name, can be read on this node."""
         try:
             from orchestrator.doctor.places import read_beginnings
 
             return {"found": read_beginnings(samples)}
-        except Exception as error:  # noqa: BLE001 - told as the check's result
-            return _told(error)
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
+            return _error_answer(error)
 
     def rank(self, place: dict[str, Any], limit_s: float) -> dict[str, Any]:
         """Take part in an all-reduce."""
@@ -107,10 +107,10 @@ class NodeDoctor:
         request = {"limit_s": _DEVICES_SHARE * limit_s, "compile": True}
         if not busy:
             return self._ask("node.check", request, limit_s, sees_gpus=True)
-        told = self._ask("node.check", request, limit_s, sees_gpus=True, only=",".join(idle))
-        for one, index in zip(told.get("devices", []), idle, strict=False):
+        checked = self._ask("node.check", request, limit_s, sees_gpus=True, only=",".join(idle))
+        for one, index in zip(checked.get("devices", []), idle, strict=False):
             one["device"] = f"cuda:{index}"
-        return {**told, "not_checked": ", ".join(f"cuda:{index}" for index in busy)}
+        return {**checked, "not_checked": ", ".join(f"cuda:{index}" for index in busy)}
 
     def _ask(
         self, question: str, request: dict[str, Any], limit_s: float, *, sees_gpus: bool, only: str = ""
@@ -121,27 +121,27 @@ class NodeDoctor:
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         if only:
-            # As the driver counts them, not the fastest first.
+            # In the driver's order, not the fastest first.
             environment |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": only}
         try:
             from orchestrator.core.data_plane import QUESTIONS, ask
 
             answer: dict[str, Any] = ask(QUESTIONS[question], request, limit_s=limit_s, environment=environment)
-        except Exception as error:  # noqa: BLE001 - told as the check's result
-            return _told(error)
+        except Exception as error:  # noqa: BLE001 - it becomes the check's result
+            return _error_answer(error)
         return answer
 
 
 def is_in_use(gpu: dict[str, str]) -> bool:
-    """Whether somebody has memory of a GPU, as the driver tells it; not where it tells nothing."""
+    """Whether a process uses memory of a GPU, according to the driver; False where the driver does not tell."""
     try:
         return float(gpu.get("used_mib", "")) > _IN_USE_MIB
     except ValueError:
         return False
 
 
-def _told(error: Exception) -> dict[str, Any]:
-    """Our own errors say what to do; of others the text may quote anything, credentials too."""
+def _error_answer(error: Exception) -> dict[str, Any]:
+    """The text of our own errors; other errors may quote anything, also credentials."""
     is_ours = type(error).__module__.startswith("orchestrator.") or isinstance(error, ImportError)
     return {"error": str(error) if is_ours else type(error).__name__}
 
@@ -154,7 +154,7 @@ def _version(package: str) -> str:
 
 
 def _digest() -> str:
-    """Of our code on this node; empty where there is none. As ``backends.ray.digest.code_digest``."""
+    """Digest of our code on this node; empty if there is none. As ``backends.ray.digest.code_digest``."""
     try:
         from orchestrator.backends.ray.digest import code_digest
 
@@ -178,17 +178,17 @@ def _room(folder: Path) -> dict[str, int]:
 
 
 def _cache() -> dict[str, Any]:
-    """The directory where attempts keep downloads: its room, and how fast it is written."""
+    """The directory where attempts keep downloads: its free space, and its write speed."""
     default = Path(tempfile.gettempdir(), f"orchestrator-cache-{os.getuid()}")
     folder = Path(os.environ.get("ORCHESTRATOR_CACHE_DIR") or default)
     there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    told: dict[str, Any] = {"folder": str(folder), **_room(there)}
+    found: dict[str, Any] = {"folder": str(folder), **_room(there)}
     try:
-        told["written_per_s"] = _writing_speed(there)
-        told["is_on_root"] = there.stat().st_dev in _root_devices()
+        found["written_per_s"] = _writing_speed(there)
+        found["is_on_root"] = there.stat().st_dev in _root_devices()
     except OSError as error:
-        told["error"] = f"{there} cannot be written to: {error.strerror}"
-    return told
+        found["error"] = f"{there} cannot be written to: {error.strerror}"
+    return found
 
 
 def _root_devices() -> set[int]:
@@ -197,7 +197,7 @@ def _root_devices() -> set[int]:
 
 
 def _machine_type() -> str:
-    """As its provider names it (``p5.48xlarge``, ``a3-highgpu-8g``); empty elsewhere."""
+    """The provider's type of the machine (``p5.48xlarge``, ``a3-highgpu-8g``); empty elsewhere."""
     try:
         name = Path("/sys/class/dmi/id/product_name").read_text(encoding="utf-8").strip()
     except OSError:
@@ -213,7 +213,7 @@ def _machine_type() -> str:
 
 
 def _writing_speed(folder: Path) -> float:
-    """Bytes per second that reach the disk."""
+    """Write speed of the disk, bytes per second."""
     path, block = folder / f".orchestrator-doctor-{secrets.token_hex(8)}", os.urandom(_BLOCK)
     started_s, written = time.monotonic(), 0
     try:
@@ -234,9 +234,9 @@ def _gpus() -> dict[str, Any]:
         return {"devices": []}
     command = [program, f"--query-gpu={_GPU_FIELDS}", "--format=csv,noheader,nounits"]
     try:
-        told = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True).stdout
+        output = subprocess.run(command, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=True).stdout
     except (OSError, subprocess.SubprocessError) as error:
         return {"devices": [], "error": f"nvidia-smi fails ({type(error).__name__}): the driver is not loaded or hangs"}
     names = ("index", "name", "driver", "memory_mib", "used_mib", "ecc_errors")
-    rows = ([cell.strip() for cell in line.split(",")] for line in told.splitlines() if line.strip())
+    rows = ([cell.strip() for cell in line.split(",")] for line in output.splitlines() if line.strip())
     return {"devices": [dict(zip(names, row, strict=False)) for row in rows]}

@@ -18,7 +18,7 @@ from orchestrator.tracking.server import ask_database
 
 _HEADER_BYTES = 512
 _MAGIC = slice(257, 262)
-"""Where a tar header says so (POSIX ustar)."""
+"""Offset of the magic in a tar header (POSIX ustar)."""
 _NUM_SAMPLES = 3
 _TIMEOUT_S = 5.0
 
@@ -34,7 +34,7 @@ def sample_shards(sweep: ResolvedSweep) -> list[tuple[str, str]]:
 
 
 def read_beginnings(samples: Iterable[Sequence[str]]) -> str:
-    """Read the first header of some shards; says in one line what was read.
+    """Read the first header of some shards; returns in one line what was read.
 
     Raises:
         StorageError: one cannot be read.
@@ -65,7 +65,7 @@ def _some(shards: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def reach_tracking(uri: str) -> str:
-    """Say in one line that MLflow answers. No message shows the URI, which may hold a password.
+    """Check that MLflow answers; returns one line. No message shows the URI, which may have a password.
 
     Raises:
         OrchestratorError: it does not, or the URI means nothing.

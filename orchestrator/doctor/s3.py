@@ -20,15 +20,15 @@ from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.store import S3Store
 
 DEADLINE_S, TIMEOUT_S = 6.0, 4.0
-"""So short that each check ends by itself, with its reason."""
+"""Time limits so short that each check ends by itself, with its reason."""
 WARN_SKEW_S, MAX_SKEW_S = 30.0, 240.0
-"""S3 refuses signatures that are 15 minutes off; claims of shared jobs stand six; half of the lesser is asked for."""
+"""S3 refuses signatures that are 15 minutes off, claims of shared jobs tolerate six; the limit is half of six."""
 _AWS = "https://s3.amazonaws.com"
 _CONTENT = b"orchestrator doctor " * 64
 
 
 class Impatient:
-    """A store whose operations give up soon; all else is as the settings say."""
+    """A store with short time limits; all else as in the settings."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         wanted = {"deadline_s": DEADLINE_S, "connect_timeout_s": TIMEOUT_S, "read_timeout_s": TIMEOUT_S}
@@ -38,7 +38,7 @@ class Impatient:
 
     @property
     def endpoint(self) -> str:
-        """Where the server is."""
+        """URL of the server."""
         return self.settings.endpoint_url or _AWS
 
 
@@ -69,11 +69,11 @@ def _reach(place: Impatient) -> str:
 
 def _compare_clocks(place: Impatient) -> str:
     skew_s, error_s = measure_skew_s(place)
-    told = f"this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
+    message = f"this machine's clock is {abs(skew_s):.0f} s {'ahead of' if skew_s > 0 else 'behind'} the server's"
     if abs(skew_s) - error_s > MAX_SKEW_S:
-        raise StorageDeniedError(f"{told}; set the clock (NTP): signatures, leases and claims carry the time")
+        raise StorageDeniedError(f"{message}; set the clock (NTP): signatures, leases and claims carry the time")
     if abs(skew_s) - error_s > WARN_SKEW_S:
-        raise ConcernError(f"{told}; set the clock (NTP)")
+        raise ConcernError(f"{message}; set the clock (NTP)")
     return f"within {abs(skew_s) + error_s:.0f} s of the server's"
 
 
@@ -93,7 +93,7 @@ def measure_skew_s(place: Impatient) -> tuple[float, float]:
 
 
 def _date_header(place: Impatient) -> str:
-    """The ``Date`` of any answer, one that refuses us too."""
+    """The ``Date`` of any answer, also of a refusal."""
     # The settings allow http and https only.
     request = Request(f"{place.endpoint}/", method="HEAD")  # noqa: S310
     try:

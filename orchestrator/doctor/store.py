@@ -18,7 +18,7 @@ from orchestrator.storage.probe import probe_store
 from orchestrator.storage.protocol import ObjectStore
 
 FEW_BYTES, SCARCE_BYTES = 1 * GIB, 10 * GIB
-"""Free space below which nothing useful fits, and below which it soon may not."""
+"""Free space below which a check fails, and below which it warns."""
 _CONTENT = b"orchestrator doctor " * 64
 _CHECKSUM_HINT = "if the server refuses checksums, set ORCHESTRATOR_S3_CHECKSUMS=when_required"
 
@@ -45,7 +45,7 @@ def store_checks(uri: str) -> Iterator[Check]:
 
 
 def check_free_space(folder: Path, purpose: str) -> str:
-    """Free space where a folder is, or would be made.
+    """Check the free space at a folder, or where it would be created.
 
     Raises:
         NoSpaceError: next to nothing is free.
@@ -80,7 +80,7 @@ def _object_checks(store: ObjectStore, base: str) -> Iterator[Check]:
 
 
 class _Objects:
-    """One object, through its whole life."""
+    """Write, read, list and delete one object."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -117,7 +117,7 @@ class _Objects:
         return "If-None-Match and If-Match are obeyed, also by four writers at once"
 
     def _leave_no_trace(self) -> None:
-        """A directory that was no store before is none afterwards."""
+        """Remove a directory that the checks created."""
         for folder in self._unmade:
             if {path.name for path in folder.iterdir()} <= {".tmp", ".locks"}:
                 with suppress(OSError):
@@ -125,10 +125,10 @@ class _Objects:
 
 
 def _missing_folders(store: ObjectStore) -> list[Path]:
-    """Of a directory, those that the first write will make, the innermost first."""
+    """The directories that the first write would create, the innermost first."""
     if not isinstance(store, LocalStore):
         return []
     try:
         return [folder for folder in (store.root, *store.root.parents) if not folder.exists()]
-    except OSError:  # the check of the folder says so
+    except OSError:  # the check of the folder reports it
         return []

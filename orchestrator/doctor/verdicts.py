@@ -33,10 +33,10 @@ FEW_FILES = 4096
 """Open files: a loader with some hundred shards and a Ray worker with its sockets come close to 1024."""
 FEW_CACHE_BYTES, SCARCE_CACHE_BYTES = 1 * GIB, 10 * GIB
 FEW_SHARED_BYTES, SCARCE_SHARED_BYTES = 64 * 1024**2, 1 * GIB
-"""Containers have 64 MiB of shared memory unless told otherwise; Ray's object store and NCCL need more."""
+"""Containers have 64 MiB of shared memory by default; Ray's object store and NCCL need more."""
 SLOW_BYTES_PER_S = 100 * 1024**2
 SKEW_WARNED_S, SKEW_REFUSED_S = 1.0, 60.0
-"""Claims bear six minutes, signatures of S3 fifteen; times of events are compared by people."""
+"""Claims tolerate six minutes, signatures of S3 fifteen; people compare times of events."""
 SLOW_REDUCE_BYTES_PER_S = 50 * 1024**2
 LINE_GBITS = {
     "p4d.24xlarge": 400,
@@ -45,14 +45,14 @@ LINE_GBITS = {
     "p5e.48xlarge": 3200,
     "a3-highgpu-8g": 800,
 }
-"""What the network of a machine carries for its eight GPUs, Gbit/s. P5: Amazon EC2 User Guide, "Maximize network
+"""Network bandwidth of a machine with eight GPUs, Gbit/s. P5: Amazon EC2 User Guide, "Maximize network
 bandwidth on instances with multiple network cards"; A3 high: four data NICs of 200, GKE "Maximize GPU network bandwidth
 with GPUDirect-TCPX" (both looked up in November 2026); P4: AWS' page of the type, as known in 2025."""
 _GPUS_PER_MACHINE = 8
 LEAST_SHARE = 0.05
-"""Of it, for an all-reduce of 16 MiB, too short for all of it; TCP stays below. An estimate, never measured."""
+"""Expected share of it in an all-reduce of 16 MiB; TCP stays below. An estimate, never measured."""
 _STALE_S = 60.0
-"""A loop of the controller that has not turned for so long hangs."""
+"""A controller's loop without a round for so long hangs."""
 _SHARE = "a file:// store must be one directory that all nodes mount at the same path; else use s3://"
 _PACKAGES = ("ray", "torch", "torchvision", "timm", "numpy", "pretraining-orchestrator")
 _END = ""
@@ -60,7 +60,7 @@ _END = ""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Here:
-    """What this machine, from which everything is asked, runs itself."""
+    """Versions and digest on this machine, which runs the checks."""
 
     python: str
     packages: Mapping[str, str]
@@ -75,7 +75,7 @@ def judge(stage: str, found: Mapping[str, Any], known: Mapping[str, Any], here: 
     elif stage == "facts":
         yield from _facts(found, known["nodes"]["nodes"], hosts, here)
     elif stage == "clocks":
-        yield from (_clock(hosts[node], told) for node, told in found.items())
+        yield from (_clock(hosts[node], answer) for node, answer in found.items())
     elif stage == "services":
         yield from _services(found, here)
     elif stage == "store":
@@ -83,12 +83,12 @@ def judge(stage: str, found: Mapping[str, Any], known: Mapping[str, Any], here: 
     elif stage in {"tracking", "shards"}:
         name = "tracking from the head" if stage == "tracking" else "shards from nodes"
         remedy = "check its network and credentials"
-        yield from (_answer(name, hosts[node], told, remedy) for node, told in found.items())
+        yield from (_answer(name, hosts[node], answer, remedy) for node, answer in found.items())
     elif stage in {"gloo", "nccl"}:
         yield _reduce(stage, found, hosts, _line_rate(known))
     elif stage == "devices":
-        for node, told in found.items():
-            yield from _devices(hosts[node], told)
+        for node, answer in found.items():
+            yield from _devices(hosts[node], answer)
 
 
 def _called(node: Mapping[str, Any]) -> str:
@@ -103,11 +103,11 @@ def _bad(name: str, detail: str, remedy: str, node: str = "", verdict: Verdict =
     return CheckResult(name=name, verdict=verdict, detail=detail, remedy=remedy, node=node)
 
 
-def _answer(name: str, node: str, told: Mapping[str, Any], remedy: str) -> CheckResult:
-    if "error" in told:
-        detail, _, advice = str(told["error"]).partition("; ")
+def _answer(name: str, node: str, answer: Mapping[str, Any], remedy: str) -> CheckResult:
+    if "error" in answer:
+        detail, _, advice = str(answer["error"]).partition("; ")
         return _bad(name, detail, advice or remedy, node)
-    return _ok(name, str(told["found"]), node)
+    return _ok(name, str(answer["found"]), node)
 
 
 def _nodes(found: Mapping[str, Any]) -> Iterator[CheckResult]:
@@ -124,36 +124,36 @@ def _facts(
 ) -> Iterator[CheckResult]:
     usual = _usual_digest(found)
     for node in nodes:
-        told, name = found[node["node_id"]], hosts[node["node_id"]]
-        if "error" in told:
-            yield _bad("node", told["error"], "see the node's log in /tmp/ray/session_latest/logs; restart it", name)
+        answer, name = found[node["node_id"]], hosts[node["node_id"]]
+        if "error" in answer:
+            yield _bad("node", answer["error"], "see the node's log in /tmp/ray/session_latest/logs; restart it", name)
             continue
-        yield _versions(told, here, name)
-        yield _code(told, here, usual, name)
-        yield _gpus(told["gpus"], node, name)
-        yield _cache(told["cache"], name, has_gpus=bool(told["gpus"]["devices"]))
-        yield _shared_memory(told["shared_memory"], name)
-        if told["open_files"] < FEW_FILES and told["open_files"] >= 0:
-            detail = f"a process may have {told['open_files']} files open"
+        yield _versions(answer, here, name)
+        yield _code(answer, here, usual, name)
+        yield _gpus(answer["gpus"], node, name)
+        yield _cache(answer["cache"], name, has_gpus=bool(answer["gpus"]["devices"]))
+        yield _shared_memory(answer["shared_memory"], name)
+        if answer["open_files"] < FEW_FILES and answer["open_files"] >= 0:
+            detail = f"a process may have {answer['open_files']} files open"
             yield _bad("open files", detail, f"ulimit -n {16 * FEW_FILES} before ray start", name, Verdict.WARNING)
-        yield _token(told, name)
+        yield _token(answer, name)
     yield from _drivers(found)
 
 
 def _usual_digest(found: Mapping[str, Any]) -> str:
-    digests = Counter(told["digest"] for told in found.values() if told.get("digest"))
+    digests = Counter(answer["digest"] for answer in found.values() if answer.get("digest"))
     return digests.most_common(1)[0][0] if digests else ""
 
 
-def _versions(told: Mapping[str, Any], here: Here, node: str) -> CheckResult:
-    theirs = {"Python": told["python"], **{name: version or "none" for name, version in told["packages"].items()}}
+def _versions(answer: Mapping[str, Any], here: Here, node: str) -> CheckResult:
+    theirs = {"Python": answer["python"], **{name: version or "none" for name, version in answer["packages"].items()}}
     ours = {"Python": here.python, **{name: version or "none" for name, version in here.packages.items()}}
     differing = [f"{name} {version} (here {ours[name]})" for name, version in theirs.items() if version != ours[name]]
     if not differing:
         shown = ", ".join(f"{name} {theirs[name]}" for name in ("Python", "ray", "torch"))
         return _ok("versions", shown, node)
     # Ray refuses drivers of another version of itself or Python; other libraries change results, not whether it works.
-    is_fatal = told["packages"]["ray"] != here.packages["ray"] or _minor(told["python"]) != _minor(here.python)
+    is_fatal = answer["packages"]["ray"] != here.packages["ray"] or _minor(answer["python"]) != _minor(here.python)
     verdict = Verdict.FAILED if is_fatal else Verdict.WARNING
     return _bad("versions", ", ".join(differing), "install the same environment on all nodes", node, verdict)
 
@@ -162,8 +162,8 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def _code(told: Mapping[str, Any], here: Here, usual: str, node: str) -> CheckResult:
-    digest = told["digest"]
+def _code(answer: Mapping[str, Any], here: Here, usual: str, node: str) -> CheckResult:
+    digest = answer["digest"]
     if not digest:
         remedy = "install pretraining-orchestrator there, or use the image that has it"
         return _bad("code", "orchestrator cannot be imported", remedy, node)
@@ -176,10 +176,10 @@ def _code(told: Mapping[str, Any], here: Here, usual: str, node: str) -> CheckRe
     return _ok("code", digest, node)
 
 
-def _gpus(told: Mapping[str, Any], node: Mapping[str, Any], name: str) -> CheckResult:
-    devices = told["devices"]
-    if "error" in told:
-        return _bad("GPUs", told["error"], "see dmesg on the node; reload the driver, or take the node out", name)
+def _gpus(answer: Mapping[str, Any], node: Mapping[str, Any], name: str) -> CheckResult:
+    devices = answer["devices"]
+    if "error" in answer:
+        return _bad("GPUs", answer["error"], "see dmesg on the node; reload the driver, or take the node out", name)
     if len(devices) != int(node["gpus"]):
         detail = f"the driver has {len(devices)} GPUs, Ray {node['gpus']:g}"
         fallen = len(devices) < int(node["gpus"])
@@ -199,42 +199,42 @@ def _gpus(told: Mapping[str, Any], node: Mapping[str, Any], name: str) -> CheckR
 def _drivers(found: Mapping[str, Any]) -> Iterator[CheckResult]:
     """Gangs over nodes of several drivers work until NCCL meets what only one of them can do."""
     drivers = Counter(
-        device["driver"] for told in found.values() for device in told.get("gpus", {}).get("devices", [])[:1]
+        device["driver"] for answer in found.values() for device in answer.get("gpus", {}).get("devices", [])[:1]
     )
     if len(drivers) > 1:
         shown = ", ".join(f"{version} on {number} nodes" for version, number in drivers.most_common())
         yield _bad("GPU drivers", shown, "install one driver on all nodes", verdict=Verdict.WARNING)
 
 
-def _cache(told: Mapping[str, Any], node: str, *, has_gpus: bool) -> CheckResult:
+def _cache(answer: Mapping[str, Any], node: str, *, has_gpus: bool) -> CheckResult:
     remedy = "set ORCHESTRATOR_CACHE_DIR on the node to a folder of its fast local disk before ray start"
-    if told.get("is_on_root") and has_gpus:
-        detail = f"{told.get('folder', '')} is on the root device, which it fills and shares"
+    if answer.get("is_on_root") and has_gpus:
+        detail = f"{answer.get('folder', '')} is on the root device, which it fills and shares"
         return _bad("cache disk", detail, remedy, node, Verdict.WARNING)
-    if "error" in told:
-        return _bad("cache disk", told["error"], remedy, node)
-    speed = told["written_per_s"]
-    detail = f"{format_bytes(told['free'])} free in {told['folder']}, written at {format_bytes(int(speed))}/s"
-    if told["free"] < FEW_CACHE_BYTES:
+    if "error" in answer:
+        return _bad("cache disk", answer["error"], remedy, node)
+    speed = answer["written_per_s"]
+    detail = f"{format_bytes(answer['free'])} free in {answer['folder']}, written at {format_bytes(int(speed))}/s"
+    if answer["free"] < FEW_CACHE_BYTES:
         return _bad("cache disk", f"only {detail}", "free some space, or " + remedy, node)
-    if told["free"] < SCARCE_CACHE_BYTES or speed < SLOW_BYTES_PER_S:
+    if answer["free"] < SCARCE_CACHE_BYTES or speed < SLOW_BYTES_PER_S:
         return _bad("cache disk", f"only {detail}", remedy, node, Verdict.WARNING)
     return _ok("cache disk", detail, node)
 
 
-def _shared_memory(told: Mapping[str, Any], node: str) -> CheckResult:
+def _shared_memory(answer: Mapping[str, Any], node: str) -> CheckResult:
     remedy = "start the container with --shm-size=8g or more (Kubernetes: an emptyDir of medium Memory at /dev/shm)"
-    detail = f"{format_bytes(told['free'])} of {format_bytes(told['total'])} free"
-    if told["total"] <= FEW_SHARED_BYTES:
+    detail = f"{format_bytes(answer['free'])} of {format_bytes(answer['total'])} free"
+    if answer["total"] <= FEW_SHARED_BYTES:
         return _bad("shared memory", detail, remedy, node)
-    if told["free"] < SCARCE_SHARED_BYTES:
+    if answer["free"] < SCARCE_SHARED_BYTES:
         return _bad("shared memory", f"only {detail}", remedy, node, Verdict.WARNING)
     return _ok("shared memory", detail, node)
 
 
-def _token(told: Mapping[str, Any], node: str) -> CheckResult:
-    address = ipaddress.ip_address(told["address"])
-    if told["asks_for_token"]:
+def _token(answer: Mapping[str, Any], node: str) -> CheckResult:
+    address = ipaddress.ip_address(answer["address"])
+    if answer["asks_for_token"]:
         return _ok("token", f"Ray at {address} asks for one", node)
     if address.is_loopback:
         return _bad(
@@ -248,8 +248,8 @@ def _token(told: Mapping[str, Any], node: str) -> CheckResult:
     return _bad("token", f"Ray at {address} requires no token: anyone who can reach it can run any code", remedy, node)
 
 
-def _clock(node: str, told: Mapping[str, Any]) -> CheckResult:
-    ahead_s, within_s = float(told["ahead_s"]), float(told["within_s"])
+def _clock(node: str, answer: Mapping[str, Any]) -> CheckResult:
+    ahead_s, within_s = float(answer["ahead_s"]), float(answer["within_s"])
     if within_s == float("inf"):
         return _bad("clocks", "it did not answer", "see whether the node is overloaded", node, Verdict.WARNING)
     way = "ahead of" if ahead_s > 0 else "behind"
@@ -281,53 +281,53 @@ def _services(found: Mapping[str, Any], here: Here) -> Iterator[CheckResult]:
 
 def _store(found: Mapping[str, Any], hosts: Mapping[str, str]) -> Iterator[CheckResult]:
     remedy = "check its network, its credentials (they come with the node, not with the submit) and its clock"
-    for node, told in found["nodes"].items():
-        if "error" in told:
-            detail, _, advice = str(told["error"]).partition("; ")
+    for node, answer in found["nodes"].items():
+        if "error" in answer:
+            detail, _, advice = str(answer["error"]).partition("; ")
             yield _bad("store from nodes", detail, advice or remedy, hosts[node])
-        elif not told["sees_driver"]:
+        elif not answer["sees_driver"]:
             yield _bad(
                 "store from nodes", "what was written here is not there: it is another place", _SHARE, hosts[node]
             )
         else:
-            detail = f"read, written and conditional writes obeyed in {told['took_s']:.2f} s"
+            detail = f"read, written and conditional writes obeyed in {answer['took_s']:.2f} s"
             yield _ok("store from nodes", detail, hosts[node])
     if found["num_seen"] < found["num_written"]:
         detail = f"of {found['num_written']} objects that nodes wrote, {found['num_seen']} are seen here"
         yield _bad("store from nodes", detail, _SHARE)
 
 
-def _devices(node: str, told: Mapping[str, Any]) -> Iterator[CheckResult]:
+def _devices(node: str, answer: Mapping[str, Any]) -> Iterator[CheckResult]:
     """What ``workloads.node_check`` found on the GPUs of a node."""
-    if "error" in told:
-        yield _bad("devices", told["error"], "see whether something else uses the GPUs; else take the node out", node)
+    if "error" in answer:
+        yield _bad("devices", answer["error"], "see whether something else uses the GPUs; else take the node out", node)
         return
-    errors = [f"{one['device']}: {error}" for one in told["devices"] for error in one["errors"]]
-    held = str(told.get("not_checked", ""))
+    errors = [f"{one['device']}: {error}" for one in answer["devices"] for error in one["errors"]]
+    held = str(answer.get("not_checked", ""))
     if held:
         which = "" if held == "all" else f"{held} "
         yield CheckResult(name="devices", verdict=Verdict.SKIPPED, detail=f"{which}not checked: in use", node=node)
-    if not told["devices"]:
+    if not answer["devices"]:
         return
     if errors:
         yield _bad("devices", "; ".join(errors), "take the node out: these GPUs compute or remember wrongly", node)
     else:
-        slowest = min(one["tflops"] for one in told["devices"])
-        memory_gib = min(one["memory_gib"] for one in told["devices"])
+        slowest = min(one["tflops"] for one in answer["devices"])
+        memory_gib = min(one["memory_gib"] for one in answer["devices"])
         detail = (
             f"products are right at {slowest:.0f} TFLOP/s and more, {memory_gib:.0f} GiB of each keep what is written"
         )
         yield _ok("devices", detail, node)
-    if told["compile"]:
+    if answer["compile"]:
         remedy = "install gcc and Python's headers there, or use the image's target cuda; else `compile:` has no effect"
-        yield _bad("compile", told["compile"], remedy, node, Verdict.WARNING)
+        yield _bad("compile", answer["compile"], remedy, node, Verdict.WARNING)
     else:
         yield _ok("compile", "a kernel was compiled and computes what it should", node)
 
 
 def _line_rate(known: Mapping[str, Any]) -> tuple[str, float]:
     """The slowest kind of machine whose network is known, and its bytes/s for each GPU; 0 if none is."""
-    types = {str(told.get("machine_type", "")) for told in known.get("facts", {}).values()}
+    types = {str(answer.get("machine_type", "")) for answer in known.get("facts", {}).values()}
     rates = {name: LINE_GBITS[name] * 1e9 / 8 / _GPUS_PER_MACHINE for name in types & LINE_GBITS.keys()}
     name = min(rates, key=rates.__getitem__, default="")
     return name, rates.get(name, 0.0)
@@ -337,7 +337,7 @@ def _reduce(
     backend: str, found: Mapping[str, Any], hosts: Mapping[str, str], line: tuple[str, float] = ("", 0.0)
 ) -> CheckResult:
     name = f"all-reduce {backend}"
-    failed = {rank.partition("#")[0]: told["error"] for rank, told in found.items() if "error" in told}
+    failed = {rank.partition("#")[0]: answer["error"] for rank, answer in found.items() if "error" in answer}
     if failed:
         node, why = next(iter(failed.items()))
         others = f" (and {len(failed) - 1} more nodes)" if len(failed) > 1 else ""
@@ -346,7 +346,7 @@ def _reduce(
             "NCCL_SOCKET_IFNAME to the right one; NCCL_DEBUG=INFO prints more"
         )
         return _bad(name, f"{why}{others}", remedy, hosts[node])
-    slowest = max(found.values(), key=lambda told: float(told["took_s"]))
+    slowest = max(found.values(), key=lambda answer: float(answer["took_s"]))
     speed = slowest["num_bytes"] / max(1e-9, float(slowest["took_s"]))
     num_nodes = len({rank.partition("#")[0] for rank in found})
     size = format_bytes(slowest["num_bytes"])
@@ -363,9 +363,9 @@ def _reduce(
 
 
 def examine_cluster(question: ClusterQuestion, address: str, limit_s: float) -> Iterator[CheckResult]:
-    """All verdicts on a cluster, as they come; those that are not there in time count as failed.
+    """All verdicts on a cluster, one by one; missing ones count as failed after the limit.
 
-    ``address`` is where Ray's control store listens, asked first without Ray.
+    ``address`` is that of Ray's control store, which is first checked without Ray.
     """
     try:
         check_answers(address)
@@ -389,24 +389,24 @@ def examine_cluster(question: ClusterQuestion, address: str, limit_s: float) -> 
             yield _timed(result, took_s)
     missing = [stage for stage in _stages(question) if stage not in known]
     if missing and time.monotonic() - started_s >= limit_s:
-        told = f"no answer within {limit_s:g} s about: {', '.join(missing)}; see whether its head is overloaded"
-        yield _result(told, time.monotonic() - started_s)
+        message = f"no answer within {limit_s:g} s about: {', '.join(missing)}; see whether its head is overloaded"
+        yield _result(message, time.monotonic() - started_s)
 
 
 def this_machine() -> Here:
-    """What runs here."""
+    """Versions and digest of this process."""
     return Here(
         python=platform.python_version(), packages={name: _version(name) for name in _PACKAGES}, digest=code_digest()
     )
 
 
 def _stages(question: ClusterQuestion) -> list[str]:
-    asked = ["nodes", "facts", "clocks", "services", "gloo"]
-    return asked + ["store"] * bool(question.store_uri) + ["tracking"] * bool(question.tracking_uri)
+    stages = ["nodes", "facts", "clocks", "services", "gloo"]
+    return stages + ["store"] * bool(question.store_uri) + ["tracking"] * bool(question.tracking_uri)
 
 
 def _lines(question: ClusterQuestion, limit_s: float) -> Iterator[str]:
-    """What the process prints until it ends, or the time is over: then it is killed, whatever it does."""
+    """The output of the process until it ends, or until the time is over: then it is killed."""
     environment = {**os.environ, "PYTHONPATH": python_path(os.environ), "RAY_DEDUP_LOGS": "0"}
     command = [sys.executable, "-m", "orchestrator.doctor.cluster"]
     process = subprocess.Popen(
@@ -416,9 +416,9 @@ def _lines(question: ClusterQuestion, limit_s: float) -> Iterator[str]:
     assert process.stdout is not None  # noqa: S101
     assert process.stderr is not None  # noqa: S101
     lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-    said: list[str] = []
+    error_lines: list[str] = []
     threading.Thread(target=_read, args=(process.stdout, lines), daemon=True).start()
-    threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
+    threading.Thread(target=error_lines.extend, args=(process.stderr,), daemon=True).start()
     try:
         process.stdin.write(question.to_json())
         process.stdin.close()
@@ -426,7 +426,7 @@ def _lines(question: ClusterQuestion, limit_s: float) -> Iterator[str]:
         while (line := _next(lines, deadline_s)) != _END:
             yield line
         if time.monotonic() < deadline_s and process.wait(max(0.1, deadline_s - time.monotonic())) not in {0, 1}:
-            last = redacted("".join(said[-1:]).strip())[-300:]
+            last = redacted("".join(error_lines[-1:]).strip())[-300:]
             raise OrchestratorError(f"the examination ended with code {process.returncode}: {last}")
     except (BrokenPipeError, subprocess.TimeoutExpired):
         return

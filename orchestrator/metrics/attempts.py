@@ -23,7 +23,7 @@ from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.storage.os_errors import error_counts
 
 STORE_ERRORS_PREFIX: Final = "store_errors/"
-"""In ``Progress.counters``, before the name of an error."""
+"""Prefix in ``Progress.counters`` of the name of an error."""
 _SHOW_EVERY_S: Final = 2.0
 _LOG = logging.getLogger(__name__)
 COUNTERS: Final[Mapping[str, Metric]] = MappingProxyType(
@@ -39,7 +39,7 @@ COUNTERS: Final[Mapping[str, Metric]] = MappingProxyType(
         "bad_samples": catalog.BAD_SAMPLES,
     }
 )
-"""By their names in ``Progress.counters``."""
+"""Metrics by their names in ``Progress.counters``."""
 _Place: TypeAlias = tuple[str, str, str]
 """Sweep, kind of job, name of the counter."""
 
@@ -64,7 +64,7 @@ class AttemptMetrics:
         return replace(progress, counters={**progress.counters, **new})
 
     def show(self, progress: Progress) -> None:
-        """Export the pace since the last time, every few seconds. What Ray meets never disturbs an attempt."""
+        """Export the pace since the last time, every few seconds. Errors of Ray never disturb an attempt."""
         now_s = time.monotonic()
         if now_s < self._show_at_s or not progress.counters:
             return
@@ -73,7 +73,7 @@ class AttemptMetrics:
             self._show(progress)
         except Exception:  # noqa: BLE001 - whatever it is, it is not worth the training
             if not self._has_failed:
-                _LOG.exception("metrics are not exported; the attempt goes on all the same")
+                _LOG.exception("metrics are not exported; the attempt continues")
             self._has_failed = True
 
     def _show(self, progress: Progress) -> None:
@@ -89,7 +89,7 @@ class AttemptMetrics:
 
 
 class CounterBook:
-    """Use from one thread. What attempts counted before ``started_at_s`` (unix), an earlier controller has exported."""
+    """Use from one thread. An earlier controller has exported what attempts counted before ``started_at_s`` (unix)."""
 
     def __init__(self, started_at_s: float) -> None:
         self._started_at_s = started_at_s
@@ -100,7 +100,7 @@ class CounterBook:
         self._shown: set[_Place] = set()
 
     def see(self, snapshot: Snapshot, attempt: Attempt, progress: Progress) -> None:
-        """Take the latest sums of an attempt; those of its end, too."""
+        """Take the latest sums of an attempt, also those of its end."""
         counters, before = progress.counters, self._seen.get(attempt.attempt_id)
         if not counters or counters == before:
             return
@@ -109,10 +109,10 @@ class CounterBook:
             before = {} if attempt.launched_at_s >= self._started_at_s else counters
         job = snapshot.plan.by_name().get(attempt.job) if snapshot.plan else None
         if job is None:
-            return  # of a job that a later revision no longer has
+            return  # of a job that is not in the latest revision
         for name, value in counters.items():
             past = before.get(name, 0.0)
-            # A sum that fell began anew, as that of a loader that was opened again.
+            # A smaller sum was restarted, as by a loader that was opened again.
             self._new[snapshot.sweep, job.kind.value, name] += value - past if value >= past else value
 
     def retain(self, attempt_ids: Collection[str]) -> None:

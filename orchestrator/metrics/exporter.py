@@ -10,22 +10,23 @@ from orchestrator.metrics.catalog import STORE_ERRORS, Metric, MetricType
 from orchestrator.storage.os_errors import COUNTED, error_counts
 
 _NEXT_TO_NOTHING: Final = 5e-324
-"""Ray's counters refuse 0, and one that begins at 1 hides its first event from ``increase()``. The smallest float there
-is shows a counter that has not counted yet; any whole number added to it is exact."""
+"""Ray's counters refuse 0, and one that begins at 1 hides its first event from ``increase()``. The smallest float
+shows a counter that is still 0; any whole number added to it is exact.
+"""
 
 
 class Exporter(Protocol):
-    """Takes values of the catalogue's metrics. Never raises because of what a value is."""
+    """Takes values of the catalogue's metrics. Never raises because of a value."""
 
     def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
-        """Show a gauge's value, in place of the former one of these labels; again and again, or Ray drops it."""
+        """Set a gauge's value for these labels; to be repeated, or Ray drops it."""
 
     def add(self, metric: Metric, amount: float, labels: Mapping[str, str]) -> None:
-        """Add to a counter; 0 shows it where it has counted nothing yet. Negative amounts are ignored."""
+        """Add to a counter; 0 makes a counter visible that is still 0. Negative amounts are ignored."""
 
 
 class RayExporter:
-    """Metrics of this process. Needs one that is connected to Ray; elsewhere nothing is exported."""
+    """Metrics of this process, if it is connected to Ray; else nothing is exported."""
 
     def set(self, metric: Metric, value: float, labels: Mapping[str, str]) -> None:
         """See ``Exporter.set``."""
@@ -47,7 +48,7 @@ def _made(metric: Metric) -> Any:  # noqa: ANN401 - a gauge or a counter of Ray
 
 
 class StoreErrors:
-    """Exports what the storage layer counted in a controller's process since the last look."""
+    """Exports errors that the storage layer counted in a controller's process since the last call."""
 
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter

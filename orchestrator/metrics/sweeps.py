@@ -17,7 +17,7 @@ from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 
 SUCCEEDED = "succeeded"
-"""As an outcome of attempts, beside the kinds of failure."""
+"""The outcome of a successful attempt, beside the kinds of failure."""
 MAX_SWEEPS: Final = 200
 """Sweeps that are shown: those that have not ended, then the ones that ended last."""
 SHOWN_AFTER_END_S: Final = 3600.0
@@ -26,11 +26,11 @@ _OUTCOMES: Final = (SUCCEEDED, *(kind.value for kind in FailureKind))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What the ended attempts of one job held, and what of it was of use, in seconds."""
+    """Seconds that the ended attempts of one job held, and how many of them were useful."""
 
     ran_s: float = 0.0
     held_s: float = 0.0
-    """What of it counts for goodput now, by weight."""
+    """Its useful seconds for goodput at present, by weight."""
     useful_s: float = 0.0
 
 
@@ -43,7 +43,7 @@ class SweepAccount:
     def __init__(self) -> None:
         self._snapshot: Snapshot | None = None
         self._shares: dict[str, Share] = {}
-        """Of jobs with ended attempts."""
+        """Use of jobs with ended attempts."""
         self._held_s = self._useful_s = self._gpu_s = 0.0
         self._steps: dict[str, Progress] = {}
         """Furthest known step of jobs that are not done."""
@@ -58,11 +58,11 @@ class SweepAccount:
         if before is None or before.plan is not snapshot.plan:
             self._begin(snapshot.plan)
             for view in snapshot.jobs.values():
-                self._book(view)
+                self._add_ended(view)
             return {}
         ended: dict[str, int] = {}
         for view in snapshot.jobs.changed_since(before.jobs):
-            self._book(view)
+            self._add_ended(view)
             outcome = _outcome(before.jobs[view.name], view)
             if outcome:
                 ended[outcome] = ended.get(outcome, 0) + 1
@@ -78,8 +78,8 @@ class SweepAccount:
             attempt.resources.gpus * attempt.ran_s(now)
             for attempt in (self._snapshot.live_attempts if self._snapshot else ())
         )
-        former_s = self._snapshot.spent_gpu_s if self._snapshot else 0.0
-        return (former_s + self._gpu_s + live_s) / 3600.0
+        earlier_s = self._snapshot.spent_gpu_s if self._snapshot else 0.0
+        return (earlier_s + self._gpu_s + live_s) / 3600.0
 
     def goodput(self, now: float) -> float | None:
         """Share in [0, 1] of the time held that made progress which was kept; ``None`` before there is any.
@@ -100,12 +100,12 @@ class SweepAccount:
         self._shares, self._held_s, self._useful_s, self._gpu_s = {}, 0.0, 0.0, 0.0
         self._steps = {name: one for name, one in self._steps.items() if name in self._jobs}
 
-    def _book(self, view: JobView) -> None:
-        """The attempts of a job that have ended, in place of what was booked for it before."""
+    def _add_ended(self, view: JobView) -> None:
+        """Replace the job's use by that of its present ended attempts."""
         old = self._shares.get(view.name, _NONE)
         if not view.ran_s and old is _NONE:
             return
-        # A running job is weighed as a whole when it is asked for: its steps hold those of earlier attempts.
+        # A running job is evaluated as a whole in ``goodput``: its steps include those of earlier attempts.
         share = Share(ran_s=view.ran_s) if view.state is JobState.RUNNING else self._ended(view)
         self._held_s += share.held_s - old.held_s
         self._useful_s += share.useful_s - old.useful_s
@@ -158,7 +158,7 @@ def _outcome(before: JobView, view: JobView) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRank:
-    """The slowest rank of a running gang, as its first rank tells it."""
+    """The slowest rank of a running gang, as its first rank reports it."""
 
     rank: int
     node: str
@@ -169,17 +169,17 @@ class SlowRank:
 
     @classmethod
     def of(cls, progress: Progress, worker_nodes: Sequence[str]) -> SlowRank | None:
-        """From the counters of ``workloads.train.step``; none of one worker, or before they can tell."""
-        told = progress.counters
-        if "slow_rank" not in told:
+        """From the counters of ``workloads.train.step``; None for one worker, or before they have it."""
+        counters = progress.counters
+        if "slow_rank" not in counters:
             return None
-        rank = int(told["slow_rank"])
+        rank = int(counters["slow_rank"])
         return cls(
             rank=rank,
             node=worker_nodes[rank] if rank < len(worker_nodes) else "",
-            slowdown=told["slow_rank_slowdown"],
-            compute_s=told["slow_rank_compute_s"],
-            data_wait_s=told["slow_rank_data_wait_s"],
+            slowdown=counters["slow_rank_slowdown"],
+            compute_s=counters["slow_rank_compute_s"],
+            data_wait_s=counters["slow_rank_data_wait_s"],
         )
 
     def __str__(self) -> str:
@@ -192,7 +192,7 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """One sweep as its controller sees it."""
+    """A sweep's values for the exported metrics."""
 
     snapshot: Snapshot
     index: SweepIndex | None = None
@@ -231,7 +231,7 @@ class SweepMetrics:
             del self._accounts[gone], self._num_events[gone], self._moved_at_s[gone]
 
     def show(self, observed: Iterable[Observed], now: float) -> None:
-        """Export how the sweeps stand; those that ended long ago, or are too many, are left out."""
+        """Export the sweeps' states; sweeps that ended long ago, or are too many, are left out."""
         for one in _shown(observed, now):
             account = self._accounts.get(one.snapshot.sweep)
             if account is not None:

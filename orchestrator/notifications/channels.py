@@ -49,7 +49,7 @@ _HTTPS_PORT, _HTTP_PORT = 443, 80
 TIMEOUT_S = 10.0
 _GONE = 410
 APPRISE_TIMEOUT_S = 30.0
-"""For all of it: start of the process, import of Apprise, and up to two requests of a service."""
+"""Time limit of a delivery: start of the process, import of Apprise, and up to two requests of a service."""
 _APPRISE_MODULE = "orchestrator.notifications.apprise_process"
 _APPRISE_FAILURES = {
     apprise_process.IS_MISSING: "it is not installed; pip install 'pretraining-orchestrator[apprise]' where the "
@@ -62,16 +62,16 @@ _PREFIX = "whsec_"
 
 
 def post(url: str, body: bytes, headers: dict[str, str], *, timeout_s: float) -> int:
-    """Send a POST; returns the status of the answer, which is not followed if it leads elsewhere.
+    """Send a POST; returns the status of the answer; redirects are not followed.
 
-    ``timeout_s`` is for all of it, but for asking the name server, which has limits of its own.
+    ``timeout_s`` is the limit without the name resolution, which has its own limits.
 
     The name is resolved once, and what it is resolved to is checked and connected to: an answer of a name server that
     changes in between changes nothing.
 
     Raises:
         UserError: the URL is refused.
-        OSError: nobody answers in time, or not in HTTP.
+        OSError: no answer in time, or none in HTTP.
     """
     check_url(url, what="the webhook")
     parts = urlsplit(url)
@@ -87,7 +87,7 @@ def post(url: str, body: bytes, headers: dict[str, str], *, timeout_s: float) ->
 
 
 class Deadline:
-    """Cuts the connections that were made by it when its time is over, whatever still comes over them.
+    """Closes its connections when the time is over, even if bytes still arrive.
 
     Leaving it then raises ``TimeoutError`` in the place of what a library makes of the end of its connection.
     """
@@ -136,7 +136,7 @@ def checked_address(host: str, port: int) -> str:
 
 
 class _To(http.client.HTTPConnection):
-    """A connection to an address that was checked, whatever the name leads to by now."""
+    """A connection to an address that was checked, even if the name now resolves to another one."""
 
     def __init__(self, host: str, port: int, address: str, deadline: Deadline) -> None:
         super().__init__(host, port, timeout=deadline.timeout_s)
@@ -160,7 +160,7 @@ def _connection(parts: SplitResult, deadline: Deadline) -> http.client.HTTPConne
     port = parts.port or (_HTTPS_PORT if is_secure else _HTTP_PORT)
     proxy = None if proxy_bypass(host) else getproxies().get("https")
     if is_secure and proxy:
-        # The proxy resolves the name; that it leads to no metadata service is then the proxy's to see to.
+        # The proxy resolves the name, and so has to refuse metadata services itself.
         way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         tunnel = http.client.HTTPSConnection(
             str(way.hostname), way.port or _HTTP_PORT, timeout=deadline.timeout_s, context=ssl.create_default_context()
@@ -197,7 +197,7 @@ def deliver(notice: Notice, channel: Channel) -> None:
     """Send a notice.
 
     Raises:
-        DeliveryError: nobody took it; the message shows no secret.
+        DeliveryError: no receiver accepted it; the message shows no secret.
         UserError: a reference leads to no secret, or a URL is refused.
     """
     _KINDS[channel.kind].send(notice, channel)
@@ -238,7 +238,7 @@ def _send_to_webhook(notice: Notice, channel: Channel) -> None:
 
 
 def _send_by_apprise(notice: Notice, channel: Channel) -> None:
-    """Send in a process of its own, which is killed after ``APPRISE_TIMEOUT_S``: the code of a service may hang."""
+    """Send in a separate process, which is killed after ``APPRISE_TIMEOUT_S``: the code of a service may hang."""
     if not isinstance(channel, ClusterChannel):
         return
     url = resolve_secret(channel.apprise, what="the URL of Apprise")
@@ -285,7 +285,8 @@ _KINDS = {
 def signed(notice: Notice, key: str, now: float) -> Signed:
     """The request of a webhook, signed as the Standard Webhooks specification says (version 1.0.0, "Signature scheme").
 
-    The signature covers the id, the time of this very try and the body: who keeps a request cannot send it later.
+    The signature covers the id, the time of this try and the body, so that a recorded request cannot be sent again
+    later.
     """
     body = json.dumps(webhook_document(notice), ensure_ascii=False, separators=(",", ":")).encode()
     webhook_id, timestamp = _webhook_id(notice), str(int(now))
@@ -298,7 +299,7 @@ def signed(notice: Notice, key: str, now: float) -> Signed:
 
 
 def webhook_document(notice: Notice) -> dict[str, Any]:
-    """What a webhook gets."""
+    """The JSON body of a webhook."""
     return {
         "type": f"sweep.{notice.occasion.value}",
         "id": _webhook_id(notice),
@@ -337,7 +338,7 @@ def mail_of(notice: Notice, email: Email) -> EmailMessage:
 
 
 def _webhook_id(notice: Notice) -> str:
-    """Of one thing told about one sweep, everywhere."""
+    """The same id for every channel and every try."""
     return f"{notice.sweep}.{notice.notification_id}"
 
 
@@ -382,7 +383,7 @@ def _mail(notice: Notice, email: Email) -> None:
 
 
 class _Mail(smtplib.SMTP):
-    """SMTP to an address that was checked, whatever the name leads to by now; with TLS from the beginning, if asked."""
+    """SMTP to an address that was checked, even if the name now resolves to another one; optionally with TLS."""
 
     def __init__(self, host: str, security: Security, deadline: Deadline) -> None:
         super().__init__(timeout=deadline.timeout_s)

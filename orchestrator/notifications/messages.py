@@ -26,7 +26,7 @@ _ENDED = {"succeeded": Occasion.FINISHED, "cancelled": Occasion.FINISHED, "faile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
-    """One thing to tell."""
+    """One notification."""
 
     notification_id: str
     """Letters, digits and ``-``: also a part of an object's name."""
@@ -39,7 +39,7 @@ class Notice:
     text: str
     """What people read below it."""
     state: str = ""
-    """Of the sweep."""
+    """State of the sweep."""
     jobs: Mapping[str, int] = field(default_factory=dict)
     """Number of jobs by state."""
 
@@ -66,7 +66,7 @@ def notice_of_event(event: Mapping[str, Any], sequence: int, line: int, snapshot
     if kind == "sweep_finished":
         status = str(event["status"])
         took = format_duration(max(0.0, float(event["at_s"]) - snapshot.accepted_at_s))
-        occasion, title = _ENDED[status], f"Sweep {snapshot.sweep} {_said(_told(status, snapshot))} after {took}"
+        occasion, title = _ENDED[status], f"Sweep {snapshot.sweep} {_verb(_outcome(status, snapshot))} after {took}"
     elif kind == "sweep_tripped":
         occasion, title = Occasion.FAILED, f"Sweep {snapshot.sweep} was stopped by its circuit breaker"
     else:
@@ -77,18 +77,18 @@ def notice_of_event(event: Mapping[str, Any], sequence: int, line: int, snapshot
 
 
 def budget_notices(snapshot: Snapshot, gpu_hours: float, now: float) -> Iterator[Notice]:
-    """What is nearly spent, is spent, or has passed; once for each revision of the plan."""
+    """Notices about a budget that is nearly or fully spent, or a passed deadline; once for each plan revision."""
     if snapshot.plan is None or not snapshot.state.is_live:
         return
     policy, revision = snapshot.plan.policy, snapshot.revision
     bound = policy.gpu_hour_budget
     if bound is not None and gpu_hours >= WARN_AT * bound:
         is_spent = gpu_hours >= bound
-        told = "has spent its budget" if is_spent else f"has used {gpu_hours / bound:.0%} of its budget"
+        state = "has spent its budget" if is_spent else f"has used {gpu_hours / bound:.0%} of its budget"
         then = "Nothing starts any more that needs GPUs." if is_spent else "When it is spent, nothing more starts."
         text = f"{gpu_hours:.2f} of {bound:.2f} GPU-hours are used. {then} To go on: raise policy.budget, submit again."
         name = f"budget-{revision}-{'spent' if is_spent else 'nearly'}"
-        yield _notice(name, Occasion.BUDGET, snapshot, now, (f"Sweep {snapshot.sweep} {told}", text))
+        yield _notice(name, Occasion.BUDGET, snapshot, now, (f"Sweep {snapshot.sweep} {state}", text))
     if late := overdue(policy, snapshot.accepted_at_s, now):
         text = f"{late}. Nothing starts any more; running jobs finish. To go on: move it and submit again."
         name = f"deadline-{revision}-{snapshot.accepted_at_s:.0f}"
@@ -98,23 +98,23 @@ def budget_notices(snapshot: Snapshot, gpu_hours: float, now: float) -> Iterator
 
 
 def stall_notice(snapshot: Snapshot, since_s: float, mark: str, now: float) -> Notice:
-    """That nothing has happened since ``since_s``; ``mark`` is what has not changed since."""
+    """The notice that nothing has happened since ``since_s``; ``mark`` is the state that has not changed since then."""
     quiet = format_duration(now - since_s)
     running = [attempt.job for attempt in snapshot.live_attempts]
-    told = f"{len(running)} jobs run ({running[0]}, ...) and report no step." if running else "No job runs."
-    text = "\n".join([told, *_summary(snapshot), f"See: orchestrator status {snapshot.sweep}"])
+    state = f"{len(running)} jobs run ({running[0]}, ...) and report no step." if running else "No job runs."
+    text = "\n".join([state, *_summary(snapshot), f"See: orchestrator status {snapshot.sweep}"])
     name = f"stalled-{sha256(mark.encode()).hexdigest()[:16]}"
     title = f"Sweep {snapshot.sweep} has stalled: nothing has happened for {quiet}"
     return _notice(name, Occasion.STALLED, snapshot, now, (title, text))
 
 
 def may_stall(snapshot: Snapshot) -> bool:
-    """Whether something should happen in a sweep: it has not ended, and nobody has paused it."""
+    """Whether a sweep should make progress: it has not ended, and it is not paused."""
     return snapshot.state in {SweepState.RUNNING, SweepState.SUBMITTED, SweepState.CANCELLING, SweepState.STOPPING}
 
 
 def used_gpu_hours(snapshot: Snapshot, now: float) -> float:
-    """GPU-hours of all attempts so far, those that run included."""
+    """GPU-hours of all attempts so far, also of running ones."""
     jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
     ended_s = sum(view.ran_s * jobs[view.name].resources.gpus for view in snapshot.jobs.values() if view.ran_s)
     live_s = sum(one.ran_s(now) * one.resources.gpus for one in snapshot.live_attempts)
@@ -133,25 +133,25 @@ def trial_notice(now: float) -> Notice:
     )
 
 
-def _notice(name: str, occasion: Occasion, snapshot: Snapshot, at_s: float, told: tuple[str, str]) -> Notice:
+def _notice(name: str, occasion: Occasion, snapshot: Snapshot, at_s: float, title_and_text: tuple[str, str]) -> Notice:
     return Notice(
         notification_id=name,
         occasion=occasion,
         sweep=snapshot.sweep,
         at_s=at_s,
-        title=told[0],
-        text=told[1],
+        title=title_and_text[0],
+        text=title_and_text[1],
         state=snapshot.state.value,
         jobs={state.value: number for state, number in snapshot.counts.items()},
     )
 
 
-def _told(status: str, snapshot: Snapshot) -> str:
+def _outcome(status: str, snapshot: Snapshot) -> str:
     """What was cancelled on purpose did not fail, whatever the event's status; see ``Snapshot.outcome``."""
     return snapshot.outcome if snapshot.state.value == status else status
 
 
-def _said(status: str) -> str:
+def _verb(status: str) -> str:
     return "was cancelled" if status == "cancelled" else status
 
 
@@ -164,8 +164,8 @@ def _summary(snapshot: Snapshot) -> Iterator[str]:
             grouped.setdefault(view.reason, []).append(view.name)
     for reason, names in list(grouped.items())[:_MAX_REASONS]:
         whose = f"{names[0]}{f' and {len(names) - 1} more' if names[1:] else ''}"
-        told = brief_reason(reason, _MAX_CHARS)
-        rest = "" if told == reason.strip() else f"; all of it: orchestrator logs {snapshot.sweep} {names[0]}"
-        yield f"{whose}: {told}{rest}"
+        shown = brief_reason(reason, _MAX_CHARS)
+        rest = "" if shown == reason.strip() else f"; all of it: orchestrator logs {snapshot.sweep} {names[0]}"
+        yield f"{whose}: {shown}{rest}"
     if len(grouped) > _MAX_REASONS:
         yield f"and {len(grouped) - _MAX_REASONS} more reasons"

@@ -55,7 +55,7 @@ _NUM_SENDERS = 4
 
 
 class DeliveryState(StrEnum):
-    """How far a notification is on one channel."""
+    """State of a notification on one channel."""
 
     WAITING = "waiting"
     SENT = "sent"
@@ -70,18 +70,18 @@ class Delivery:
     state: DeliveryState = DeliveryState.WAITING
     num_tries: int = 0
     next_at_s: float = 0.0
-    """Not tried before; unix seconds."""
+    """Time of the next try, unix seconds."""
     error: str = ""
     """Of the latest try that failed."""
     ended_at_s: float | None = None
 
     def note_success(self, now: float) -> None:
-        """It was taken."""
+        """Mark it as delivered."""
         self.state, self.error, self.ended_at_s = DeliveryState.SENT, "", now
         self.num_tries += 1
 
     def note_failure(self, why: str, now: float, *, is_final: bool) -> None:
-        """It was not; it is tried again later unless that is pointless."""
+        """Mark a failed try; it is repeated later unless that is pointless."""
         self.error = why
         self.num_tries += 1
         self.next_at_s = now + min(FIRST_DELAY_S * 2.0 ** (self.num_tries - 1), LAST_DELAY_S)
@@ -104,7 +104,7 @@ class Entry:
 
     @property
     def waiting(self) -> list[Delivery]:
-        """Those that were neither taken nor given up."""
+        """Channels to which it is neither delivered nor given up."""
         return [delivery for delivery in self.deliveries if delivery.state is DeliveryState.WAITING]
 
     @property
@@ -126,7 +126,7 @@ class Entry:
 
 
 def add_entry(store: ObjectStore, notice: Notice, channels: Iterable[Channel]) -> Entry | None:
-    """Decide to tell something; None if that was decided before.
+    """Write a notice to the outbox; None if it was there already.
 
     Raises:
         StorageError: the store does not answer; the next call tells whether it was written.
@@ -142,12 +142,12 @@ def add_entry(store: ObjectStore, notice: Notice, channels: Iterable[Channel]) -
 
 
 def save_entry(store: ObjectStore, entry: Entry) -> None:
-    """Remember how far an entry is."""
+    """Store the state of an entry."""
     store.put(entry.name, entry.to_bytes())
 
 
 def read_entries(store: ObjectStore, sweep: str) -> Sequence[Entry]:
-    """All that was, or is to be, told about a sweep, by time. What cannot be read is passed over."""
+    """All notifications of a sweep, sent or pending, by time. Unreadable entries are skipped."""
     entries = []
     for child in store.list_children(notifications_folder(sweep)):
         name = f"{notifications_folder(sweep)}{child}"
@@ -160,12 +160,12 @@ def read_entries(store: ObjectStore, sweep: str) -> Sequence[Entry]:
 
 @dataclass(slots=True, kw_only=True)
 class _Followed:
-    """How far one sweep is known."""
+    """Position in one sweep's journal."""
 
     next_sequence: int
     saved_sequence: int
     mark: str = ""
-    """What has not changed since ``marked_at_s``."""
+    """State that has not changed since ``marked_at_s``."""
     marked_at_s: float = 0.0
 
 
@@ -196,14 +196,14 @@ class Notifier:
         self._send, self._now = send, now
         self._since_s: float | None = None
         self._general: tuple[Channel, ...] = ()
-        """Those of the cluster's own file, as of this turn."""
+        """Channels of the cluster's own file in this round."""
         self._followed: dict[str, _Followed] = {}
-        self._told: set[tuple[str, str]] = set()
-        """Sweep and id of what is in the outbox for sure."""
+        self._in_outbox: set[tuple[str, str]] = set()
+        """Sweep and id of notices that are certainly in the outbox."""
         self._waiting: dict[tuple[str, str], Entry] = {}
 
     def turn(self) -> None:
-        """Look at every sweep, then send what is due. A sweep that cannot be read does not keep the others.
+        """Check every sweep, then send due notices. An unreadable sweep does not block the others.
 
         Raises:
             StorageError: the store does not answer at all; call again later.
@@ -216,7 +216,7 @@ class Notifier:
             if not channels or snapshot.cluster != self._cluster:
                 continue
             try:
-                self._look(snapshot, channels)
+                self._follow_sweep(snapshot, channels)
             except (OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
                 _LOG.warning("notifications of sweep %s are delayed: %s", snapshot.sweep, redacted(str(error)))
         self._send_due()
@@ -232,17 +232,17 @@ class Notifier:
             message = f"{name} is damaged ({error}), and nothing is notified until it is deleted or restored"
             raise CorruptObjectError(message) from error
 
-    def _look(self, snapshot: Snapshot, channels: Sequence[Channel]) -> None:
+    def _follow_sweep(self, snapshot: Snapshot, channels: Sequence[Channel]) -> None:
         followed = self._follow(snapshot)
         for notice in self._events(snapshot, followed):
-            self._tell(notice, channels)
+            self._add_to_outbox(notice, channels)
         has_budget = any(Occasion.BUDGET in channel.on for channel in channels)
         if has_budget and snapshot.plan is not None and snapshot.state.is_live:
             policy = snapshot.plan.policy
             used = used_gpu_hours(snapshot, self._now()) if policy.gpu_hour_budget is not None else 0.0
             for notice in budget_notices(snapshot, used, self._now()):
-                self._tell(notice, channels)
-        self._look_for_stall(snapshot, followed, channels)
+                self._add_to_outbox(notice, channels)
+        self._check_for_stall(snapshot, followed, channels)
         is_far = followed.next_sequence - followed.saved_sequence >= _SAVE_EVERY
         if is_far or (snapshot.state.is_final and followed.next_sequence > followed.saved_sequence):
             self._save_cursor(snapshot.sweep, followed)
@@ -252,7 +252,7 @@ class Notifier:
         if sweep not in self._followed:
             for entry in read_entries(self._store, sweep):
                 identity = (sweep, entry.notice.notification_id)
-                self._told.add(identity)
+                self._in_outbox.add(identity)
                 if entry.waiting:
                     self._waiting[identity] = entry
             sequence = self._first_sequence(snapshot)
@@ -260,7 +260,7 @@ class Notifier:
         return self._followed[sweep]
 
     def _first_sequence(self, snapshot: Snapshot) -> int:
-        """Where to go on in a journal; one that is older than all notifying begins at its end."""
+        """Position from which to read a journal; for a journal older than this cluster's notifications, its end."""
         name = notification_cursor(snapshot.sweep)
         try:
             return int(parse_sealed(name, self._store.get(name))["next_sequence"])
@@ -283,7 +283,7 @@ class Notifier:
                 notice = None if is_old else notice_of_event(event, followed.next_sequence, line, snapshot)
                 if notice is not None:
                     yield notice
-            followed.next_sequence += 1  # only now: what was told is in the outbox
+            followed.next_sequence += 1  # only now: the notices are in the outbox
 
     def _segment(self, sweep: str, sequence: int) -> bytes | None:
         name = journal_segment(sweep, sequence)
@@ -292,7 +292,7 @@ class Notifier:
         except NotFoundError:
             return None
 
-    def _look_for_stall(self, snapshot: Snapshot, followed: _Followed, channels: Sequence[Channel]) -> None:
+    def _check_for_stall(self, snapshot: Snapshot, followed: _Followed, channels: Sequence[Channel]) -> None:
         wanted = {channel.stalled_after_s for channel in channels if Occasion.STALLED in channel.on}
         if not wanted or not may_stall(snapshot):
             followed.mark = ""
@@ -303,10 +303,10 @@ class Notifier:
         for patience_s in sorted(wanted):
             if now - followed.marked_at_s >= patience_s:
                 notice = stall_notice(snapshot, followed.marked_at_s, f"{mark} {patience_s:g}", now)
-                self._tell(notice, [channel for channel in channels if channel.stalled_after_s == patience_s])
+                self._add_to_outbox(notice, [channel for channel in channels if channel.stalled_after_s == patience_s])
 
     def _steps(self, sweep: str) -> str:
-        """How far running attempts are, by the progress that the controller shows."""
+        """Progress of running attempts, as the controller publishes it."""
         try:
             jobs = parse_json(self._store.get(progress_name(sweep)))["jobs"]
         except NotFoundError:
@@ -315,12 +315,12 @@ class Notifier:
         steps = {job: [line["progress"].get(name) for name in ("phase", "step")] for job, line in running.items()}
         return json.dumps(steps, sort_keys=True)
 
-    def _tell(self, notice: Notice, channels: Iterable[Channel]) -> None:
+    def _add_to_outbox(self, notice: Notice, channels: Iterable[Channel]) -> None:
         identity = (notice.sweep, notice.notification_id)
-        if identity in self._told:
+        if identity in self._in_outbox:
             return
         entry = add_entry(self._store, notice, (one for one in channels if notice.occasion in one.on))
-        self._told.add(identity)
+        self._in_outbox.add(identity)
         if entry is not None and entry.deliveries:
             self._waiting[identity] = entry
 
@@ -352,10 +352,10 @@ class Notifier:
                 check_channel_of_sweep(delivery.channel)
             self._send(notice, delivery.channel)
         except Exception as error:  # noqa: BLE001 - libraries of mail and TLS fail in many ways, none of which may end us
-            # An error that nobody expected may quote anything: only ours are shown.
+            # An unexpected error may quote anything: only our own errors are shown.
             why = redacted(str(error)) if isinstance(error, OrchestratorError) else type(error).__name__
             is_old = self._now() - notice.at_s > GIVE_UP_S
             delivery.note_failure(why, self._now(), is_final=is_old or isinstance(error, RefusedForeverError))
-            _LOG.warning("%r was not told by %s (try %d): %s", notice.title, kind, delivery.num_tries, why)
+            _LOG.warning("%r was not sent by %s (try %d): %s", notice.title, kind, delivery.num_tries, why)
         else:
             delivery.note_success(self._now())

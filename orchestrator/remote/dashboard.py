@@ -1,4 +1,5 @@
-"""Jobs of a Ray cluster through its dashboard: https://docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html
+"""Jobs of a Ray cluster through its dashboard:
+https://docs.ray.io/en/latest/cluster/running-applications/job-submission/rest.html
 
 It does not use Ray's client, which has no time limit; every request here has one.
 """
@@ -26,12 +27,12 @@ _PAUSE_S = 1.0
 _MAX_ANSWER_BYTES = 64 * 2**20
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
-"""States in which a job stays."""
+"""Final states of a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DashboardJob:
-    """What the dashboard says of a job."""
+    """A job as the dashboard describes it."""
 
     status: str
     """``PENDING``, ``RUNNING``, or one of ``ENDED``."""
@@ -39,7 +40,7 @@ class DashboardJob:
 
 
 class _NoRedirects(HTTPRedirectHandler):
-    """The token is for this server and no other: what leads elsewhere is an error."""
+    """The token is only for this server: a redirect is an error."""
 
     def redirect_request(  # noqa: PLR0917 - the base class's signature
         self, req: Request, fp: IO[bytes], code: int, msg: str, headers: HTTPMessage, newurl: str
@@ -51,10 +52,10 @@ class Dashboard:
     """The job server of one cluster."""
 
     def __init__(self, address: str, token: str = "") -> None:
-        """``address``: ``https://host:port``. ``token``: what the cluster asks for; empty = it asks for none.
+        """``address``: ``https://host:port``. ``token``: the cluster's token; empty = the cluster requires none.
 
         Raises:
-            UserError: the address is none, or one that must not be asked.
+            UserError: the address is invalid, or must not be used.
         """
         check_url(address, what="the dashboard's address")
         self.address = address.rstrip("/")
@@ -63,48 +64,48 @@ class Dashboard:
 
     @property
     def sends_token_in_clear(self) -> bool:
-        """Whether others on the way could read the token."""
+        """Whether others on the network path could read the token."""
         parts = urlsplit(self.address)
         return bool(self._token) and parts.scheme == "http" and parts.hostname not in _LOOPBACK
 
     def version(self) -> str:
-        """Ray's version there; the first thing to ask, as it shows whether the address and the token are right."""
-        return str(parse_json(self._ask("GET", "/api/version")).get("ray_version", ""))
+        """Ray's version there; the first request, as it shows whether address and token are right."""
+        return str(parse_json(self._call("GET", "/api/version")).get("ray_version", ""))
 
     def upload(self, name: str, content: bytes) -> str:
         """Store a package there unless it is there already; returns its URI for ``runtime_env``."""
         path = f"/api/packages/gcs/{quote(name, safe='')}"
         if not self._has(path):
-            self._ask("PUT", path, content, timeout_s=UPLOAD_S)
+            self._call("PUT", path, content, timeout_s=UPLOAD_S)
         return f"gcs://{name}"
 
     def submit(self, job_id: str, entrypoint: str, runtime_env: Mapping[str, Any]) -> None:
-        """Start a job, once: a job of this id that is there already was started by an answer that got lost."""
+        """Start a job, once: a job of this id exists already if the answer to the first request was lost."""
         request = {"submission_id": job_id, "entrypoint": entrypoint, "runtime_env": runtime_env}
         try:
-            self._ask("POST", "/api/jobs/", json.dumps(request).encode(), timeout_s=UPLOAD_S)
+            self._call("POST", "/api/jobs/", json.dumps(request).encode(), timeout_s=UPLOAD_S)
         except ClusterError:
             if not self._has(f"/api/jobs/{job_id}"):
                 raise
 
     def state(self, job_id: str) -> DashboardJob:
-        """What has become of a job."""
-        found = parse_json(self._ask("GET", f"/api/jobs/{job_id}"))
+        """The present state of a job."""
+        found = parse_json(self._call("GET", f"/api/jobs/{job_id}"))
         return DashboardJob(status=str(found.get("status", "")), message=str(found.get("message") or ""))
 
     def log(self, job_id: str) -> str:
         """All that a job has printed."""
-        return str(parse_json(self._ask("GET", f"/api/jobs/{job_id}/logs")).get("logs") or "")
+        return str(parse_json(self._call("GET", f"/api/jobs/{job_id}/logs")).get("logs") or "")
 
     def _has(self, path: str) -> bool:
         try:
-            self._ask("GET", path)
+            self._call("GET", path)
         except _AbsentError:
             return False
         return True
 
-    def _ask(self, method: str, path: str, content: bytes | None = None, *, timeout_s: float = ANSWER_S) -> bytes:
-        """One request, again if the connection breaks: none of ours does harm twice."""
+    def _call(self, method: str, path: str, content: bytes | None = None, *, timeout_s: float = ANSWER_S) -> bytes:
+        """Send a request, and repeat it if the connection breaks: all of our requests can be repeated."""
         for tries in range(1, _TRIES + 1):
             try:
                 return self._request(method, path, content, timeout_s)
@@ -143,9 +144,9 @@ class Dashboard:
             return ClusterError(f"the cluster at {self.address} refuses the token: is it this cluster's, and recent?")
         if 300 <= error.code < 400:
             return ClusterError(f"{self.address} leads elsewhere (HTTP {error.code}), and the token is not sent there")
-        said = error.read(2000).decode(errors="replace").strip().splitlines()
-        return ClusterError(f"the dashboard at {self.address} answers HTTP {error.code}: {said[-1] if said else ''}")
+        lines = error.read(2000).decode(errors="replace").strip().splitlines()
+        return ClusterError(f"the dashboard at {self.address} answers HTTP {error.code}: {lines[-1] if lines else ''}")
 
 
 class _AbsentError(ClusterError):
-    """There is no such thing there."""
+    """The server has no such resource."""

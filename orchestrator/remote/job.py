@@ -25,8 +25,8 @@ Answer = TypeVar("Answer")
 ACCEPT = "orchestrator.cli.accept"
 """Module that runs on the cluster."""
 PATIENCE_S = 300.0
-"""For the job to start, find the controller and answer: a cluster that grows from nothing takes minutes."""
-_SAY_EVERY_S = 10.0
+"""Time for the job to start, find the controller and answer: a cluster that first adds nodes takes minutes."""
+_PRINT_EVERY_S = 10.0
 _POLL_S = 0.5
 _LAST_LINES = 12
 _PACKAGES = ("orchestrator", "workloads")
@@ -75,13 +75,13 @@ def wait_for_answer(
     say: Callable[[str], None],
     patience_s: float = PATIENCE_S,
 ) -> Answer:
-    """What a job says; the cluster alone goes on from there.
+    """Wait for a job's answer; afterwards the cluster needs this machine no more.
 
     Args:
         dashboard: of the cluster.
         job_id: of the job.
-        find: finds the answer among all that the job has printed.
-        say: tells the user what takes long.
+        find: finds the answer in the job's output.
+        say: prints progress for the user.
         patience_s: how long to wait for an answer.
 
     Raises:
@@ -103,14 +103,14 @@ def _upload_code(dashboard: Dashboard, release: str, digest: str) -> str:
 
 def _wait(dashboard: Dashboard, job_id: str, say: Callable[[str], None], patience_s: float) -> DashboardJob:
     began_s = time.monotonic()
-    say_at_s = began_s + _SAY_EVERY_S
+    print_at_s = began_s + _PRINT_EVERY_S
     while True:
         state = dashboard.state(job_id)
         now_s = time.monotonic()
         if state.status in ENDED or now_s - began_s > patience_s:
             return state
-        if now_s > say_at_s:
-            say_at_s = now_s + 3 * _SAY_EVERY_S
+        if now_s > print_at_s:
+            print_at_s = now_s + 3 * _PRINT_EVERY_S
             say(f"The cluster works on it: job {job_id} is {state.status.lower()}. {_first_line(state.message)}")
         time.sleep(_POLL_S)
 

@@ -58,11 +58,11 @@ _DISPENSABLE: Mapping[str, str] = {
     r"controllers/[^/]+/lease\.json": "deleted; the next controller starts above every epoch that the journals name",
     r"jobs/[^/]+/claim\.json": "deleted; a cluster that works on the job claims it again",
 }
-"""Objects that the rest of the store makes up for, by their names, and what becomes of them."""
+"""Objects that can be rebuilt from the rest of the store, by their names, and how they are repaired."""
 
 
 class Problem(StrEnum):
-    """What is wrong with an object."""
+    """Kinds of damage of an object."""
 
     MISSING = "missing"
     SHORT = "short"
@@ -70,7 +70,7 @@ class Problem(StrEnum):
     ALTERED = "altered"
     """Larger, of another sha256, or a record whose identity is not what its key is the address of."""
     UNREADABLE = "unreadable"
-    """A record or manifest that is no such document."""
+    """A record or manifest that cannot be read as one."""
 
 
 class Depth(StrEnum):
@@ -94,7 +94,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Census:
-    """What was looked at."""
+    """Number of checked objects."""
 
     num_heads: int = 0
     """Records and manifests."""
@@ -112,7 +112,7 @@ def check_store(store: ObjectStore, depth: Depth = Depth.SIZES, census: Census |
         sizes = {stat.name: stat.size_bytes for stat in stats}
         for head in filter(_is_head, sizes):
             findings = list(checker.check(key, head, sizes))
-            # A head that went away meanwhile took its objects with it, and had the right to.
+            # If a record or manifest was deleted meanwhile, its objects may be deleted, too.
             if findings and store.exists(head):
                 yield from findings
 
@@ -190,7 +190,7 @@ class _Checker:
         return None
 
     def _size(self, name: str) -> int | None:
-        """Of an object that the listing did not have; it may have been written or restored since."""
+        """The size of an object that the listing did not have; it may have been written or restored since."""
         try:
             return self._store.stat(name).size_bytes
         except NotFoundError:
@@ -199,7 +199,7 @@ class _Checker:
     def _digest(self, name: str, size_bytes: int) -> str:
         digest = sha256()
         for start in range(0, size_bytes, _CHUNK_BYTES):
-            with suppress(NotFoundError):  # deleted meanwhile: another digest, and then the head is looked at again
+            with suppress(NotFoundError):  # deleted meanwhile: another digest, so that the head is read again
                 digest.update(self._store.get_range(name, start, min(_CHUNK_BYTES, size_bytes - start)))
         return digest.hexdigest()
 
@@ -291,7 +291,7 @@ def _check_revision(store: ObjectStore, sweep: str, event: PlanAccepted) -> Iter
 
 
 def _check_fold(store: ObjectStore, sweep: str, found: SweepFindings) -> None:
-    """Events can each be whole and not follow each other, in journals of earlier versions, which have no digests."""
+    """In journals of earlier versions, which have no digests, intact events may still not follow each other."""
     try:
         fold(sweep, found.events, lambda event: read_plan(store, sweep, event.revision, event.documents))
     except _UNDECODABLE as error:
@@ -304,7 +304,7 @@ def _check_snapshots(store: ObjectStore, sweep: str, found: SweepFindings) -> No
         try:
             stored = parse_snapshot(name, store.get(name, max_bytes=PLAN_BYTES))
         except NotFoundError:
-            continue  # a newer one has taken its place meanwhile
+            continue  # replaced by a newer one meanwhile
         except (ValueError, KeyError, TypeError, CorruptObjectError) as error:
             found.add(name, error)
             continue

@@ -1,4 +1,4 @@
-"""Garbage collection: hide what no root reaches, and destroy what has been hidden for long enough.
+"""Garbage collection: hide objects that no root reaches, and destroy those that were hidden for long enough.
 
 A *tombstone* records which folder was condemned, when, and the content of the hidden records and manifests. Nothing is
 copied: condemning a folder deletes only its *heads* (``record.json``, ``manifest.json``), after their bytes were
@@ -87,8 +87,9 @@ class CollectionLock:
         self._etag = ""
         self._renew_at_s = 0.0
         self.deserted_at_s = 0.0
-        """When the lock was last taken from a collection that never said that it ended: it died, or it sleeps and may
-        still make the one request that it was about to make. 0: that has not happened."""
+        """When the lock was last taken from a collection that did not release it: it died, or it is suspended and may
+        still send one request. 0: that has not happened.
+        """
 
     def __enter__(self) -> Self:
         found = self._read()
@@ -117,7 +118,7 @@ class CollectionLock:
                     raise
 
     def keep(self) -> None:
-        """Renew the lock when it is time."""
+        """Renew the lock if due."""
         if self._now() >= self._renew_at_s:
             self._write(self._etag, LOCK_DURATION_S)
 
@@ -162,7 +163,7 @@ class Tombstone:
     heads: Mapping[str, str] = field(default_factory=dict)
     """Content by object name; whatever is not UTF-8 in a damaged one survives as surrogates."""
     is_doomed: bool = False
-    """Its bytes may be going: from now on it is never restored, whoever asks for it."""
+    """Its bytes may be deleted already: from now on it is never restored."""
 
     @classmethod
     def of(cls, unit: Unit, heads: Mapping[str, bytes], at_s: float) -> Self:
@@ -178,7 +179,7 @@ class Tombstone:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form; what earlier programs do not know is left out where it says nothing."""
+        """Plain JSON form; fields that earlier programs do not know are left out at their default."""
         document = asdict(self)
         if not self.is_doomed:
             del document["is_doomed"]
@@ -226,19 +227,19 @@ class Trash:
         for name in self.names():
             yield from self.read(name)
 
-    def bury(self, tombstones: Sequence[Tombstone]) -> str:
+    def add_batch(self, tombstones: Sequence[Tombstone]) -> str:
         """Make tombstones durable as a new batch; returns its name."""
         name = tombstones_name(self._run, self._num_batches)
         self._num_batches += 1
         self._write(name, tombstones)
         return name
 
-    def doom(self, name: str, units: AbstractSet[str]) -> None:
-        """Make it durable that the tombstones of some units are past restoring."""
+    def forbid_restoring(self, name: str, units: AbstractSet[str]) -> None:
+        """Store that some units may not be restored any more."""
         found = self.read(name)
-        doomed = [replace(entry, is_doomed=True) if entry.unit in units else entry for entry in found]
-        if doomed != found:
-            self._write(name, doomed)
+        marked = [replace(entry, is_doomed=True) if entry.unit in units else entry for entry in found]
+        if marked != found:
+            self._write(name, marked)
 
     def rewrite(self, name: str, kept: Sequence[Tombstone]) -> None:
         """Drop all of a batch's tombstones but these."""
@@ -305,7 +306,7 @@ class Collector:
                 num_restored = len(self._tally.restored)
                 self._settle(self._trash.names())
             self._remember_all()
-            # One after the other: what becomes of a key's metrics depends on what has become of its record.
+            # One after the other: the decision about a key's metrics depends on that about its record.
             for garbage in survey(self._store, self._roots()):
                 while batch := list(islice(garbage, _BATCH_UNITS)):
                     self._lock.keep()
@@ -339,7 +340,7 @@ class Collector:
         if unit.newest_at_s > self._started_s - self._graces.age_s:
             return GcAction.WAIT_FOR_GRACE
         at_s = self._condemned_at_s.get(unit.name, 0.0)
-        # Visible again, or with objects younger than its tombstone: it lived a second time since, and starts over.
+        # Visible again, or with objects younger than its tombstone: it was written again, and its time starts anew.
         if at_s <= unit.newest_at_s or unit.heads:
             return GcAction.HIDE
         at_s = max(at_s, self._condemned_at_s.get(unit.behind, 0.0))
@@ -359,22 +360,22 @@ class Collector:
 
     def _due_now(self, unit: Unit) -> GcAction:
         # Metrics go after the record of their key: readers of the record expect them.
-        is_veiled = not unit.veil or not self._store.exists(unit.veil)
-        return self._due(unit) if is_veiled else GcAction.WAIT_FOR_GRACE
+        record_is_gone = not unit.veil or not self._store.exists(unit.veil)
+        return self._due(unit) if record_is_gone else GcAction.WAIT_FOR_GRACE
 
     # --------------------------------------------------------------------------------------------------------- effects
     def _hide(self, units: Sequence[Unit]) -> None:
         tombstones = [Tombstone.of(unit, self._read(unit.heads), self._started_s) for unit in units]
         # The tombstones are durable before anything disappears: a crash in between hides nothing.
-        batch = self._trash.bury(tombstones)
+        batch = self._trash.add_batch(tombstones)
         roots = self._roots()
         for tombstone in tombstones:
             if tombstone.heads and not self._is_wanted(tombstone, roots):
                 for head in tombstone.heads:
-                    # Whoever took over the lock of a collection that slept has looked at what this one knows of.
+                    # If another collection took the lock of a suspended one, it has handled the same units.
                     self._lock.keep()
                     self._store.delete(head)
-        # The roots are read once more: what was asked for while it disappeared comes back. A crash before this line
+        # The roots are read once more: units that a sweep requested meanwhile are restored. A crash before this line
         # leaves that to the next collection.
         spared = self._settle([batch])
         self._remember(batch, (tombstone for tombstone in tombstones if tombstone.unit not in spared))
@@ -388,8 +389,8 @@ class Collector:
         roots = self._roots()
         due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
         due = [(unit, stats) for unit, stats in due if self._due_now(unit) is GcAction.DESTROY]
-        # Durable before any byte goes: if this collection falls asleep over a deletion, no later one restores the rest.
-        self._doom({unit.name for unit, _ in due})
+        # Durable before any byte is deleted: if this collection is suspended, no later one restores the rest.
+        self._forbid_restoring({unit.name for unit, _ in due})
         for unit, stats in due:
             if self._is_committed_since(unit, stats):
                 continue
@@ -399,13 +400,13 @@ class Collector:
                     self._store.delete(stat.name)
             self._count(GcAction.DESTROY, unit)
 
-    def _doom(self, units: AbstractSet[str]) -> None:
+    def _forbid_restoring(self, units: AbstractSet[str]) -> None:
         for batch in sorted({batch for unit in units for batch in self._batches_of[unit]}):
             self._lock.keep()
-            self._trash.doom(batch, units)
+            self._trash.forbid_restoring(batch, units)
 
     def _settle(self, batches: Iterable[str], *, finish: bool = False) -> set[str]:
-        """Restore what must live on, and drop tombstones that are settled; returns the units that live on."""
+        """Restore needed units, and drop finished tombstones; returns the restored units."""
         spared: set[str] = set()
         roots = self._roots()
         for name in batches:
@@ -420,7 +421,7 @@ class Collector:
                 spared.add(tombstone.unit)
                 if not tombstone.is_doomed:
                     self._restore(tombstone)
-                    # A collection that sleeps may still delete the head: then the next one puts it back.
+                    # A suspended collection may still delete the head: then the next one restores it.
                     if tombstone.heads and self._started_s < self._lock.deserted_at_s + self._graces.trash_s:
                         kept.append(tombstone)
             # Only now: a crash before this line restores once more, which changes nothing.
@@ -429,7 +430,7 @@ class Collector:
         return spared
 
     def _restore(self, tombstone: Tombstone) -> None:
-        """Put the heads back whose objects are all there; of an interrupted destruction the rest is garbage again."""
+        """Restore the heads whose objects all exist; the rest of an interrupted destruction is garbage again."""
         if not tombstone.heads:
             return
         # A search's log lies where it is, all else that has heads in the folder of its key's artifact.
@@ -438,7 +439,7 @@ class Collector:
         for head, content in tombstone.contents().items():
             if head in sizes or not _is_complete(tombstone.key, head, content, sizes):
                 continue
-            with suppress(PreconditionFailedError):  # made anew since: that one stays
+            with suppress(PreconditionFailedError):  # written again since: the new one stays
                 self._store.put_if_absent(head, content)
                 self._tally.restored.append(tombstone.unit)
 
@@ -465,12 +466,12 @@ class Collector:
         return tombstone.at_s + self._graces.trash_s <= self._started_s
 
     def _is_committed_since(self, unit: Unit, stats: Sequence[ObjectStat]) -> bool:
-        """Whether an attempt that was thought dead has committed; then its parts are looked at anew another time."""
+        """Whether an attempt that seemed dead has committed; then its parts are checked in a later collection."""
         record = record_name(unit.key) if unit.key else ""
         return bool(record) and all(stat.name != record for stat in stats) and self._store.exists(record)
 
     def _list_around(self, unit: Unit) -> list[ObjectStat]:
-        """A unit's objects, and those of its key that decide about it."""
+        """A unit's objects, and the objects of its key on which the decision depends."""
         is_inside = unit.name.startswith(whole_artifact(unit.key)) if unit.key else False
         return list(self._store.list_objects(whole_artifact(unit.key) if is_inside else unit.name))
 
@@ -496,7 +497,7 @@ class Collector:
         return contents
 
     def _leftovers(self) -> Iterator[tuple[Callable[[str], None], ObjectStat]]:
-        """What writers that died left where no reader looks, old enough, with what deletes it."""
+        """Old temporary objects of dead writers, each with the function that deletes it."""
         limit_s = self._started_s - self._graces.age_s
         found = [(self._store.delete, self._store.list_objects(PROBES))]
         if isinstance(self._store, HasLeftovers):

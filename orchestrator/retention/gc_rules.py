@@ -41,33 +41,33 @@ DAY_S = 86_400.0
 
 
 class Reason(StrEnum):
-    """Why something may go."""
+    """Why an object is garbage."""
 
     UNREFERENCED_ARTIFACT = "unreferenced_artifact"
     """Committed, and no kept sweep, pin or other artifact's identity names it."""
     ABANDONED_JOB = "abandoned_job"
-    """Parts and checkpoints of a job that was never committed and stands in no kept sweep."""
+    """Parts and checkpoints of a job that was never committed and is in no kept sweep."""
     ORPHANED_PARTS = "orphaned_parts"
-    """Of a dead attempt, or of one that lost the race for the commit: no record names them."""
+    """Parts of a dead attempt, or of one that lost the race for the commit: no record names them."""
     SUPERFLUOUS_CHECKPOINT = "superfluous_checkpoint"
     """Its job is committed, so that nothing resumes from it."""
     UNFINISHED_CHECKPOINT = "unfinished_checkpoint"
     """Without a manifest: its writer died."""
     UNREFERENCED_METRICS = "unreferenced_metrics"
     UNREFERENCED_SEARCH = "unreferenced_search"
-    """The log of a search job, or what was shown of its trials."""
+    """The log of a search job, or the published state of its trials."""
     FORGOTTEN_LOGS = "forgotten_logs"
     LEFTOVER = "leftover"
     """A temporary file or upload of a writer that died."""
 
 
 FOLLOWS_RECORD = frozenset({Reason.UNREFERENCED_METRICS, Reason.UNREFERENCED_SEARCH})
-"""What stays as long as the record of its key can be seen, whose readers expect it."""
+"""Reasons of objects that stay as long as the record of their key is visible."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Roots:
-    """What must stay, at one moment; lineage is followed already."""
+    """The objects that must stay at one moment, including those that others were made from."""
 
     keys: AbstractSet[str] = frozenset()
     """Keys whose artifacts, checkpoints (until committed) and metrics stay."""
@@ -81,7 +81,7 @@ class Roots:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """Garbage that goes as one: a folder."""
+    """A folder that is deleted as a whole."""
 
     name: str
     """Prefix of its objects, with a final ``/``."""
@@ -107,10 +107,10 @@ class Unit:
 
 @runtime_checkable
 class HasLeftovers(Protocol):
-    """A store in which writers that died leave something that listings do not show."""
+    """A store in which dead writers leave temporary objects that listings do not show."""
 
     def leftovers(self) -> Iterator[ObjectStat]:
-        """All of it, that of writers still at work included; names count for ``delete_leftover`` alone."""
+        """All of them, also of active writers; the names are only for ``delete_leftover``."""
 
     def delete_leftover(self, name: str) -> None:
         """Delete one; deleting a missing one is success."""
@@ -122,7 +122,8 @@ def classify_artifact(
     """Garbage among all objects of a key.
 
     ``named_folders`` is asked only where the answer depends on it: the folders (``.../parts/<x>/`` and
-    ``.../checkpoints/<x>/``) that the key's record names; ``None`` if the record cannot be read: nothing can be told.
+    ``.../checkpoints/<x>/``) that the key's record names; ``None`` if the record cannot be read: then nothing is
+    garbage.
     """
     if key in roots.live or not stats:
         return []
@@ -134,7 +135,7 @@ def classify_artifact(
     if not is_committed:
         return list(_unfinished(key, folders))
     checkpoints = [folder for folder in folders if _is_checkpoint(folder)]
-    # One attempt's parts and nothing else are the record's: almost always, and then the record need not be read.
+    # Almost always there are only one attempt's parts, those of the record, which then need not be read.
     named = set(folders) if len(folders) == 1 and not checkpoints else named_folders()
     if named is None:
         return []
@@ -214,10 +215,10 @@ def _is_head(name: str) -> bool:
 
 
 class GcAction(StrEnum):
-    """What a collection does with garbage, in the order in which garbage meets them."""
+    """What a collection does with garbage, in the order in which it happens."""
 
     WAIT_FOR_GRACE = "wait_for_grace"
-    """Too young: it may belong to something that is about to be committed."""
+    """Too young: it may belong to an attempt that is about to commit."""
     HIDE = "hide"
     """Move to the trash: invisible from now on, and restorable."""
     WAIT_IN_TRASH = "wait_in_trash"
@@ -292,4 +293,4 @@ def _named_folders(store: ObjectStore, key: str) -> AbstractSet[str] | None:
     try:
         return folders_of(named_objects(head, store.get(head)))
     except (NotFoundError, ValueError):
-        return None  # gone meanwhile, or damaged: fsck reports that, and nothing of the key is touched
+        return None  # deleted meanwhile, or damaged: fsck reports that, and nothing of the key is deleted

@@ -28,7 +28,7 @@ SEARCHES, TRIALS, SEARCH_DEPTH = "searches/", "trials/", 2
 """Of ``searches/<key>/`` and ``trials/<key>/``: the log of a search job, and what people see of its trials."""
 PINS = "pins/"
 PROBES = "probes/"
-"""What ``probe_store`` writes and deletes at once."""
+"""Folder in which ``probe_store`` writes and deletes an object."""
 TRASH = "trash/"
 LOCK = "trash/lock.json"
 RECORD, MANIFEST = "record.json", "manifest.json"
@@ -53,12 +53,12 @@ def whole_artifact(key: str) -> str:
 
 
 def pin_name(pin: str) -> str:
-    """The object that is a pin."""
+    """Name of a pin's object."""
     return f"{PINS}{pin}.json"
 
 
 def forgotten_name(sweep: str) -> str:
-    """The object that says that a sweep's results may go."""
+    """Name of the mark that a sweep's results may be deleted."""
     return f"{sweep_folder(sweep)}/forgotten.json"
 
 
@@ -92,7 +92,7 @@ class ArtifactLine:
     is_committed: bool
     total: Amount
     checkpoints: Amount
-    """What of ``total`` is checkpoints and no part of a committed artifact: what a collection may free beside it."""
+    """The part of ``total`` that is checkpoints and no part of a committed artifact."""
     newest_at_s: float
 
     @property
@@ -195,14 +195,14 @@ def _manifest_objects(folder: str, content: bytes) -> Mapping[str, Named]:
 
 @dataclass(slots=True, kw_only=True)
 class Usage:
-    """What one group takes; an object that several groups share counts in each of them."""
+    """Storage of one group; an object that several groups share counts in each of them."""
 
     artifacts: Amount = field(default_factory=Amount)
     checkpoints: Amount = field(default_factory=Amount)
     metrics: Amount = field(default_factory=Amount)
     logs: Amount = field(default_factory=Amount)
     shared: Amount = field(default_factory=Amount)
-    """What of it other groups have too."""
+    """The part that other groups share."""
 
     @property
     def total(self) -> Amount:
@@ -212,11 +212,11 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grouping:
-    """Which groups something belongs to; what belongs to none is counted under ``NO_GROUP``."""
+    """Returns the groups of a job; an object without a group is counted under ``NO_GROUP``."""
 
     of_key: Callable[[str], Collection[str]]
     of_log: Callable[[str, str], Collection[str]]
-    """From a sweep and a job's name."""
+    """Takes a sweep and a job's name."""
 
 
 def measure_usage(store: ObjectStore, grouping: Grouping) -> dict[str, Usage]:

@@ -99,7 +99,7 @@ class _SweepRoots:
     inputs: frozenset[str] = frozenset()
     """References in their identities."""
     searches: frozenset[str] = frozenset()
-    """Keys of jobs that search: their trials come and go without a word in the journal."""
+    """Keys of search jobs: their trials are not in the journal."""
     live: frozenset[str] = frozenset()
     num_segments: int
     inbox: tuple[str, ...]
@@ -175,7 +175,7 @@ class RootReader:
             try:
                 self._inputs[key] = tuple(references_in(read_record(self._store, key).identity))
             except NotFoundError:
-                return ()  # not committed, or in the trash: restoring it makes the collection read the roots again
+                return ()  # not committed, or in the trash: after a restore the collection reads the roots again
             except (ValueError, KeyError, TypeError) as error:
                 message = (
                     f"the record of {key} is damaged ({error!r}): what it was made from is unknown and would be lost; "
@@ -189,7 +189,7 @@ class RootReader:
 
 
 def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
-    """Where a sweep stands, and the number of its journal's segments.
+    """A sweep's snapshot, and the number of its journal's segments.
 
     Raises:
         ControllerError: its journal or plan is damaged, or of a newer version.
@@ -208,7 +208,7 @@ def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
 
 
 def forget(store: ObjectStore, sweep: str, *, now: float) -> None:
-    """Let a finished sweep's results go, unless something else needs them; submitting it again undoes this.
+    """Mark a finished sweep's results as deletable, unless another root needs them; a new submit undoes this.
 
     Raises:
         ControllerError: the sweep has not ended, or cannot be read.
@@ -229,7 +229,7 @@ def is_forgotten(store: ObjectStore, sweep: str) -> bool:
     except NotFoundError:
         return False
     except (ValueError, KeyError, TypeError, TooLargeError):
-        return False  # damaged: rather keep too much
+        return False  # damaged: keep the results
     return not store.exists(journal_segment(sweep, num_segments))
 
 
@@ -253,7 +253,7 @@ def check_reference(store: ObjectStore, reference: str) -> None:
 def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
     """The keys (or checkpoints of keys) that an identity names: as inputs, and as the source of initial weights."""
     yield from (value for value in identity.get("inputs", {}).values() if isinstance(value, str))
-    # No input of the job, since no job of the sweep makes it: it was there before.
+    # Not an input of the job, since no job of the sweep makes it: it existed before.
     parameters = identity.get("parameters", {})
     for one in (parameters, _trial_parameters(parameters)):
         initial = one.get("initial") or {}
@@ -262,7 +262,7 @@ def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Of a search, what its trials have in common: they read what it names; empty for all other jobs."""
+    """For a search, the parameters that its trials share and the keys that they read; empty for all other jobs."""
     trial = parameters.get("trial")
     found = trial.get("parameters") if isinstance(trial, Mapping) else None
     return found if isinstance(found, Mapping) else {}
@@ -295,7 +295,7 @@ def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:
 
 
 def _leaving_jobs(store: ObjectStore, snapshot: Snapshot) -> list[Job]:
-    """Jobs that only an earlier revision has, and that still run: they read their inputs."""
+    """Running jobs of earlier revisions, whose inputs must stay."""
     missing = {attempt.key for attempt in snapshot.leaving.values()}
     found: list[Job] = []
     for revision in range(snapshot.revision - 1, 0, -1):

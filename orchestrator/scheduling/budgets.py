@@ -9,29 +9,29 @@ from orchestrator.sweepfile.values import Policy
 
 WARN_AT = 0.8
 ANYBODY = "*"
-"""Among users: the bounds of users who have none of their own."""
+"""The key of the limits of all users without their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cap:
-    """Bounds of all live attempts of one sweep, or of one user; ``None`` = none."""
+    """Limits of all live attempts of one sweep, or of one user; ``None`` = no limit."""
 
     max_gpus: float | None = None
     max_concurrent: int | None = None
 
-    def refusal(self, whose: str, gpus: float, num_live: int, asked: float) -> str:
+    def refusal(self, owner: str, gpus: float, num_live: int, requested: float) -> str:
         """Why one more attempt may not start; empty if it may."""
         if self.max_concurrent is not None and num_live >= self.max_concurrent:
             attempts = "attempt" if num_live == 1 else "attempts"
-            return f"{whose} runs {num_live} {attempts}, of max_concurrent={self.max_concurrent}"
-        if asked and self.max_gpus is not None and gpus + asked > self.max_gpus + 1e-6:
-            return f"{whose} holds {gpus:g} GPUs and {asked:g} more would exceed max_gpus={self.max_gpus:g}"
+            return f"{owner} runs {num_live} {attempts}, of max_concurrent={self.max_concurrent}"
+        if requested and self.max_gpus is not None and gpus + requested > self.max_gpus + 1e-6:
+            return f"{owner} holds {gpus:g} GPUs and {requested:g} more would exceed max_gpus={self.max_gpus:g}"
         return ""
 
 
 @dataclass(slots=True, kw_only=True)
 class UserCount:
-    """What one user's sweeps hold, while one round of decisions is made."""
+    """Resources of one user's sweeps during one round of decisions."""
 
     cap: Cap
     gpus: float = 0.0
@@ -40,13 +40,13 @@ class UserCount:
 
 @dataclass(slots=True, kw_only=True)
 class Budget:
-    """GPU-hours of one sweep, while one round of decisions is made."""
+    """GPU-hours of one sweep during one round of decisions."""
 
     policy: Policy
     used: float
     """GPU-hours so far, those of live attempts included."""
     promised: float
-    """GPU-hours that the live attempts are expected to take yet."""
+    """GPU-hours that the live attempts are still expected to take."""
 
     def refusal(self, gpu_hours: float) -> str:
         """Why an attempt that takes so many GPU-hours may not start; empty if it may."""
@@ -59,11 +59,11 @@ class Budget:
         )
 
     def add(self, gpu_hours: float) -> None:
-        """One more attempt was started."""
+        """Count one more started attempt."""
         self.promised += gpu_hours
 
     def warning(self) -> str:
-        """What to tell before anything is refused; empty if there is nothing."""
+        """A warning before anything is refused; empty if there is none."""
         bound = self.policy.gpu_hour_budget
         if bound is None or self.used + self.promised < WARN_AT * bound:
             return ""
@@ -80,7 +80,7 @@ class Budget:
 
 
 def overdue(policy: Policy, accepted_at_s: float, now: float) -> str:
-    """Why nothing may start any more; empty while time is left."""
+    """Why no attempt may start any more; empty while time is left."""
     ends = _ends(policy, accepted_at_s)
     if not ends or now < min(ends)[0]:
         return ""
@@ -89,7 +89,7 @@ def overdue(policy: Policy, accepted_at_s: float, now: float) -> str:
 
 
 def time_left_s(policy: Policy, accepted_at_s: float, now: float) -> float | None:
-    """Seconds until nothing may start any more."""
+    """Seconds until no attempt may start any more."""
     return min((at_s - now for at_s, _ in _ends(policy, accepted_at_s)), default=None)
 
 

@@ -16,15 +16,15 @@ class LaunchJob:
     sweep: str
     job: str
     resources: Resources | None = None
-    """What it gets; ``None`` = what its job asks for."""
+    """Its resources; ``None`` = those that its job requests."""
     num_workers: int = 0
-    """Ranks that it gets; 0 = as many as its job asks for."""
+    """Its number of ranks; 0 = as many as its job requests."""
     nodes: tuple[str, ...] = ()
     """Names of nodes, one per rank; empty = anywhere."""
     exclude: tuple[str, ...] = ()
-    """Nodes to keep away from where ``nodes`` names none."""
+    """Nodes that it must not use, if ``nodes`` is empty."""
     awaits_room: bool = False
-    """Whether the cluster is to grow for it: there is no room for it yet."""
+    """Whether the autoscaler is to add nodes for it: it does not fit yet."""
     reason: str = ""
 
 
@@ -38,7 +38,7 @@ class MarkReused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailJob:
-    """Give a job up."""
+    """Mark a job as failed."""
 
     sweep: str
     job: str
@@ -64,7 +64,7 @@ class CancelJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopAttempt:
-    """Nobody wants the attempt's outcome any more: let it write a checkpoint and end."""
+    """Stop an attempt whose outcome is not needed any more: it writes a checkpoint and ends."""
 
     sweep: str
     attempt_id: str
@@ -72,7 +72,7 @@ class StopAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreemptAttempt:
-    """The attempt's room is wanted, or it is to go on at another size: let it write a checkpoint and end."""
+    """Preempt an attempt, for its resources or to continue at another size: it writes a checkpoint and ends."""
 
     sweep: str
     attempt_id: str
@@ -81,7 +81,7 @@ class PreemptAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TripSweep:
-    """Start nothing more of a sweep: its jobs all fail alike, or what it may use is spent."""
+    """Start no more jobs of a sweep: its jobs all fail in the same way, or its budget is spent."""
 
     sweep: str
     reason: str
@@ -89,7 +89,7 @@ class TripSweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExcludeNode:
-    """Send no attempts to a node for a while; ``sweep`` is the one whose journal tells so."""
+    """Exclude a node for some time; ``sweep`` is the one whose journal records it."""
 
     sweep: str
     node: str

@@ -13,20 +13,20 @@ from typing import TypeAlias
 from orchestrator.core.contract import Resources
 
 Amount: TypeAlias = tuple[int, int, int]
-"""CPUs and GPUs in ten-thousandths (the grain that Ray counts in) and memory in MiB."""
+"""CPUs and GPUs in ten-thousandths (Ray's unit) and memory in MiB."""
 
 NOTHING: Amount = (0, 0, 0)
-_GRAIN = 10_000
+_UNITS_PER_RESOURCE = 10_000
 _MIB_PER_GIB = 1024
 _LIMIT = 10**15  # stands for infinity
 _ROUNDING = 1e-6
 
 
 def amount_of(resources: Resources) -> Amount:
-    """The amounts, rounded down to the grain."""
+    """The amounts, rounded down to whole units."""
     return (
-        _whole(resources.cpus * _GRAIN),
-        _whole(_gpu_share(resources.gpus) * _GRAIN),
+        _whole(resources.cpus * _UNITS_PER_RESOURCE),
+        _whole(_gpu_share(resources.gpus) * _UNITS_PER_RESOURCE),
         _whole(resources.memory_gib * _MIB_PER_GIB),
     )
 
@@ -63,7 +63,7 @@ def total_of(amounts: Iterable[Amount]) -> Amount:
 
 
 def count_workers(worker: Amount, room: Amount) -> int:
-    """How many workers fit into some room; none into room that is overbooked."""
+    """How many workers fit into free resources; 0 if these are negative."""
     count = _LIMIT
     if worker[0]:
         count = room[0] // worker[0]
@@ -81,7 +81,7 @@ def _whole(value: float) -> int:
 
 
 def _gpu_share(gpus: float) -> float:
-    """Part of a GPU that a shape keeps others of its kind from: two shapes of 0.6 never share one."""
+    """The effective share of a GPU, ``1 / n`` if n attempts fit on one: two attempts of 0.6 never share it."""
     return 1.0 / math.floor(1.0 / gpus + _ROUNDING) if 0.0 < gpus < 1.0 else gpus
 
 

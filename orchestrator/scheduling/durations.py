@@ -10,7 +10,7 @@ from orchestrator.state.failure_policy import POLICY
 from orchestrator.state.snapshot import Attempt, JobView
 
 RESTART_S = 60.0
-"""What it costs to stop an attempt and to start its next one: saving, loading, warming up."""
+"""Seconds to stop an attempt and to start its next one: saving, loading, warming up."""
 
 _LEAST_LEFT = 0.05
 _OVERRUN = 0.25

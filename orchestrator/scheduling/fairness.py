@@ -59,7 +59,7 @@ class UsageHistory:
 # ----------------------------------------------------------------------------------------------------- what is held now
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Held:
-    """A live attempt and the room that it holds: ``nodes`` maps names to numbers of workers, empty = anywhere."""
+    """A live attempt and the resources that it holds: ``nodes`` maps names to numbers of workers, empty = anywhere."""
 
     attempt: Attempt
     demand: AttemptDemand
@@ -74,7 +74,7 @@ class Holdings:
         self.live: dict[str, Held] = {}
         self.by_node: dict[str, Amount] = {}
         self.floating: Amount = NOTHING
-        """Of attempts that were sent to no node in particular."""
+        """Attempts without a chosen node."""
         self.total: Amount = NOTHING
         self.keys: dict[str, int] = {}
         self.history = UsageHistory()
@@ -86,7 +86,7 @@ class Holdings:
         return self.total[1] / 10_000
 
     def change(self, old: Attempt | None, new: Attempt | None) -> None:
-        """A job's live attempt is another one now, or none."""
+        """Replace a job's live attempt by another one, or none."""
         if old is new:
             return
         if old is not None:
@@ -117,7 +117,7 @@ class Holdings:
 
     def _remove(self, attempt: Attempt) -> None:
         held = self.live.get(attempt.attempt_id)
-        if held is not None and held.attempt is attempt:  # it may have moved among those that leave meanwhile
+        if held is not None and held.attempt is attempt:  # it may have become one of the ending attempts
             del self.live[attempt.attempt_id]
             self._sum(held, -1)
 
@@ -140,18 +140,18 @@ class Holdings:
 # ---------------------------------------------------------------------------------------------------------- fair shares
 @dataclass(slots=True, kw_only=True)
 class FairShare:
-    """What a sweep holds and held, beside its weight; ``live`` grows while a round of decisions is made."""
+    """A sweep's present and past use, and its weight; ``live`` grows during a round of decisions."""
 
     weight: float
     live: Amount
     past: tuple[float, float, float]
     """Decayed amount-seconds."""
     whole: Amount
-    """Of the cluster."""
+    """Resources of the cluster."""
     entitlement: float = 1.0
-    """Dominant share that is its due while all the sweeps of its priority want more."""
+    """Dominant share to which it is entitled while all sweeps of its priority want more."""
 
-    def key(self, asked: Amount) -> tuple[int, float, float]:
+    def key(self, requested: Amount) -> tuple[int, float, float]:
         """Order among sweeps of one priority, if it took so much more; the least goes first.
 
         A sweep that stays within its entitlement comes before all that do not, the one with the smallest share for its
@@ -159,15 +159,15 @@ class FairShare:
         the cluster evenly, past use for its weight decides: that makes the shares right over time even on one GPU.
         """
         share = dominant(self.live, self.whole)
-        after = dominant(plus(self.live, asked), self.whole)
+        after = dominant(plus(self.live, requested), self.whole)
         past = max((part / all_ for part, all_ in zip(self.past, self.whole, strict=True) if all_), default=0.0)
         if after <= self.entitlement + 1e-9:
             return 0, share / self.weight, past / self.weight
         return 1, past / self.weight, share / self.weight
 
-    def add(self, asked: Amount) -> None:
-        """Something more of it runs."""
-        self.live = plus(self.live, asked)
+    def add(self, requested: Amount) -> None:
+        """Count one more running attempt."""
+        self.live = plus(self.live, requested)
 
 
 def entitle(fair_shares: list[FairShare]) -> None:

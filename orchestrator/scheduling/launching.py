@@ -23,15 +23,15 @@ from orchestrator.scheduling.preemption import candidates, choose_victims
 from orchestrator.scheduling.queues import Rank, RoundState, SweepQueue
 
 MAX_RESERVATIONS = 4
-"""Sorts of nodes on which room is kept for the first in line."""
+"""Different sets of nodes that have a reservation for their first waiting job in one round."""
 MAX_PREEMPTING = 4
-"""Gangs for which room is made in one round."""
+"""Gangs for which attempts are preempted in one round."""
 MAX_BUNDLE = 64
-"""One-worker jobs of a shape for which room is made together, so that it is made on few nodes."""
+"""One-worker jobs of a shape for which attempts are preempted together, so that few nodes are affected."""
 SOON_S = 60.0
-"""Room that comes so soon by itself is worth no preemption."""
+"""Resources that become free within so many seconds need no preemption."""
 PENDING_SHARE = 0.25
-"""Of the present cluster: what an autoscaling one may be asked for beyond it at a time, and at least one attempt."""
+"""Part of the present cluster that an autoscaler may be asked for at a time, and at least one attempt."""
 
 
 class Launching:
@@ -54,13 +54,13 @@ class Launching:
         self._left_to_launch = num_launches
         self._reserved_node_sets: set[frozenset[int]] = set()
         self._num_preempting = 0
-        self._asked: set[str] = set()
-        """Attempts that this round asks to make room."""
+        self._stop_requested: set[str] = set()
+        """Attempts that this round asks to end."""
         self._started: list[ExpectedEnd] = []
         self._commands: list[Command] = []
         self._shapes = {demand for queue in queues for demand in queue.index.queues}
         self.is_blocked = False
-        """Whether something found no room."""
+        """Whether a job did not fit."""
 
     def run(self) -> list[Command]:
         """All commands of this round."""
@@ -98,7 +98,7 @@ class Launching:
             else:
                 self._commands.append(FailJob(sweep=queue.sweep, job=job.name, reason=reason))
             return
-        # Rather smaller on sound nodes than at full size with those that are left out.
+        # A smaller size on good nodes is better than the full size with excluded ones.
         sizes = [size for size in sizes if not self._node_filter.needed(size)] or sizes
         allowed = [size for size in sizes if not self._cap_refusal(queue, size)]
         if not allowed:
@@ -170,12 +170,12 @@ class Launching:
             self._left_to_launch -= 1
 
     def _left_out(self, size: AttemptDemand, full: AttemptDemand, nodes: Sequence[str] = ()) -> str:
-        """What nodes that are left out mean for an attempt; empty if nothing. ``nodes``: where it goes."""
+        """How excluded nodes affect an attempt; empty if they do not. ``nodes``: its placement."""
         needed = [name for name in self._node_filter.needed(size) if not nodes or name in nodes]
         if needed:
-            return f"the nodes that are left out count ({', '.join(needed)}): the others are too few for it"
+            return f"the excluded nodes count ({', '.join(needed)}): the others are too few for it"
         if size is not full and (lost := self._node_filter.needed(full)):
-            return f"at full size it would need nodes that are left out ({', '.join(lost)})"
+            return f"at full size it would need excluded nodes ({', '.join(lost)})"
         return ""
 
     def _block(self, queue: SweepQueue, place: int, demand: AttemptDemand, sizes: Sequence[AttemptDemand]) -> None:
@@ -198,14 +198,14 @@ class Launching:
             left_out = self._left_out(full, demand)
             queue.wait(place, f"waits for {full.resources}: {self._free()}{f'; {left_out}' if left_out else ''}")
         if not made_room or full.num_workers == 1:
-            # Only what ends before a reservation begins may still find room, on the nodes that it keeps.
+            # From now on, only jobs that end before the reservation begins may use its nodes.
             window_s = self._room.open_until_s(full, nodes) - self._now
             self._round.closed.close(demand, min(left_s, window_s) if self._room.has(full) else 0.0)
 
     def _reservation(self, queue: SweepQueue, place: int, size: AttemptDemand) -> Reservation | None:
         nodes = self._node_filter.nodes(size)
         if len(self._shapes) == 1 and not queue.index.demands[place].smaller and not self._may_preempt(queue):
-            return None  # nothing of another shape could go ahead of it
+            return None  # no job of another shape could pass it
         if not (self._may_reserve(nodes) or queue.index.demands[place].smaller or self._may_preempt(queue)):
             return None
         since_s = max(queue.index.ready_since_s(place), queue.index.launched_s.get(queue.index.demands[place], 0.0))
@@ -224,7 +224,7 @@ class Launching:
     def _start_smaller(
         self, queue: SweepQueue, place: int, sizes: Sequence[AttemptDemand], reservation: Reservation | None
     ) -> bool:
-        """Start an elastic job smaller if that ends it earlier, or gets on with it while nobody else waits."""
+        """Start an elastic job at a smaller size if it then ends earlier, or if no other job waits."""
         wait_s = float("inf") if reservation is None else reservation.start_s - self._now
         is_alone = sum(len(queue) for one in self._queues for queue in one.index.queues.values()) == 1
         for size in sizes[1:]:
@@ -241,7 +241,7 @@ class Launching:
         return lowest is not None and lowest < queue.base_priority and self._num_preempting < MAX_PREEMPTING
 
     def _make_room(self, queue: SweepQueue, place: int, size: AttemptDemand, reservation: Reservation | None) -> bool:
-        """Ask attempts of lower priority to end, unless room comes soon anyway; whether it will be there soon."""
+        """Preempt attempts of lower priority, unless resources become free soon; returns whether they will."""
         if not self._may_preempt(queue):
             return False
         if reservation is not None and reservation.start_s <= self._now + SOON_S:
@@ -250,9 +250,9 @@ class Launching:
         movable = [
             one
             for one in candidates(self._occupancy, queue.base_priority, self._priorities)
-            if one.attempt_id not in self._asked
+            if one.attempt_id not in self._stop_requested
         ]
-        leaving = [one for one in self._occupancy.endings if one.attempt_id in self._asked]
+        leaving = [one for one in self._occupancy.endings if one.attempt_id in self._stop_requested]
         leaving += self._occupancy.leaving()
         bundle = size if size.num_workers > 1 else _bundle(size, self._num_alike(queue, size))
         victims = None
@@ -266,13 +266,13 @@ class Launching:
                 f"makes room for {queue.index.jobs[place].name} of sweep {queue.sweep}: priority {queue.base_priority} "
                 f"against {victim.priority}, {size.resources} asked for, {self._free()}"
             )
-            self._asked.add(victim.attempt_id)
+            self._stop_requested.add(victim.attempt_id)
             self._commands.append(PreemptAttempt(sweep=victim.sweep, attempt_id=victim.attempt_id, reason=reason))
         self._num_preempting += bool(victims)
         return bool(victims) and size.num_workers > 1
 
     def _num_alike(self, queue: SweepQueue, size: AttemptDemand) -> int:
-        """One-worker jobs of a shape that could start had they room."""
+        """One-worker jobs of a shape that wait only for resources."""
         count = min(MAX_BUNDLE, len(queue.index.queues.get(size, ())))
         if queue.cap.max_concurrent is not None:
             count = min(count, queue.cap.max_concurrent - queue.num_live)
@@ -281,7 +281,7 @@ class Launching:
         return max(1, count)
 
     def _ask_for_nodes(self, queue: SweepQueue, place: int, size: AttemptDemand) -> bool:
-        """On a cluster that grows: start an attempt that waits for its node, so that the autoscaler sees it."""
+        """On a cluster that grows: launch an attempt that waits for a new node, to show the autoscaler its demand."""
         if not self._node_filter.can_grow or (size.resources, size.num_workers) in self._occupancy.missing:
             return False
         pending = minus(NOTHING, self._room.left)

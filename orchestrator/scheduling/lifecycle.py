@@ -55,7 +55,7 @@ def follow_up(index: SweepIndex, committed: Collection[str], now: float) -> list
 
 
 def _settled(index: SweepIndex, committed: Collection[str]) -> list[Command]:
-    """In plan order: reuses of ready jobs, failures of those given up, and skips of all that depends on lost ones."""
+    """In plan order: reuses of ready jobs, final failures, and skips of all jobs that depend on failed ones."""
     sweep = index.plan.sweep
     found: dict[int, Command] = {}
     for key in _both(index.ready_keys, committed):
@@ -74,7 +74,7 @@ def _both(keys: Collection[str], others: Collection[str]) -> list[str]:
 
 
 def _skips(index: SweepIndex, failing: list[int]) -> dict[int, Command]:
-    """Pending jobs that can never be ready, in one round with those that they follow from."""
+    """Pending jobs that can never be ready, in the same round as the jobs from which this follows."""
     skips: dict[int, Command] = {}
     lost = set(failing)
     line = list(index.hopeless)

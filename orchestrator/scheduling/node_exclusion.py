@@ -15,18 +15,18 @@ from orchestrator.state.transitions import JobState
 
 WINDOW_S = 6 * 3600.0
 MIN_JOBS = 3
-"""Different jobs that must fail on a node; one is enough where the failure's text blames the hardware."""
+"""Number of different jobs that must fail on a node; one is enough if the failure's text blames the hardware."""
 UNLIKE_OTHERS = 3.0
-"""How many times as many as on the average node: where jobs fail everywhere, no node is to blame."""
+"""Least ratio to the failures of the average node: if jobs fail everywhere, no node is at fault."""
 EXCLUDED_S = 3600.0
 REPEATED_S = 4 * EXCLUDED_S
-"""A node that fails again soon after it was let back in stays out for longer."""
+"""A node that fails again soon after its exclusion is excluded for longer."""
 MAX_EXCLUDED = 0.1
-"""Part of the nodes, and at least one of several."""
+"""Largest part of the nodes that is excluded, and at least one of several."""
 
 
 def excluded_nodes(snapshots: Iterable[Snapshot], now: float) -> dict[str, float]:
-    """Nodes to keep away from, and until when."""
+    """Excluded nodes, and until when."""
     found: dict[str, float] = {}
     for snapshot in snapshots:
         for node, exclusion in snapshot.excluded.items():
@@ -43,7 +43,7 @@ def exclusions(
     steps: Mapping[str, int] | None = None,
 ) -> Iterator[ExcludeNode]:
     """Nodes on which different jobs failed lately, more than elsewhere, or that computed what a replay did not; never
-    more than a tenth of the cluster, those that are left out already among them. To be carried out before the ends of
+    more than a tenth of the cluster, including those that are excluded already. To be carried out before the ends of
     sweeps: one that has ended takes no more news.
 
     ``steps``: by attempt, the training step that it has reached.
@@ -64,7 +64,7 @@ def exclusions(
             room -= 1
             sweep = sweep or next(one.plan.sweep for one in indexes if node in one.failures.by_node)
             until_s = now + _exclusion_s(indexes, node, now)
-            notice = f"node {node} is left out for {(until_s - now) / 3600.0:g} h: {reason}"
+            notice = f"node {node} is excluded for {(until_s - now) / 3600.0:g} h: {reason}"
             yield ExcludeNode(sweep=sweep, node=node, reason=notice, until_s=until_s)
 
 
@@ -73,8 +73,8 @@ def _nodes_with_failures(indexes: Iterable[SweepIndex]) -> set[str]:
 
 
 def _recent(indexes: Iterable[SweepIndex], node: str, now: float) -> dict[tuple[str, str], Failure]:
-    """Latest failures of different jobs on a node that may be its fault and came after it was last let back in."""
-    since_s = max(now - WINDOW_S, _let_in_s(indexes, node))
+    """Latest failures of different jobs on a node that may be its fault, after the end of its latest exclusion."""
+    since_s = max(now - WINDOW_S, _readmitted_at_s(indexes, node))
     return {
         (index.plan.sweep, job): failure
         for index in indexes
@@ -83,7 +83,7 @@ def _recent(indexes: Iterable[SweepIndex], node: str, now: float) -> dict[tuple[
     }
 
 
-def _let_in_s(indexes: Iterable[SweepIndex], node: str) -> float:
+def _readmitted_at_s(indexes: Iterable[SweepIndex], node: str) -> float:
     """When a node's latest exclusion ends or ended; 0 without one."""
     ends = [index.snapshot.excluded[node].until_s for index in indexes if node in index.snapshot.excluded]
     return max(ends, default=0.0)
@@ -96,7 +96,7 @@ def _refuted(indexes: Sequence[SweepIndex], steps: Mapping[str, int]) -> dict[st
         for view in index.failures.numerics.values():
             for failure, how in _not_repeated(view, steps):
                 # However long ago, since a replay may take weeks: only what came before an exclusion is settled.
-                if failure.node and failure.at_s > _let_in_s(indexes, failure.node):
+                if failure.node and failure.at_s > _readmitted_at_s(indexes, failure.node):
                     wrong = failure.message.partition("\n")[0][:100]
                     gpus = f" (GPU {', '.join(failure.gpus)})" if failure.gpus else ""
                     reason = f"it computed wrong numbers{gpus}: {view.name} failed there ({wrong}), {how}"
@@ -105,7 +105,7 @@ def _refuted(indexes: Sequence[SweepIndex], steps: Mapping[str, int]) -> dict[st
 
 
 def _not_repeated(view: JobView, steps: Mapping[str, int]) -> Iterator[tuple[Failure, str]]:
-    """Failures of numerics that were the node's, and what shows it."""
+    """Failures of numerics that were the node's fault, and the evidence."""
     for first, later in pairwise(view.numerics):
         if is_same_step(first, later):
             continue

@@ -1,4 +1,4 @@
-"""The cluster in one round of decisions: its nodes, shapes that fit, and nodes closed for this round."""
+"""The cluster in one round of decisions: its nodes, shapes that fit, and nodes that are not used in this round."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SEVERAL = 2
 
 
 class NodeFilter:
-    """Which nodes an attempt may use. ``excluded`` are nodes to keep away from while others would do."""
+    """Which nodes an attempt may use. ``excluded`` nodes are used only if the others do not suffice."""
 
     def __init__(
         self, machines: Machines, total: Resources, *, maximum: Sequence[Node] | None, excluded: Collection[str]
@@ -50,17 +50,17 @@ class NodeFilter:
         return self._other_zones[demand]
 
     def needed(self, demand: AttemptDemand) -> tuple[str, ...]:
-        """Names of the excluded nodes that an attempt may use all the same, since it needs more than the others."""
+        """Names of the excluded nodes that an attempt may use, since the others do not suffice for it."""
         return self._names(self.nodes(demand) & self._excluded)
 
     def avoided(self, demand: AttemptDemand) -> tuple[str, ...]:
-        """Names of the excluded nodes that an attempt keeps away from."""
+        """Names of the excluded nodes that an attempt must not use."""
         return self._names(self._excluded - self.nodes(demand))
 
     def could_hold(self, demand: AttemptDemand) -> bool:
-        """Whether an empty cluster would hold it, grown as far as its autoscaler goes.
+        """Whether it fits on the empty cluster, with all nodes that the autoscaler may add.
 
-        A cluster without nodes is one that has not told yet.
+        A cluster without nodes counts as not known yet.
         """
         found = self._holds.get(demand)
         if found is None:
@@ -68,13 +68,13 @@ class NodeFilter:
         return found
 
     def may_come_back(self, demand: AttemptDemand) -> bool:
-        """Whether the nodes that were lost a short while ago would hold it, along with those that are there."""
+        """Whether it fits on the present nodes together with those that were lost a short time ago."""
         lost = [node for node in self.machines.lost if node.suits(demand.resources)]
         num_lost = sum(count_workers(demand.worker, amount_of(node.resources)) for node in lost)
         return num_lost > 0 and num_lost + self._num_workers(demand, self._suitable(demand)) >= demand.num_workers
 
     def refusal(self, demand: AttemptDemand, kind: str) -> str:
-        """Why an attempt can never run here, with the largest shapes that there are."""
+        """Why an attempt can never run here, with the largest shapes of nodes."""
         nodes = [*self.machines.nodes, *self._maximum]
         sort = [node for node in nodes if node.suits(demand.resources)]
         shapes = _largest(sort or nodes)
@@ -83,31 +83,31 @@ class NodeFilter:
             available = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_NAMED])
         if not sort and nodes:
             available = f"no node is of that sort; {available}"
-        asked = str(demand.resources)
+        requested = str(demand.resources)
         if demand.num_workers > 1:
-            asked += f" for {demand.num_workers} workers ({demand.resources.share(demand.num_workers)} each)"
+            requested += f" for {demand.num_workers} workers ({demand.resources.share(demand.num_workers)} each)"
             available += "" if self.can_grow else f", the cluster {self._total}"
         is_search = kind == JobKind.SEARCH
         less = "search.concurrent, or what its trials ask for," if is_search else f"`resources` of {kind} jobs"
         remedy = f"lower {less} in sweep.yaml, or add a larger node and resubmit"
-        return f"infeasible: it asks for {asked}, but {available}; {remedy}"
+        return f"infeasible: it asks for {requested}, but {available}; {remedy}"
 
     def _suitable(self, demand: AttemptDemand) -> frozenset[int]:
-        asked = Resources(
+        requested = Resources(
             accelerator=demand.resources.accelerator, spot=demand.resources.spot, labels=demand.resources.labels
         )
-        found = self._by_requirements.get(asked)
+        found = self._by_requirements.get(requested)
         if found is None:
-            found = self._by_requirements[asked] = frozenset(self.machines.suitable(asked))
+            found = self._by_requirements[requested] = frozenset(self.machines.suitable(requested))
         return found
 
     def _would_hold(self, demand: AttemptDemand) -> bool:
         if not self.machines.nodes and not self._maximum:
             return True
-        # What leaves may come back, as machines do after maintenance: no job is given up for it while it is there.
+        # A leaving node may come back, as after maintenance: no job fails as infeasible while the node exists.
         for node in (*self._maximum, *self.machines.leaving):
             if node.suits(demand.resources) and count_workers(demand.worker, amount_of(node.resources)) > 0:
-                return True  # how many of them it may add is the autoscaler's to know
+                return True  # how many of them it may add is known only to the autoscaler
         if not self.machines.is_pool:
             return self._num_workers(demand, self._suitable(demand)) >= demand.num_workers
         shapes = [amount_of(node.resources) for node in self.machines.nodes if node.suits(demand.resources)]
@@ -115,7 +115,7 @@ class NodeFilter:
         return is_held and (demand.num_workers == 1 or count_workers(demand.total, self.machines.whole) > 0)
 
     def _num_growing(self, demand: AttemptDemand) -> float:
-        """How many workers the nodes would hold that an autoscaler may yet add; infinite where nobody knows."""
+        """How many workers fit on the nodes that an autoscaler may still add; infinite if unknown."""
         total = 0.0
         for kind in self._maximum:
             per_node = count_workers(demand.worker, amount_of(kind.resources)) if kind.suits(demand.resources) else 0
@@ -130,16 +130,16 @@ class NodeFilter:
         return tuple(sorted(self.machines.names[place] for place in places))
 
     def _num_workers(self, demand: AttemptDemand, places: frozenset[int]) -> int:
-        """Workers of an attempt that the roomiest zone would hold, were it empty."""
+        """Workers of an attempt that fit into the largest zone when it is empty."""
         return max(self._zone_workers(demand, zone) for zone in self._by_zone(demand, places))
 
     def _zone_workers(self, demand: AttemptDemand, places: frozenset[int]) -> int:
         return sum(count_workers(demand.worker, self.machines.totals[place]) for place in places)
 
     def _by_zone(self, demand: AttemptDemand, places: frozenset[int]) -> list[frozenset[int]]:
-        """For a gang, the nodes of each zone, those first that hold most of it; else all nodes. Never empty.
+        """For a gang, the nodes of each zone, largest capacity first; else all nodes. Never empty.
 
-        Between zones gradients are slow, and every byte of them is paid for.
+        Between zones, gradients are slow and traffic is charged.
         """
         if demand.num_workers == 1 or self.machines.is_pool:
             return [places]
@@ -153,7 +153,7 @@ class NodeFilter:
 
 
 def _is_alike(node: Node, kind: Node) -> bool:
-    """Whether a node is one of a kind, as far as shape and market tell. Memory is never quite what was asked for."""
+    """Whether a node is of a kind, by shape and market. Memory may differ slightly from the requested amount."""
     same = (node.resources.gpus, node.resources.cpus, node.is_spot)
     return same == (kind.resources.gpus, kind.resources.cpus, kind.is_spot)
 

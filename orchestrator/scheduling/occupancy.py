@@ -16,33 +16,34 @@ from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.snapshot import JobView
 
 ROOM_KEPT_S = 1800.0
-"""For how long what the cluster has is kept for an attempt that waits for more of it to come: clouds add nodes in
-minutes, or not for hours. Afterwards others use what is there, and ask for nodes of other shapes."""
+"""For how long free nodes are kept for an attempt that waits for further nodes: clouds add nodes in minutes, or not
+for hours. Afterwards other attempts use the free nodes, and request nodes of other shapes.
+"""
 
 
 class Occupancy:
-    """What holds the cluster's room, until when, and what could be asked to give it back."""
+    """The live attempts that hold the cluster's resources, until when, and which of them may be preempted."""
 
     def __init__(
         self, node_filter: NodeFilter, indexes: Sequence[SweepIndex], *, remaining_s: Mapping[str, float], now: float
     ) -> None:
         self._node_filter, self._indexes, self._remaining_s, self.now = node_filter, indexes, remaining_s, now
         self._floating: dict[str, Spread] = {}
-        """Where attempts presumably lie that were sent to no node in particular."""
+        """Assumed nodes of attempts without a chosen node."""
         self.missing: set[tuple[Resources, int]] = set()
-        """Shapes (resources and number of workers) that the autoscaler has long been asked for in vain."""
+        """Shapes (resources and number of workers) for which the autoscaler has added no node for long."""
         self.room = self._make_room()
 
     @cached_property
     def endings(self) -> list[ExpectedEnd]:
-        """All live attempts on nodes that are there."""
+        """All live attempts on present nodes."""
         found: list[ExpectedEnd] = []
         for index in self._indexes:
             found += self._endings(index)
         return found
 
     def leaving(self) -> list[ExpectedEnd]:
-        """Those of them that give their room back anyway."""
+        """Those of them that are ending already."""
         return [
             self._ending(index, held, spread)
             for index, held, spread in self.laid_out()
@@ -54,7 +55,7 @@ class Occupancy:
         return min((priorities[one.plan.sweep] for one in self._indexes if one.holdings.live), default=None)
 
     def promised_gpu_hours(self, index: SweepIndex) -> float:
-        """What the live attempts of a sweep are expected to use yet."""
+        """The expected further use of a sweep's live attempts."""
         gpu_s = [
             held.demand.gpus * (self._ending(index, held, ()).end_s - self.now)
             for held in index.holdings.live.values()
@@ -63,7 +64,7 @@ class Occupancy:
         return sum(gpu_s) / 3600.0
 
     def used_gpu_hours(self, index: SweepIndex) -> float:
-        """What a sweep's attempts used so far, live and ended, those of former revisions too."""
+        """The use of a sweep's attempts so far, live and ended, also of earlier revisions."""
         live_s = [
             held.demand.gpus * held.attempt.ran_s(self.now) for held in index.holdings.live.values() if held.demand.gpus
         ]
@@ -101,7 +102,7 @@ class Occupancy:
             self._floating[held.attempt.attempt_id] = spread
 
     def laid_out(self) -> Iterator[tuple[SweepIndex, Held, Spread]]:
-        """All live attempts on nodes that are there, and where they lie."""
+        """All live attempts on present nodes, and their nodes."""
         for index in self._indexes:
             for held in index.holdings.live.values():
                 spread = self._spread(held)
@@ -109,7 +110,7 @@ class Occupancy:
                     yield index, held, spread
 
     def _spread(self, held: Held) -> Spread | None:
-        """Where an attempt lies; ``None`` if that is not known, or nowhere yet."""
+        """The nodes of an attempt; ``None`` if they are unknown, or if it has none yet."""
         machines = self._node_filter.machines
         if machines.is_pool:
             return ((0, held.demand.num_workers),)

@@ -24,7 +24,7 @@ from orchestrator.state.nodes import Node
 Spread = tuple[tuple[int, int], ...]
 """Places of nodes and how many workers each gets."""
 STARVING_AFTER_S = 6 * 3600.0
-"""A shape that nothing of it has started for so long gets nodes to itself, whatever the estimates say."""
+"""A shape of which no attempt has started for so long gets nodes of its own, whatever the estimates are."""
 
 
 # ------------------------------------------------------------------------------------------------------------ the nodes
@@ -32,9 +32,10 @@ STARVING_AFTER_S = 6 * 3600.0
 
 @dataclass(slots=True, init=False)
 class Machines:
-    """The nodes of a cluster as columns, those with the fewest GPUs first; or all of it as one pool.
+    """The nodes of a cluster as columns, those with the fewest GPUs first; or the whole cluster as one pool.
 
-    It is a pool where the nodes have no names: then only sizes are known, and room is counted over the whole cluster.
+    It is a pool if the nodes have no names: then only sizes are known, and free resources are counted over the whole
+    cluster.
     """
 
     nodes: tuple[Node, ...]
@@ -43,11 +44,11 @@ class Machines:
     places: dict[str, int]
     totals: list[Amount]
     whole: Amount
-    """All of it together."""
+    """Sum over all nodes."""
     leaving: tuple[Node, ...]
-    """Those that are about to go: nothing is sent there."""
+    """Places of nodes that are being drained: no attempt is placed there."""
     lost: tuple[Node, ...]
-    """Those that are not alive and may come back."""
+    """Places of nodes that are lost and may come back."""
 
     def __init__(self, nodes: tuple[Node | Resources, ...], total: Resources) -> None:
         known = [node if isinstance(node, Node) else Node(resources=node) for node in nodes]
@@ -61,7 +62,7 @@ class Machines:
             self.nodes = tuple(alive)
             self.names, self.totals = ("",), [self.whole]
         else:
-            # Spot nodes first: those that stay are kept for attempts that refuse to run on spot ones.
+            # Spot nodes first: on-demand nodes are kept for attempts that must not run on spot nodes.
             alive.sort(key=lambda node: (node.resources.gpus, not node.is_spot, node.name))
             self.nodes = tuple(alive)
             self.names = tuple(node.name for node in alive)
@@ -69,11 +70,11 @@ class Machines:
             self.whole = total_of(self.totals)
         self.places = {name: place for place, name in enumerate(self.names)}
 
-    def suitable(self, asked: Resources) -> list[int]:
-        """Places of the nodes that are of the sort asked for."""
+    def suitable(self, requested: Resources) -> list[int]:
+        """Places of the nodes that meet the conditions."""
         if self.is_pool:
-            return [0] if not self.nodes or any(node.suits(asked) for node in self.nodes) else []
-        return [place for place, node in enumerate(self.nodes) if node.suits(asked)]
+            return [0] if not self.nodes or any(node.suits(requested) for node in self.nodes) else []
+        return [place for place, node in enumerate(self.nodes) if node.suits(requested)]
 
 
 # --------------------------------------------------------------------------------------------------------- what is free
@@ -84,13 +85,13 @@ class Reserved:
     """A node kept for an attempt that is to start on it later."""
 
     until_s: float
-    """Attempts that end by then may use it meanwhile."""
+    """Attempts that end by then may use it until then."""
     spare: Amount
-    """What it will have beside the one it is kept for: others may use that for as long as they like."""
+    """Resources that the reserved attempt does not need: others may use them without a time limit."""
 
 
 class FreeCapacity:
-    """Free amounts of each node. A pool (see ``Machines``) is one node on which gangs may lie whole."""
+    """Free amounts of each node. A pool (see ``Machines``) is one node that may take whole gangs."""
 
     def __init__(self, machines: Machines, used: Iterable[tuple[int, Amount]], floating: Amount) -> None:
         self.machines = machines
@@ -98,7 +99,7 @@ class FreeCapacity:
         for place, amount in used:
             self.free[place] = minus(self.free[place], amount)
         self.left = minus(total_of(self.free), floating)
-        """Of the whole cluster; less than the sum of its nodes where attempts run that were sent to none."""
+        """Free in the whole cluster; less than the sum of its nodes if attempts run on unknown nodes."""
         self.reserved: dict[int, Reserved] = {}
         self._levels: dict[int, list[int]] = {}
         for place, amount in enumerate(self.free):
@@ -107,7 +108,7 @@ class FreeCapacity:
 
     def place(self, demand: AttemptDemand, nodes: Collection[int], *, end_s: float) -> Spread | None:
         """Where an attempt that ends at ``end_s`` fits: on as few nodes as possible, the fullest of those."""
-        if any(asked > left for asked, left in zip(demand.total, self.left, strict=True)):
+        if any(requested > left for requested, left in zip(demand.total, self.left, strict=True)):
             return None
         if demand.num_workers == 1 or self.machines.is_pool:
             place = self._best(demand.total, nodes, end_s)
@@ -115,7 +116,7 @@ class FreeCapacity:
         return pack(demand.num_workers, {p: self._num_workers(demand.worker, p, end_s) for p in nodes})
 
     def take(self, demand: AttemptDemand, spread: Spread) -> None:
-        """Use up the room of an attempt."""
+        """Subtract the resources of an attempt."""
         for place, num_workers in spread:
             amount = times(demand.worker, num_workers)
             self._set(place, minus(self.free[place], amount))
@@ -125,7 +126,7 @@ class FreeCapacity:
         self.left = minus(self.left, demand.total)
 
     def open_until_s(self, demand: AttemptDemand, nodes: Collection[int]) -> float:
-        """Until when some reserved node may be used that has room for a worker now; minus infinity if none has."""
+        """Latest time until which a reserved node with room for a worker may be used; minus infinity without one."""
         return max(
             (
                 kept.until_s
@@ -136,18 +137,18 @@ class FreeCapacity:
         )
 
     def has(self, demand: AttemptDemand) -> bool:
-        """Whether the whole cluster has so much left, wherever it is."""
-        return all(asked <= left for asked, left in zip(demand.total, self.left, strict=True))
+        """Whether the whole cluster has so much free, on any nodes."""
+        return all(requested <= left for requested, left in zip(demand.total, self.left, strict=True))
 
-    def _best(self, asked: Amount, nodes: Collection[int], end_s: float) -> int | None:
-        cpus, gpus, memory = asked
+    def _best(self, requested: Amount, nodes: Collection[int], end_s: float) -> int | None:
+        cpus, gpus, memory = requested
         levels, free, reserved = self._gpus, self.free, self.reserved
         for position in range(bisect_left(levels, gpus), len(levels)):
             for place in self._levels[levels[position]]:
                 has = free[place]
                 if has[0] < cpus or has[2] < memory or place not in nodes:
                     continue
-                if place not in reserved or self._num_workers(asked, place, end_s):
+                if place not in reserved or self._num_workers(requested, place, end_s):
                     return place
         return None
 
@@ -180,7 +181,7 @@ def pack(num_workers: int, room: dict[int, int]) -> Spread | None:
     chosen: list[tuple[int, int]] = []
     while num_workers:
         tightest = bisect_left(by_room, (num_workers, -1))
-        # Where no node takes the whole rest, the roomiest takes what it can.
+        # If no node takes the whole rest, the node with most free resources takes as much as it can.
         count, place = by_room.pop(min(tightest, len(by_room) - 1))
         chosen.append((place, min(count, num_workers)))
         num_workers -= min(count, num_workers)
@@ -192,14 +193,14 @@ def pack(num_workers: int, room: dict[int, int]) -> Spread | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedEnd:
-    """A live attempt, where it lies, and when it is expected to end."""
+    """A live attempt, its nodes, and its expected end."""
 
     attempt_id: str
     demand: AttemptDemand
     spread: Spread
     launched_at_s: float
     end_s: float
-    """To choose nodes by."""
+    """Expected end for the choice of nodes."""
     sure_end_s: float
     """Until when others may use them; see ``durations.expected_end_s``."""
 
@@ -213,7 +214,7 @@ class Reservation:
     until_s: float
     """Others may use its nodes until then."""
     spare: Mapping[int, Amount]
-    """What its nodes will have beside it."""
+    """Resources of its nodes that it does not need."""
 
 
 def reserve(
@@ -268,7 +269,7 @@ class _Future:
         return self._num_workers >= self._demand.num_workers
 
     def release(self, ending: ExpectedEnd) -> bool:
-        """An attempt ends; whether that makes any room on a usable node."""
+        """Free the resources of an attempt; returns whether a usable node gained any."""
         places = [(place, count) for place, count in ending.spread if place in self.free]
         for place, count in places:
             self._add(place, times(ending.demand.worker, count))
@@ -292,7 +293,7 @@ class _Future:
 def _longest_untouched(
     room: FreeCapacity, demand: AttemptDemand, usable: frozenset[int], endings: list[ExpectedEnd]
 ) -> frozenset[int]:
-    """As many nodes as the attempt needs were they empty, those with the oldest youngest attempt first."""
+    """As many nodes as the attempt needs when they are empty; first those on which no attempt started for longest."""
     if room.machines.is_pool:
         return usable
     touched = dict.fromkeys(usable, float("-inf"))

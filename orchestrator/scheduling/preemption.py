@@ -26,14 +26,14 @@ from orchestrator.state.transitions import SweepState
 
 _NOBODY = -(10**9)  # below all priorities
 MIN_RUN_S = 600.0
-"""An attempt whose job made room before is left alone for so long, and twice as long after each time."""
+"""An attempt whose job was preempted before is spared for so long, and twice as long after each time."""
 GROWS_AFTER_S = 900.0
 """An attempt that started later is not moved again to grow."""
 MIN_GROWTH = 1.5
 MIN_GAIN = 4.0
 """Seconds that a larger size must save for each second that the restart costs."""
 MARGIN_S = 15.0
-"""An attempt that says it ends so long before its node does is left alone: a commit takes seconds."""
+"""An attempt that reports to end at least so long before its node is not preempted: a commit takes seconds."""
 
 
 # ---------------------------------------------------------------------------------------- for others of higher priority
@@ -41,7 +41,7 @@ MARGIN_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """An attempt that could make room, and what that loses in GPU-seconds."""
+    """An attempt that could be preempted, and the loss in GPU-seconds."""
 
     sweep: str
     attempt_id: str
@@ -52,7 +52,7 @@ class Candidate:
 
 
 def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) -> Iterator[Candidate]:
-    """Attempts of lower priority that may be asked to make room."""
+    """Attempts of lower priority that may be preempted."""
     now = occupancy.now
     for index, held, spread in occupancy.laid_out():
         priority, view = priorities[index.plan.sweep], view_of(index, held)
@@ -79,7 +79,7 @@ def lost_work(held: Held, *, saves: bool, now: float) -> float:
 
 
 def may_make_room(held: Held, num_preemptions: int, max_preemptions: int, *, now: float) -> bool:
-    """Whether an attempt may be asked, so that none is moved again and again."""
+    """Whether an attempt may be preempted; limited, so that none is moved again and again."""
     if held.attempt.preempting_at_s is not None or num_preemptions >= max_preemptions:
         return False
     rest_s = MIN_RUN_S * 2.0 ** (num_preemptions - 1) if num_preemptions else 0.0
@@ -123,7 +123,7 @@ def choose_victims(
 
 
 class _Stage:
-    """The room there would be if some attempts ended."""
+    """The free resources if some attempts ended."""
 
     def __init__(self, room: FreeCapacity, demand: AttemptDemand, usable: frozenset[int]) -> None:
         self.demand = demand
@@ -131,14 +131,14 @@ class _Stage:
         self._left = list(room.left)
 
     def end(self, one: Candidate | ExpectedEnd, count: int = 1) -> None:
-        """An attempt ends, or (``count`` -1) goes on after all."""
+        """Add an ended attempt's resources, or (``count`` -1) take them back."""
         for place, num_workers in self.spread(one):
             self.free[place] = plus(self.free[place], times(one.demand.worker, count * num_workers))
         self._left = [left + count * part for left, part in zip(self._left, one.demand.total, strict=True)]
 
     def fits(self) -> bool:
         """Whether the waiting attempt fits now."""
-        if any(asked > left for asked, left in zip(self.demand.total, self._left, strict=True)):
+        if any(requested > left for requested, left in zip(self.demand.total, self._left, strict=True)):
             return False
         counts = {place: count_workers(self.demand.worker, free) for place, free in self.free.items()}
         return pack(self.demand.num_workers, counts) is not None
@@ -154,16 +154,16 @@ class _Stage:
         return fits
 
     def is_full(self, place: int) -> bool:
-        """Whether a node takes all that still has to go somewhere."""
+        """Whether a node takes all workers that are not placed yet."""
         return count_workers(self.demand.worker, self.free[place]) >= self.demand.num_workers
 
     def spread(self, one: Candidate | ExpectedEnd) -> list[tuple[int, int]]:
-        """Usable nodes that an attempt lies on, and with how many workers."""
+        """Usable nodes of an attempt, and its number of workers on each."""
         return [(place, count) for place, count in one.spread if place in self.free]
 
 
 def _by_price(stage: _Stage, on_node: Mapping[int, Sequence[Candidate]]) -> list[int]:
-    """Nodes, those first whose attempts have the lowest priority, then those that give the most room for their loss."""
+    """Nodes in order: lowest priority of their attempts first, then most freed resources for the loss."""
     prices: list[tuple[int, float, int]] = []
     for place, free in stage.free.items():
         candidates, gain = on_node.get(place, ()), free
@@ -178,7 +178,7 @@ def _by_price(stage: _Stage, on_node: Mapping[int, Sequence[Candidate]]) -> list
 
 
 def _pruned(stage: _Stage, chosen: list[Candidate]) -> list[Candidate]:
-    """Without those whose room is not needed, the dearest first."""
+    """Without attempts whose resources are not needed; the most expensive ones are dropped first."""
     for candidate in sorted(chosen, key=lambda one: (-one.priority, -one.lost, one.attempt_id)):
         stage.end(candidate, -1)
         if stage.fits():
@@ -224,7 +224,7 @@ def _growth(
         if size.num_workers < MIN_GROWTH * present.num_workers:
             break
         if node_filter.needed(size):
-            continue  # it would grow onto nodes that are left out
+            continue  # it would grow onto excluded nodes
         allowed = not queue.cap.refusal("", queue.num_gpus - present.gpus, queue.num_live - 1, size.gpus)
         fits = pack(size.num_workers, {where: count_workers(size.worker, has) for where, has in free.items()})
         saved_s = left_s * (1.0 - present.num_workers / size.num_workers)
@@ -248,13 +248,13 @@ def withdrawals(
     node_by_attempt: Mapping[str, str],
     now: float,
 ) -> Iterator[PreemptAttempt]:
-    """Preemptions of the attempts that a leaving node would take along, each asked for once.
+    """Preemptions of the attempts on leaving nodes, each once.
 
     Args:
         snapshots: sweeps with live attempts.
         nodes: of the cluster.
-        remaining_s: by attempt, the seconds that it says it will still take.
-        node_by_attempt: by attempt, the node that it is on; counts for those that were sent to none.
+        remaining_s: seconds left by attempt, as it reports them.
+        node_by_attempt: by attempt, the node that it is on; used for attempts without a chosen node.
         now: unix seconds.
     """
     leaving = {one.name: one.leaves_at_s for one in nodes if isinstance(one, Node) and one.leaves_at_s is not None}
@@ -262,7 +262,7 @@ def withdrawals(
         return
     for snapshot in snapshots:
         if snapshot.state is SweepState.CANCELLING:
-            continue  # they are asked to end anyway
+            continue  # they are ending already
         for attempt in snapshot.live_attempts:
             places = attempt.nodes or (node_by_attempt.get(attempt.attempt_id, ""),)
             left_s, node = _time_left(places, leaving, now)
@@ -275,7 +275,7 @@ def withdrawals(
 
 
 def _time_left(nodes: Sequence[str], leaving: Mapping[str, float], now: float) -> tuple[float, str]:
-    """Until the first of an attempt's nodes is gone, and which one; an empty name if none of them leaves."""
+    """Time when the first of an attempt's nodes is gone, and its name; empty if none of them leaves."""
     ends = [(leaving[name] - now, name) for name in nodes if name in leaving]
     return min(ends, default=(math.inf, ""))
 
@@ -286,7 +286,7 @@ def _leaving_reason(node: str, left_s: float) -> str:
 
 
 def readmissions(indexes: Sequence[SweepIndex], node_filter: NodeFilter) -> Iterator[PreemptAttempt]:
-    """Ends of waits for room that keep away from nodes which may be used by now: Ray cannot change a reservation."""
+    """Restarts of waits for resources whose excluded nodes may be used now: Ray cannot change a reservation."""
     for index in indexes:
         for held in index.holdings.live.values():
             attempt = held.attempt
@@ -296,5 +296,5 @@ def readmissions(indexes: Sequence[SweepIndex], node_filter: NodeFilter) -> Iter
                 .difference(node_filter.avoided(held.demand))
             )
             if attempt.awaits_room and usable and attempt.preempting_at_s is None:
-                reason = f"waits for room again, on {min(usable)} too: the node is not left out any more"
+                reason = f"waits for room again, on {min(usable)} too: the node is not excluded any more"
                 yield PreemptAttempt(sweep=index.plan.sweep, attempt_id=attempt.attempt_id, reason=reason)

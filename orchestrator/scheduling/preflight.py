@@ -16,19 +16,19 @@ from orchestrator.scheduling.fairness import Held
 from orchestrator.state.transitions import JobState
 
 MIN_JOBS = 8
-"""Jobs of a sort below which a preflight saves little."""
+"""Least number of jobs of a class for a preflight."""
 MIN_GPU_HOURS = 24.0
-"""What they take in all, below which it is not worth its wait."""
+"""Least GPU-hours of a class for a preflight."""
 NUM_STEPS = 2
 SILENT_S = 600.0
-"""An attempt that runs for so long has shown enough, too, if it never says how many steps it made."""
+"""An attempt that never reports its steps also passes after so long."""
 
 _Group: TypeAlias = tuple[str, str, AttemptDemand]
-"""Kind, model with recipe, and shape."""
+"""A class of jobs: kind, model with recipe, and shape."""
 
 
 class Preflight:
-    """The large sorts of one plan's jobs, by number, and which of them have not been seen to work yet."""
+    """The large classes of one plan's jobs, by number, and those without a job that has worked yet."""
 
     def __init__(self, jobs: Sequence[Job], demands: Sequence[AttemptDemand], seconds: Sequence[float]) -> None:
         by_group: dict[_Group, list[int]] = {}
@@ -45,7 +45,7 @@ class Preflight:
         self._open = set(range(len(members)))
 
     def see(self, place: int, state: JobState) -> None:
-        """Take notice of a job's new state: one that succeeded opens the way for its sort."""
+        """Take a job's new state: after a success the other jobs of its class may start."""
         if state is JobState.SUCCEEDED:
             self._open.discard(self._numbers.get(place, -1))
 
@@ -57,7 +57,7 @@ class Preflight:
         stepping: Collection[str],
         now: float,
     ) -> dict[int, str]:
-        """Jobs that go ahead, by the number of their sort. ``stepping`` are attempts known to have made two steps."""
+        """First jobs by the number of their class. ``stepping``: attempts known to have made two steps."""
         ahead: dict[int, str] = {}
         if not self._open:
             return ahead
@@ -69,7 +69,7 @@ class Preflight:
         return {number: job for number, job in ahead.items() if number in self._open}
 
     def group_of(self, place: int) -> int | None:
-        """Number of the sort of a job, if it has to wait for the first of its sort."""
+        """Number of a job's class, if the job has to wait for the first one of the class."""
         number = self._numbers.get(place)
         return number if number in self._open else None
 

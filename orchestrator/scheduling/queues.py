@@ -12,21 +12,21 @@ from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.scheduling.sweep_index import SweepIndex, Ticket
 
 AGING_S = 6 * 3600.0
-"""A sweep that has work and runs nothing rises by one class of priorities in such a time, evenly."""
+"""A sweep with ready jobs that runs nothing rises by one priority class within this time, linearly."""
 MAX_AGING = 20
-"""Two classes: what is low gets a turn among what is high, and never among what is urgent."""
+"""Two classes: a low priority may reach high, but never urgent."""
 _CLASS = 10
 
 BACKFILL_DEPTH = 100
-"""Jobs of one shape that are looked at, once the first of it found no room, for one short enough to go ahead."""
+"""How many jobs of a shape are checked for a shorter one that fits, once the first does not fit."""
 MAX_WAITS = 20
 Rank = tuple[int, tuple[int, float, float], float, str]
 
 
 class ClosedShapes:
-    """Shapes that found no room in this round, and how long attempts were for which none was found.
+    """Shapes that did not fit in this round, and the length of the attempts.
 
-    Room only shrinks within a round, so a shape that found none finds none later, nor does a longer attempt.
+    Free resources only shrink within a round, so such a shape does not fit later, nor does a longer attempt.
     """
 
     __slots__ = ("limits_s",)
@@ -41,13 +41,13 @@ class ClosedShapes:
 
 @dataclass(slots=True, kw_only=True)
 class RoundState:
-    """What all sweeps see of one round of decisions."""
+    """State of one round of decisions that all sweeps share."""
 
     now: float
     live_keys: set[str]
-    """Keys that are worked on, here or elsewhere: not twice at once."""
+    """Keys with a live attempt or a claim: no second attempt starts."""
     committed: Collection[str]
-    """Keys that are done."""
+    """Committed keys."""
     closed: ClosedShapes = field(default_factory=ClosedShapes)
     stepping: Collection[str] | None = None
     """Attempts that have trained some steps; ``None`` = nobody tells, and no job waits for another's first steps."""
@@ -73,24 +73,24 @@ class SweepQueue:
         self.num_live, self.num_gpus = len(index.holdings.live), index.holdings.num_gpus
         self.waits: dict[str, str] = {}
         self.behind: dict[str, int] = {}
-        """By job of ``waits``: how many more ready jobs wait for the same, and are not told one by one."""
+        """By job of ``waits``: how many more ready jobs wait for the same reason, without an entry of their own."""
         self._first_by_reason: dict[str, str] = {}
         self.spent = ""
-        """Why its budget keeps something from starting."""
+        """Why its budget prevents a start."""
         self._round = round_state
         self._at = dict.fromkeys(index.queues, 0)
         self._tries = dict.fromkeys(index.queues, 0)
         self._blocked: set[AttemptDemand] = set()
         self.best: tuple[Ticket, AttemptDemand] | None = None
         self._ahead: dict[int, str] | None = None
-        """Jobs that others of their sort wait for; ``None`` = none waits."""
+        """First jobs for which others of their class wait; ``None`` = none waits."""
         if round_state.stepping is not None:
             self._ahead = index.preflight.watch(
                 index.holdings.live, index.places, stepping=round_state.stepping, now=round_state.now
             )
 
     def rank(self) -> Rank | None:
-        """Its place among the sweeps, by the best job that it has left; ``None`` if none is left."""
+        """Its rank among the sweeps, by its best remaining job; ``None`` if none is left."""
         self.best = self._find()
         if self.best is None:
             return None
@@ -107,18 +107,18 @@ class SweepQueue:
         return place, demand
 
     def block(self, place: int, demand: AttemptDemand, why: str) -> None:
-        """Nothing more of this shape for this sweep in this round: what keeps this job keeps those behind it."""
+        """Skip this shape for this sweep in this round: the reason applies to all later jobs of the shape."""
         self._blocked.add(demand)
         self.wait(place, why)
         name = self.index.jobs[place].name
-        speaker = name if name in self.waits else self._first_by_reason.get(why, "")
-        if speaker:  # of more shapes than have a line, the first one that waits for the same speaks for all
-            self._first_by_reason.setdefault(why, speaker)
-            num_behind = len(self.index.queues[demand]) - self._at[demand] + (speaker != name)
-            self.behind[speaker] = self.behind.get(speaker, 0) + num_behind
+        representative = name if name in self.waits else self._first_by_reason.get(why, "")
+        if representative:  # shapes without an entry count under the first one that waits for the same reason
+            self._first_by_reason.setdefault(why, representative)
+            num_behind = len(self.index.queues[demand]) - self._at[demand] + (representative != name)
+            self.behind[representative] = self.behind.get(representative, 0) + num_behind
 
     def wait(self, place: int, why: str) -> None:
-        """Tell why a job waits; the first ones of a round are enough."""
+        """Note why a job waits; the first ones of a round are enough."""
         if len(self.waits) < MAX_WAITS:
             self.waits.setdefault(self.index.jobs[place].name, why)
 

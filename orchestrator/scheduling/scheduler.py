@@ -43,12 +43,12 @@ from orchestrator.state.transitions import SweepState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterView:
-    """All that one round of decisions looks at."""
+    """The input of one round of decisions."""
 
     snapshots: Sequence[Snapshot]
     """All sweeps that have not ended, and those with live attempts."""
     total: Resources
-    """What the cluster has, used or not."""
+    """Resources of the whole cluster, used or not."""
     nodes: Sequence[Node | Resources]
     """Its nodes; where they have no names, their different shapes, and room is counted over ``total``."""
     now: float
@@ -64,28 +64,28 @@ class ClusterView:
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By sweep and job, the seconds that a job was estimated to take at full size."""
     remaining_s: Mapping[str, float] = field(default_factory=dict)
-    """By attempt, the seconds that it says it will still take."""
+    """Seconds left by attempt, as it reports them."""
     node_by_attempt: Mapping[str, str] = field(default_factory=dict)
-    """The node that an attempt is on, of gangs the first one."""
+    """Node by attempt; for gangs the first one."""
     user_caps: Mapping[str, Cap] = field(default_factory=dict)
-    """Bounds by owner, ``*`` for those without their own."""
+    """Limits by owner, ``*`` for users without their own."""
     stepping: Collection[str] | None = None
     """Attempts that have trained a few steps; ``None`` = nobody tells, and there is no preflight."""
     former: Sequence[Snapshot] = ()
-    """Sweeps that have ended; what they found out about nodes still holds."""
+    """Ended sweeps: their exclusions of nodes still apply."""
     steps: Mapping[str, int] = field(default_factory=dict)
     """By attempt, the training step that it has reached."""
 
 
 class Scheduler:
-    """Decides again and again, and remembers only what it would find out anew: a new one decides the same."""
+    """Decides round after round; it only caches derived values, so that a new scheduler decides the same."""
 
     def __init__(self) -> None:
         self._demands = DemandTable()
         self._indexes: dict[str, SweepIndex] = {}
         self._machines: tuple[tuple[Node | Resources, ...], Resources, Machines] | None = None
         self._node_filter: tuple[Collection[str], Sequence[Node] | None, NodeFilter] | None = None
-        """Of these machines: which of them suit whom changes only with what is excluded."""
+        """Node filter of the present machines; it changes only with the exclusions."""
         self.waits: dict[str, Mapping[str, str]] = {}
         """After ``decide``, by sweep and job: why the first ones in line wait."""
         self.behind: dict[str, Mapping[str, int]] = {}
@@ -105,7 +105,7 @@ class Scheduler:
             yield from () if index is None else index.unlaunched()
 
     def decide(self, view: ClusterView) -> list[Command]:
-        """Commands that follow from where the sweeps stand."""
+        """Commands that follow from the states of the sweeps."""
         self.waits, self.behind, self.warnings = {}, {}, {}
         now, snapshots, committed = view.now, view.snapshots, view.committed
         indexes = self._follow_all(snapshots, view.durations)
@@ -131,7 +131,7 @@ class Scheduler:
             num_launches=_left_to_launch(view.max_live_attempts, indexes),
         )
         commands += _in_order(launching.run() or _growths(launching, queues, occupancy, node_filter, now), indexes)
-        return [*commands, *filter(None, (self._tell(queue, node_filter, now) for queue in queues))]
+        return [*commands, *filter(None, (self._report_waits(queue, node_filter, now) for queue in queues))]
 
     def _follow_all(
         self, snapshots: Sequence[Snapshot], durations: Mapping[str, Mapping[str, float]]
@@ -163,8 +163,8 @@ class Scheduler:
             self._node_filter = excluded, maximum, NodeFilter(machines, total, maximum=maximum, excluded=excluded)
         return self._node_filter[2]
 
-    def _tell(self, queue: SweepQueue, node_filter: NodeFilter, now: float) -> TripSweep | None:
-        """Publish why jobs wait, and end a sweep whose budget keeps all that is left of it from starting."""
+    def _report_waits(self, queue: SweepQueue, node_filter: NodeFilter, now: float) -> TripSweep | None:
+        """Publish why jobs wait, and end a sweep whose budget prevents all remaining jobs from starting."""
         index = queue.index
         self.waits[queue.sweep], self.behind[queue.sweep] = queue.waits, queue.behind
         left_s = time_left_s(index.plan.policy, index.snapshot.accepted_at_s, now)
@@ -188,7 +188,7 @@ def _follow_ups(indexes: Sequence[SweepIndex], committed: Collection[str], now: 
 
 
 def _on_excluded(index: SweepIndex, node_filter: NodeFilter) -> str:
-    """Which attempts use nodes that are left out, because the others are too few for them; empty if none does."""
+    """Which attempts use excluded nodes, because the others are too few for them; empty if none does."""
     found: dict[str, set[str]] = {}
     for held in index.holdings.live.values():
         if used := {name for name, _ in held.nodes}.intersection(node_filter.needed(held.demand)):
@@ -198,13 +198,13 @@ def _on_excluded(index: SweepIndex, node_filter: NodeFilter) -> str:
     job = min(found)
     others = f" and {len(found) - 1} more jobs run" if len(found) > 1 else " runs"
     nodes = ", ".join(sorted(set().union(*found.values())))
-    return f"{job}{others} on nodes that are left out ({nodes}): the others are too few for it"
+    return f"{job}{others} on excluded nodes ({nodes}): the others are too few for it"
 
 
 def _growths(
     launching: Launching, queues: Sequence[SweepQueue], occupancy: Occupancy, node_filter: NodeFilter, now: float
 ) -> list[Command]:
-    """Elastic jobs take what nothing else wants."""
+    """Let elastic jobs grow onto resources that no other job needs."""
     return [] if launching.is_blocked else [*growths(queues, occupancy, node_filter, now)]
 
 
@@ -220,7 +220,7 @@ def _left_to_launch(max_live_attempts: int | None, indexes: Sequence[SweepIndex]
 
 
 def _in_order(commands: list[Command], indexes: Sequence[SweepIndex]) -> list[Command]:
-    """By sweep, in the order in which these are given."""
+    """Fair shares by sweep, in the given order."""
     order = {index.plan.sweep: number for number, index in enumerate(indexes)}
     return sorted(commands, key=lambda command: order[command.sweep])
 
@@ -252,7 +252,7 @@ def _queue_of(index: SweepIndex, occupancy: Occupancy, round_state: RoundState, 
 
 
 def _ranked(queues: Sequence[SweepQueue], now: float) -> list[SweepQueue]:
-    """Those with something to start, aged, and entitled to their part of the cluster among their equals."""
+    """Queues of sweeps with ready jobs, with aged priorities and fair shares."""
     wanting = [queue for queue in queues if queue.rank() is not None]
     for queue in wanting:
         if queue.best is not None:

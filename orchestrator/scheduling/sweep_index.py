@@ -1,4 +1,4 @@
-"""One sweep as the scheduler needs it, updated from the changes since the last round.
+"""The scheduler's index of one sweep, updated from the changes since the last round.
 
 Invariants:
 
@@ -42,7 +42,7 @@ Ticket = tuple[int, int]
 
 
 def failure_group_of(job: Job, failure: Failure) -> FailureGroup:
-    """What a failure has in common with others: its message without numbers, paths and quoted names."""
+    """The group of a failure's message: its text without numbers, paths and quoted names."""
     first = failure.message.strip().partition("\n")[0]
     return job.kind, failure.kind, " ".join(_PARTICULARS.sub("*", first).split())[:_MAX_TEXT]
 
@@ -62,7 +62,7 @@ class FailureCounts:
         """Jobs with failures of numerics, by name."""
 
     def count(self, job: Job, view: JobView, count: int) -> None:
-        """Take a job in as it is (``count`` 1), or out as it was (-1)."""
+        """Add a job's present state (``count`` 1), or remove its earlier one (-1)."""
         if view.state is JobState.SUCCEEDED:
             self.succeeded[job.kind] = self.succeeded.get(job.kind, 0) + count
         if view.numerics and count > 0:
@@ -117,13 +117,13 @@ class SweepIndex:
         self.queues: dict[AttemptDemand, list[Ticket]] = {}
         self.ready_keys: dict[str, set[int]] = {}
         self.hopeless: set[int] = set()
-        """Pending jobs one of whose needs will never have an artifact."""
+        """Pending jobs that need a job which will never have an artifact."""
         self.given_up: dict[int, str] = {}
-        """Ready jobs for which no attempt is left, and why."""
+        """Ready jobs without further attempts, and why."""
         self.not_before_s: dict[int, float] = {}
         """When the backoff of ready jobs ends that have one."""
         self.retries: dict[int, str] = {}
-        """Why ready jobs are tried again that failed before, and what is left of their budgets."""
+        """Why failed jobs are retried, and how many attempts they have left."""
         self.holdings = Holdings(demands)
         self.failures = FailureCounts()
         self.endings = RememberedEnds()
@@ -157,12 +157,12 @@ class SweepIndex:
         self._correct()
 
     def uses(self, durations: Mapping[str, float]) -> bool:
-        """Whether these are the estimates that it was made with."""
+        """Whether it was created with these estimates."""
         return durations is self.durations or durations == self.durations
 
     @property
     def last_launch_s(self) -> float:
-        """When anything of the sweep was launched last."""
+        """Time of the sweep's latest launch."""
         return max(self.launched_s.values(), default=0.0)
 
     def left_s(self, place: int) -> float:
@@ -170,7 +170,7 @@ class SweepIndex:
         return left_s(self.jobs[place], self.views[place], self.full_s[place])
 
     def ready_since_s(self, place: int) -> float:
-        """When the job could have started at the earliest, as far as its own attempts and its needs tell."""
+        """Earliest time at which the job could have started, by its own attempts and its inputs."""
         view, needs = self.views[place], self.jobs[place].needs
         ends = [self.views[self.places[need]].ended_at_s or 0.0 for need in needs]
         own = view.last_failure.at_s if view.last_failure is not None else 0.0
@@ -193,7 +193,7 @@ class SweepIndex:
             demand = self.demands[place]
             self.launched_s[demand] = max(self.launched_s.get(demand, 0.0), view.launched_at_s)
         self._follow_ends(_attempt_end_s(old), _attempt_end_s(view))
-        self._tell_children(place, old.state, view.state)
+        self._update_children(place, old.state, view.state)
         self.preflight.see(place, view.state)
         if view.state is JobState.PENDING:
             self._enter(place)
@@ -204,7 +204,7 @@ class SweepIndex:
         elif old_s == self.last_end_s:  # rare: a job's artifact went missing, and its end with it
             self.last_end_s = max(_attempt_end_s(view) for view in self.views)
 
-    def _tell_children(self, place: int, old: JobState, new: JobState) -> None:
+    def _update_children(self, place: int, old: JobState, new: JobState) -> None:
         met = new.is_done - old.is_done
         lost = _is_lost(new) - _is_lost(old)
         if not met and not lost:
@@ -219,7 +219,7 @@ class SweepIndex:
                 self._enter(child)
 
     def _enter(self, place: int) -> None:
-        """A pending job takes its place: hopeless, waiting for others, or ready."""
+        """Classify a pending job: hopeless, waiting for others, or ready."""
         if self._lost[place]:
             self.hopeless.add(place)
         if self._unmet[place]:

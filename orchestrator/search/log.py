@@ -27,7 +27,7 @@ LOG_VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAsked:
-    """The sampler chose a trial; ``key`` is the address of the job that it is."""
+    """The sampler chose a trial; ``key`` is the key of its job."""
 
     name: ClassVar[str] = "asked"
     trial: int
@@ -97,7 +97,7 @@ class TrialFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialLost:
-    """An attempt at a trial was cut off; another one goes on."""
+    """An attempt at a trial was interrupted; another one continues."""
 
     name: ClassVar[str] = "lost"
     trial: int
@@ -126,7 +126,7 @@ def decode_search_event(document: Mapping[str, Any]) -> SearchEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialView:
-    """Where a trial stands, by the log."""
+    """The state of a trial."""
 
     number: int
     key: str
@@ -135,22 +135,22 @@ class TrialView:
     state: TrialState = TrialState.RUNNING
     points: tuple[TrialPoint, ...] = ()
     values: Mapping[float, float] = field(default_factory=dict)
-    """What it told, by epoch."""
+    """Its reported values by epoch."""
     value: float | None = None
     """Its newest value."""
     attempts: tuple[int, ...] = ()
     num_lost: int = 0
     spent_s: float = 0.0
-    """Seconds of all its attempts, as far as they told."""
+    """Seconds of all its attempts, as far as reported."""
     before_s: float = 0.0
-    """Those of earlier attempts."""
+    """Seconds of earlier attempts."""
     ended_at_s: float | None = None
     reason: str = ""
     failure: FailureKind | None = None
 
     @property
     def epoch(self) -> float:
-        """The last one that it told."""
+        """The last reported epoch."""
         return max(self.values, default=0.0)
 
 
@@ -160,13 +160,13 @@ State: TypeAlias = Mapping[int, TrialView]
 def apply_search_event(state: State, event: SearchEvent) -> State:
     """The state after an event. Raises ``KeyError`` for a trial that was never asked for."""
     if isinstance(event, TrialAsked):
-        asked = TrialView(number=event.trial, key=event.key, params=event.params, asked_at_s=event.at_s)
-        return {**state, event.trial: asked}
+        view = TrialView(number=event.trial, key=event.key, params=event.params, asked_at_s=event.at_s)
+        return {**state, event.trial: view}
     return {**state, event.trial: _after(state[event.trial], event)}
 
 
 def fold_search(events: Iterable[SearchEvent]) -> State:
-    """The state of a search by its log."""
+    """The state of a search, from its log."""
     state: State = {}
     for event in events:
         state = apply_search_event(state, event)
@@ -213,7 +213,7 @@ class SearchLog:
 
     @property
     def folder(self) -> str:
-        """What names this log among all of the search; empty as long as it has not begun."""
+        """Nonce that distinguishes this log from others of the search; empty before the log begins."""
         return self._folder
 
     def read(self) -> list[SearchEvent]:
@@ -249,7 +249,7 @@ class SearchLog:
         self._next += 1
 
     def _begin(self) -> None:
-        """Write the head of a log that has none. A crash behind it leaves an empty log, which the next one goes on."""
+        """Write the head of a log that has none. After a crash, the next attempt continues the empty log."""
         if not self._folder:
             folder = secrets.token_hex(8)
             message = f"the log of search {self._key} was begun by another attempt, which goes on"
@@ -270,7 +270,7 @@ class SearchLog:
 
 
 def read_search(store: ObjectStore, key: str) -> list[SearchEvent]:
-    """All events of a search job; none of one that has not begun."""
+    """All events of a search job; none if it has not begun."""
     if not store.list_children(search_log_folder(key)):
         return []
     return SearchLog(store, key).read()

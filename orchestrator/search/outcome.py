@@ -26,22 +26,22 @@ class Saving:
     num_stopped: int
     num_failed: int
     epochs: float
-    """Trained by all trials together."""
+    """Epochs trained by all trials together."""
     full_epochs: float
-    """Of the same trials to their ends; those that failed count as far as they came."""
+    """Epochs of the same trials without early stopping; failed trials count up to their failure."""
     spent_s: float
     full_s: float
     """Estimated by the time per epoch of each trial that was stopped."""
 
     @property
     def share(self) -> float:
-        """Part of the time that was saved."""
+        """Share of the time that was saved."""
         return 1 - self.spent_s / self.full_s if self.full_s else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Risk:
-    """How much a rung says about the end, by the trials that came through."""
+    """How well a rung predicts the final order, by the trials that continued."""
 
     rung: float
     num_stopped: int
@@ -49,11 +49,11 @@ class Risk:
     num_pairs: int
     """Pairs of completed trials with a value at the rung."""
     num_swapped: int
-    """Of them, those that ended in the other order."""
+    """Of these pairs, those that ended in the opposite order."""
 
 
 def saving_of(plan: SearchPlan, trials: Sequence[TrialView]) -> Saving:
-    """What a search took, beside what all of its trials would have taken."""
+    """What a search took, compared with all of its trials without early stopping."""
     done = {TrialState.COMPLETED: 0, TrialState.STOPPED: 0, TrialState.FAILED: 0}
     epochs = full_epochs = spent_s = full_s = 0.0
     for view in trials:
@@ -122,7 +122,7 @@ def search_summary(
 
 
 def notes_on(plan: SearchPlan, trials: Sequence[TrialView], saving: Saving, best: TrialView) -> list[str]:
-    """What whoever reads the result should know."""
+    """Notes for readers of the result."""
     notes = []
     if saving.num_stopped:
         notes.append(

@@ -16,7 +16,7 @@ from orchestrator.core.errors import UserError
 _DIGITS = 6
 """Significant digits of a float: recipes stay readable, and no search needs more."""
 _REDRAWS = 1000
-"""Draws in search of a combination that was not tried."""
+"""Largest number of draws to find a combination that was not tried."""
 
 
 class Spacing(StrEnum):
@@ -56,13 +56,13 @@ class Dimension:
 
     @property
     def ends(self) -> tuple[Any, ...]:
-        """Values that stand for all of them when a space is checked."""
+        """Representative values with which a space is checked."""
         if self.scale is Spacing.VALUES:
             return self.values
         return (self.at(0.0), self.at(math.nextafter(1.0, 0.0)))
 
     def at(self, unit: float) -> Any:  # noqa: ANN401 - recipe fields are of any JSON type
-        """The value at a share of the way, ``0 <= unit < 1``."""
+        """The value at a position ``0 <= unit < 1`` of the range."""
         match self.scale:
             case Spacing.VALUES:
                 return self.values[int(unit * len(self.values))]
@@ -113,14 +113,15 @@ class Answered:
 
 
 class Sampler(Protocol):
-    """Proposes combinations that nobody tried."""
+    """Proposes combinations that were not tried."""
 
     def ask(self, number: int, tried: Sequence[Mapping[str, Any]], answered: Sequence[Answered]) -> Mapping[str, Any]:
         """Values for trial ``number``; ``tried`` are those of all earlier ones, ``answered`` of those that ended."""
 
 
 class RandomSampler:
-    """Independent draws: trial n is a function of seed and n alone, however many run at once and whatever they say.
+    """Independent draws: trial n is a function of seed and n alone, whatever the results and the number of parallel
+    trials.
 
     The place in the unit cube is drawn from ``SeedSequence(seed, spawn_key=(n, redraw))``.
     """
@@ -154,7 +155,7 @@ class InOrder:
 
 
 class OptunaSampler:
-    """Optuna's tree-structured Parzen estimator, told of every trial that ended.
+    """Optuna's tree-structured Parzen estimator, which gets every trial that ended.
 
     A function of the seed and of what has ended when it is asked, in the order of the trials: the same on every run
     with one trial at a time, and up to timing with more.
@@ -170,11 +171,11 @@ class OptunaSampler:
         fallback = RandomSampler(self._space, self._seed)
         distributions = {one.field: self._distribution(one) for one in self._space.dimensions}
         for _ in range(10):
-            asked = study.ask(distributions)
-            params = {one.field: _value_of(one, asked.params[one.field]) for one in self._space.dimensions}
+            trial = study.ask(distributions)
+            params = {one.field: _value_of(one, trial.params[one.field]) for one in self._space.dimensions}
             if mark_of(params) not in known:
                 return params
-            study.tell(asked, state=self._optuna.trial.TrialState.FAIL)
+            study.tell(trial, state=self._optuna.trial.TrialState.FAIL)
         return fallback.ask(number, tried, answered)
 
     def _study(self, number: int, answered: Sequence[Answered]) -> Any:  # noqa: ANN401 - optuna is optional

@@ -42,10 +42,10 @@ class SearchPlan:
     num_trials: int
     seed: int
     metric: str
-    """What is minimised, of what trials tell."""
+    """Name of the reported metric that is minimised."""
     template: Mapping[str, Any]
     probe: Mapping[str, Any]
-    """Parameters of the cached probe that judges; empty where trials judge themselves."""
+    """Parameters of the cached probe that evaluates trials; empty if trials evaluate themselves."""
     inputs: Mapping[str, str]
 
     @classmethod
@@ -74,14 +74,14 @@ class SearchPlan:
 
     @property
     def rule(self) -> AshaRule | None:
-        """By what trials are stopped; None where all run to their end."""
+        """The rule that stops trials; None if all run to their end."""
         if self.algorithm != "asha":
             return None
         grace, reduction = self.options["grace_epochs"], self.options["reduction"]
         return AshaRule(grace_epochs=grace, reduction=reduction, max_epochs=self.max_epochs)
 
     def sampler(self) -> Sampler:
-        """Who proposes trials. Raises ``UserError`` where its library is missing."""
+        """The sampler that proposes trials. Raises ``UserError`` if its library is missing."""
         if self.over is Over.LABELS:
             return InOrder(self.space)
         if self.algorithm == "optuna":
@@ -106,7 +106,7 @@ class SearchPlan:
         return make_key(identity["kind"], self._readable(params), identity)
 
     def chosen_by(self, params: Mapping[str, Any], key: str) -> dict[str, Any]:
-        """What jobs that use the search take from its best trial (``JobRequest.chosen``)."""
+        """The values of the best trial for jobs that use the search (``JobRequest.chosen``)."""
         if self.over is not Over.RECIPE:
             return {"inputs": {"backbone": key}}
         recipe = {name: value for name, value in self.template["parameters"]["recipe"].items() if name not in params}

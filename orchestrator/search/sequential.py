@@ -43,7 +43,7 @@ def run_in_turn(request: JobRequest, context: ExecutionContext, execute: Execute
 
 
 def already_committed(request: JobRequest, context: ExecutionContext) -> JobResult:
-    """The result that somebody committed before."""
+    """The result that another writer committed before."""
     record = read_record(context.store, request.key, identity=request.identity)
     return JobResult(
         attempt_id=request.attempt_id, key=request.key, outcome=Outcome.ALREADY_COMMITTED, metrics=record.metrics

@@ -36,9 +36,9 @@ from orchestrator.storage.seals import seal
 from orchestrator.storage.trials import Trial, TrialState, write_trial
 
 MOST_LOSSES = 3
-"""Times that the attempts at one trial may be cut off within one attempt at the search."""
+"""How often attempts at one trial may be interrupted within one attempt at the search."""
 _FINAL = frozenset({FailureKind.USER_ERROR, FailureKind.NUMERICS, FailureKind.OUT_OF_MEMORY, FailureKind.BAD_DATA})
-"""Failures that a trial would meet again: they are its answer. Of any other kind another attempt may do."""
+"""Failures that would repeat, so that they are the trial's result. After others, another attempt may succeed."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -68,11 +68,11 @@ class TrialTask:
     number: int
     request: JobRequest
     rungs: tuple[float, ...]
-    """Those that it has not reached."""
+    """Rungs that it has not reached."""
 
 
 class TrialsLostError(StorageError):
-    """A trial was cut off again and again: something is wrong with the cluster, and the search starts anew later."""
+    """A trial was interrupted too often: the cluster has a fault, and the search is retried later."""
 
     failure_kind = FailureKind.NODE_LOST
 
@@ -106,11 +106,11 @@ class Study:
         return len(self._state) >= self.num_trials and not self._unfinished()
 
     def next_task(self) -> TrialTask | None:
-        """A trial to run: one that was cut off before, else a new one; None while there is none."""
+        """A trial to run: one that was interrupted before, else a new one; None while there is none."""
         waiting = [view.number for view in self._unfinished() if view.number not in self._running]
         if not waiting:
-            asked = self._ask()
-            waiting = [asked] if asked is not None else []
+            new_trial = self._ask()
+            waiting = [new_trial] if new_trial is not None else []
         if not waiting:
             return None
         number = waiting[0]
@@ -123,10 +123,11 @@ class Study:
         return TrialTask(number=number, request=request, rungs=rungs)
 
     def tell(self, number: int, evaluation: Evaluation) -> bool:
-        """Take what a trial says; whether it goes on. What it said before its attempt was cut off is not taken twice.
+        """Take a trial's evaluation; returns whether it continues. A repeated evaluation of a resumed attempt is
+        ignored.
 
         Raises:
-            UserError: it does not say what is minimised.
+            UserError: the evaluation lacks the minimised metric.
         """
         value = self._value_of(evaluation.metrics)
         view = self._state[number]
@@ -134,7 +135,7 @@ class Study:
             return False
         if evaluation.epoch in view.values:
             return True
-        told = TrialTold(
+        event = TrialTold(
             trial=number,
             at_s=self._clock(),
             step=evaluation.step,
@@ -143,11 +144,11 @@ class Study:
             metrics=_finite(evaluation.metrics),
             spent_s=evaluation.spent_s,
         )
-        verdict = self._judged(told)
-        events: list[SearchEvent] = [told]
+        verdict = self._judged(event)
+        events: list[SearchEvent] = [event]
         if verdict is not None:
             events.append(verdict)
-        # One segment: no log has a value without the decision about it.
+        # One segment, so that no log has a value without its decision.
         self._write(*events)
         return verdict is None
 
@@ -155,11 +156,11 @@ class Study:
         """Take the end of an attempt at a trial.
 
         Raises:
-            TrialsLostError: its attempts were cut off too often.
+            TrialsLostError: its attempts were interrupted too often.
         """
         self._running.discard(number)
         if self._state[number].state is not TrialState.RUNNING:
-            return  # it was stopped, and this is how that looks
+            return  # it was stopped, which ends it with this kind
         if isinstance(outcome, JobResult):
             self._complete(number, outcome, spent_s)
         elif outcome.kind in _FINAL or (outcome.kind is FailureKind.UNKNOWN and self._is_last_try(number)):
@@ -168,11 +169,11 @@ class Study:
             self.lose(number, f"{outcome.kind}: {outcome.message}", is_fault=outcome.kind is not FailureKind.PREEMPTED)
 
     def end_stopped(self, number: int) -> None:
-        """The attempt at a trial that was stopped has ended, or will without another word."""
+        """The attempt at a stopped trial has ended, or will end without a further report."""
         self._running.discard(number)
 
     def lose(self, number: int, reason: str, *, is_fault: bool = True) -> None:
-        """An attempt at a trial was cut off. Raises ``TrialsLostError`` when that happens too often."""
+        """An attempt at a trial was interrupted. Raises ``TrialsLostError`` if that happens too often."""
         self._running.discard(number)
         self._write(TrialLost(trial=number, at_s=self._clock(), reason=reason))
         self._losses[number] = self._losses.get(number, 0) + is_fault
@@ -200,13 +201,13 @@ class Study:
 
     @property
     def num_trials(self) -> int:
-        """Trials that there will be."""
+        """The planned number of trials."""
         return int(min(self.plan.num_trials, self.plan.space.size))
 
     def _complete(self, number: int, result: JobResult, spent_s: float) -> None:
-        """A pretraining does not know the target: what its probe told last is its value."""
-        told = self._state[number].value
-        value = told if self.plan.probe and told is not None else self._value_of(result.metrics)
+        """The trial's value; a pretraining does not know the target, so its probe's last value counts."""
+        last_value = self._state[number].value
+        value = last_value if self.plan.probe and last_value is not None else self._value_of(result.metrics)
         metrics = _finite(result.metrics)
         self._write(TrialCompleted(trial=number, at_s=self._clock(), value=value, metrics=metrics, spent_s=spent_s))
 
@@ -217,36 +218,36 @@ class Study:
         return [view for view in self.trials if view.state is TrialState.RUNNING]
 
     def _ask(self) -> int | None:
-        """Ask for new trials until one can run; its number. The answer of one whose values are no recipe is that."""
+        """Ask for new trials until one can run; returns its number. Trials with an invalid recipe count as failed."""
         while (number := len(self._state)) < self.num_trials:
             params = self._sampler.ask(number, [view.params for view in self.trials], self._answered())
             try:
-                asked = TrialAsked(trial=number, at_s=self._clock(), key=self.plan.key_of(params), params=params)
+                event = TrialAsked(trial=number, at_s=self._clock(), key=self.plan.key_of(params), params=params)
             except UserError as error:
                 now = self._clock()
                 refused = TrialFailed(trial=number, at_s=now, kind=FailureKind.USER_ERROR, message=str(error))
                 self._write(TrialAsked(trial=number, at_s=now, key="", params=params), refused)
             else:
-                self._write(asked)
+                self._write(event)
                 return number
         return None
 
     def _answered(self) -> list[Answered]:
-        """What the trials that have ended say to the sampler."""
+        """The ended trials, for the sampler."""
         return [
             Answered(params=view.params, value=view.value if view.state is not TrialState.FAILED else None)
             for view in self.trials
             if view.state is not TrialState.RUNNING
         ]
 
-    def _judged(self, told: TrialTold) -> TrialStopped | None:
-        verdict = self._ladder.judge(told.trial, told.epoch, told.value)
-        if verdict is None or verdict.goes_on or told.epoch >= self.plan.max_epochs:
+    def _judged(self, event: TrialTold) -> TrialStopped | None:
+        verdict = self._ladder.judge(event.trial, event.epoch, event.value)
+        if verdict is None or verdict.goes_on or event.epoch >= self.plan.max_epochs:
             return None
         return TrialStopped(
-            trial=told.trial,
-            at_s=told.at_s,
-            rung=told.epoch,
+            trial=event.trial,
+            at_s=event.at_s,
+            rung=event.epoch,
             cutoff=verdict.cutoff if verdict.cutoff is not None else math.inf,
             num_before=verdict.num_before,
         )
@@ -259,20 +260,20 @@ class Study:
         return value
 
     def _write(self, *events: SearchEvent) -> None:
-        # First the log, then what follows from it: a crash between the two loses nothing.
+        # First the log, then the state that follows from it: a crash in between loses nothing.
         self._log.append(events)
         for event in events:
             self._state = apply_search_event(self._state, event)
         self._show([event.trial for event in events])
 
     def _take(self, event: SearchEvent) -> None:
-        """An event of the log; the ladder follows what was told, whatever came of it."""
+        """Apply an event of the log; the ladder takes every reported value."""
         self._state = apply_search_event(self._state, event)
         if isinstance(event, TrialTold):
             self._ladder.judge(event.trial, event.epoch, event.value)
 
     def _show(self, numbers: Sequence[int]) -> None:
-        """For people, and for MLflow: never worth the end of a search."""
+        """Publish the trials for people and MLflow; an error must not end the search."""
         try:
             for number in dict.fromkeys(numbers):
                 write_trial(self._store, self.request.key, _shown(self._state[number]), log=self._log.folder)

@@ -27,8 +27,8 @@ from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 
 DEADLINE_S = 15.0
-_ASKED_ONE_BY_ONE = 256
-"""Up to so many keys of a kind, each is asked for; beyond, the store lists what it has of the kind first."""
+_MAX_SINGLE_LOOKUPS = 256
+"""Up to so many keys of a kind, each is looked up; for more keys, the store first lists its keys of the kind."""
 _NUM_NAMED = 3
 _HISTORY_DEADLINE_S = 10.0
 _PER_MODEL = 24
@@ -44,7 +44,7 @@ _Answered = tuple[Question, Answer | Exception]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactSummary:
-    """What planning wants of a committed record; its seal is for whoever relies on its parts to check."""
+    """The fields of a committed record that planning needs; its seal is checked by readers of its parts."""
 
     key: str
     job: str
@@ -75,16 +75,16 @@ class ArtifactSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArtifactStatus:
-    """What a store holds of a plan's jobs."""
+    """The artifacts of a plan's jobs in a store."""
 
     dispositions: Mapping[str, Disposition]
     """By name of the job."""
     records: Mapping[str, ArtifactSummary] = field(default_factory=dict)
     """By key, of committed jobs."""
     problems: tuple[str, ...] = ()
-    """Why this may not be all, or must not be relied upon."""
+    """Why the lookup may be incomplete or wrong."""
     store: ObjectStore | None = None
-    """Where this was read, for whoever goes on there; None = it is not there yet, or did not answer."""
+    """The opened store; None = it does not exist yet, or did not answer."""
 
     @property
     def reused(self) -> set[str]:
@@ -141,14 +141,14 @@ def _summary_or_reason(store: ObjectStore, key: str) -> ArtifactSummary | str | 
 
 
 def _absent(uri: str) -> tuple[str, ...]:
-    """A directory is made by the first submit, a bucket by nobody here."""
+    """The first submit creates a directory, but no command creates a bucket."""
     if uri.startswith("file:"):
         return ()
     return (f"the bucket of store {uri} does not exist: create it, or correct the store's URI, before you submit",)
 
 
 def _records(store: ObjectStore, jobs: Iterable[Job], until_s: float) -> tuple[dict[str, ArtifactSummary], list[str]]:
-    """Records by key, and what is said of those that are damaged, at which a submit would stop."""
+    """Records by key, and messages about damaged ones, at which a submit would fail."""
     keys = _there(store, jobs, until_s)
     found = ask_all(lambda key: _summary_or_reason(store, key), keys, deadline_s=until_s)
     damaged = [reason for reason in found.values() if isinstance(reason, str)]
@@ -169,11 +169,11 @@ def _started(store: ObjectStore, jobs: Collection[Job], until_s: float) -> set[s
 
 
 def _there(store: ObjectStore, jobs: Iterable[Job], until_s: float) -> list[str]:
-    """Keys of which the store may hold anything."""
+    """Keys for which the store may have objects."""
     by_kind: dict[str, set[str]] = {}
     for job in jobs:
         by_kind.setdefault(job.kind.value, set()).add(job.key)
-    large = [kind for kind, keys in by_kind.items() if len(keys) > _ASKED_ONE_BY_ONE]
+    large = [kind for kind, keys in by_kind.items() if len(keys) > _MAX_SINGLE_LOOKUPS]
     listed = ask_all(lambda kind: store.list_children(f"artifacts/{kind}/"), large, deadline_s=until_s)
     for kind, there in listed.items():
         by_kind[kind] &= set(there)
@@ -187,7 +187,7 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _altered(plan: Plan, records: Mapping[str, ArtifactSummary]) -> list[str]:
-    """Records whose identity is not that of their key: a submit would stop at them."""
+    """Records whose identity is not that of their key: a submit would fail at them."""
     names = [
         job.name for job in plan.jobs if job.key in records and not _is_same(records[job.key].identity, job.identity)
     ]
@@ -258,7 +258,7 @@ def _drop(waiting: queue.SimpleQueue[Question]) -> None:
 def history_of(
     plan: Plan, known: ArtifactStatus | None = None, *, deadline_s: float = _HISTORY_DEADLINE_S
 ) -> SpeedHistory:
-    """What results of a plan's store say about its jobs; empty if the store cannot be asked in time.
+    """Measurements of the results in a plan's store; empty if the store does not answer in time.
 
     Args:
         plan: names its store and models.
@@ -273,7 +273,7 @@ def history_of(
         if store is not None:
             more = _sample(store, plan, records, until_s)
     except (OrchestratorError, OSError, TimeoutError, ValueError):
-        more = {}  # an estimate is better than none: the model of speed knows something, too
+        more = {}  # estimates also work without measurements, by the model of speed alone
     return make_history([*records.values(), *(seen for seen in more.values() if seen is not None)])
 
 

@@ -20,7 +20,7 @@ from orchestrator.services.settings_sources import (
     CHOICE,
     CONTEXTS,
     NO_CONTEXT,
-    Choice,
+    ChosenContext,
     problem_of,
     read_user_file,
     setting_named,
@@ -81,8 +81,8 @@ def use_context(path: Path, name: str) -> None:
             document[CHOICE] = name
 
 
-def contexts_document(path: Path, choice: Choice | None) -> dict[str, dict[str, Any]]:
-    """All contexts of a file by name, without passwords, and which of them counts here."""
+def contexts_document(path: Path, choice: ChosenContext | None) -> dict[str, dict[str, Any]]:
+    """All contexts of a file by name, without passwords, and which of them is in use."""
     return {
         name: {
             "in_use": choice is not None and choice.name == name,
@@ -114,11 +114,11 @@ def _check_values(changes: Mapping[str, str]) -> None:
         if problem := problem_of(name, value or "file:/"):
             raise SpecError((problem,))
         if form := secret_form(value):
-            told = (
+            problem = (
                 f"{name} holds what looks like {form}, and this file is no place for secrets: name where it is instead "
                 "(ray_token by file:/PATH or env:NAME, aws_profile, MLFLOW_TRACKING_USERNAME and _PASSWORD)"
             )
-            raise SpecError((told,))
+            raise SpecError((problem,))
         if problem := problem_of_value(name, value) if value else "":
             raise SpecError((problem,))
 
@@ -133,7 +133,7 @@ def _require(path: Path, name: str) -> None:
 
 @contextmanager
 def _edited(path: Path) -> Iterator[TOMLDocument]:
-    """The file's content to be changed; written back as a whole, for the user's eyes only."""
+    """The file's content to be changed; it is written back as a whole, readable for the user only."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock", timeout=_LOCK_S):
@@ -146,7 +146,7 @@ def _edited(path: Path) -> Iterator[TOMLDocument]:
 
 
 def problem_of_value(name: str, value: str) -> str:
-    """What is wrong with a value of a known setting; empty if nothing is, or nobody can tell. Pure."""
+    """The error in a value of a known setting; empty if there is none, or if it cannot be checked. Pure."""
     setting = setting_named(name)
     if setting is not None and setting.choices and value not in setting.choices:
         return f"{name} is {value!r}; write {' or '.join(setting.choices)}"

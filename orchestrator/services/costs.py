@@ -31,13 +31,13 @@ def read_prices(path: str) -> PriceTable | None:
 def hours_left(snapshot: Snapshot, left_s: Mapping[str, float]) -> tuple[float, float]:
     """GPU-hours, and core-hours of jobs without GPUs, that jobs with so many seconds left will hold."""
     jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
-    asked = [(jobs[name].resources, seconds / 3600.0) for name, seconds in left_s.items() if name in jobs]
-    gpu_hours = sum(resources.gpus * hours for resources, hours in asked)
-    return gpu_hours, sum(resources.cpus * hours for resources, hours in asked if not resources.gpus)
+    amounts = [(jobs[name].resources, seconds / 3600.0) for name, seconds in left_s.items() if name in jobs]
+    gpu_hours = sum(resources.gpus * hours for resources, hours in amounts)
+    return gpu_hours, sum(resources.cpus * hours for resources, hours in amounts if not resources.gpus)
 
 
 def cost_lines(bill: Bill, prices: PriceTable | None, expected: float | None) -> Iterator[str]:
-    """What it has cost so far and what it will in all; nothing where there are no prices at all."""
+    """Cost so far and expected total cost; empty without any price."""
     if not bill.is_known:
         if prices is not None:
             yield f"Cost so far unknown: {_unpriced(bill)} have no price{_why_unpriced(bill)}"
@@ -50,7 +50,7 @@ def cost_lines(bill: Bill, prices: PriceTable | None, expected: float | None) ->
 
 
 def cost_document(bill: Bill, prices: PriceTable | None, expected: float | None) -> dict[str, Any]:
-    """The same for machines; amounts that nobody knows are null."""
+    """The same for machines; unknown amounts are null."""
     return {
         "amount": bill.amount if bill.is_known else None,
         "is_partial": bill.is_partial,
@@ -62,12 +62,12 @@ def cost_document(bill: Bill, prices: PriceTable | None, expected: float | None)
 
 
 def sweep_bill(snapshot: Snapshot, prices: PriceTable | None, now: float) -> Bill:
-    """What all attempts of a sweep cost until now."""
+    """Cost of all attempts of a sweep until now."""
     return bill_of(snapshot.uses(now), prices)
 
 
 def show_money(amount: float, prices: PriceTable | None) -> str:
-    """``1,234.50 USD``; labels of nodes say no currency."""
+    """``1,234.50 USD``; labels of nodes have no currency."""
     return (prices or PriceTable(prices={})).show(amount)
 
 

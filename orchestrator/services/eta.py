@@ -25,7 +25,7 @@ Eta = tuple[TimeLeft, str]
 def eta_of(
     snapshot: Snapshot, progress: Mapping[str, LiveProgress], durations_s: Mapping[str, float], now: float
 ) -> Eta | None:
-    """Time left of a sweep; None if it has ended, or nobody can tell."""
+    """Time left of a sweep; None if it has ended, or if it is unknown."""
     fleet = _fleet(snapshot) if durations_s and not snapshot.state.is_final else None
     if fleet is None:
         return None
@@ -33,7 +33,7 @@ def eta_of(
 
 
 def durations_of(snapshot: Snapshot) -> dict[str, float]:
-    """Estimated seconds of all jobs; empty where there is nothing to estimate, or no way to. Reads the store."""
+    """Estimated seconds of all jobs; empty if there is nothing to estimate, or if it is impossible. Reads the store."""
     if snapshot.plan is None or snapshot.state.is_final:
         return {}
     try:
@@ -50,22 +50,22 @@ class EtaTracker:
     def __init__(self) -> None:
         self._durations_s: dict[str, float] = {}
         self._revision = 0
-        self._asked_at_s = float("-inf")
+        self._updated_at_s = float("-inf")
         self._thread: threading.Thread | None = None
         self._eta: Eta | None = None
 
     def latest(self, snapshot: Snapshot, progress: Mapping[str, LiveProgress]) -> Eta | None:
-        """The latest answer, which may be some seconds old; asks for a newer one when it is time. Does not wait."""
+        """The latest answer, which may be some seconds old; starts a new computation if due. Does not wait."""
         is_busy = self._thread is not None and self._thread.is_alive()
-        is_new = snapshot.revision != self._revision or time.monotonic() - self._asked_at_s > self.EVERY_S
+        is_new = snapshot.revision != self._revision or time.monotonic() - self._updated_at_s > self.EVERY_S
         if not is_busy and is_new and snapshot.plan is not None:
-            self._asked_at_s = time.monotonic()
+            self._updated_at_s = time.monotonic()
             self._thread = threading.Thread(target=self._answer, args=(snapshot, progress), daemon=True)
             self._thread.start()
         return None if snapshot.state.is_final else self._eta
 
     def wait(self) -> None:
-        """Until the answer that was asked for is there."""
+        """Wait until the requested answer is ready."""
         if self._thread is not None:
             self._thread.join()
 
@@ -76,7 +76,7 @@ class EtaTracker:
 
 
 def _fleet(snapshot: Snapshot) -> Fleet | None:
-    """What the sweep may use: this machine if it runs here, else what it holds now; None if it holds nothing."""
+    """Nodes for the sweep: this machine if it runs here, else those that it holds now; None if it holds none."""
     if snapshot.cluster == Settings().cluster and snapshot.cluster.startswith("local-"):
         return this_machine()
     held = tuple(attempt.resources.bare for attempt in snapshot.live_attempts)
@@ -105,9 +105,9 @@ def time_left_of(
     """Time left of a sweep. Pure.
 
     Args:
-        snapshot: where it stands; without a plan nothing is left.
+        snapshot: of the sweep; without a plan no time is left.
         durations_s: of ``expected_durations``.
-        fleet: what the sweep may use.
+        fleet: the nodes for the sweep.
         progress: of running jobs, by name.
         now: unix seconds.
     """
@@ -115,13 +115,15 @@ def time_left_of(
         return TimeLeft(seconds=0.0)
     views = list(snapshot.jobs.values())
     live = {view.name: view.attempt for view in views if view.attempt is not None}
-    told = {name: line.progress.eta_s for name, line in progress.items() if name in live and line.progress.eta_s > 0}
+    reported_left_s = {
+        name: line.progress.eta_s for name, line in progress.items() if name in live and line.progress.eta_s > 0
+    }
     return time_left(
         snapshot.plan,
         durations_s,
         fleet,
         done={view.name for view in views if view.state.is_final},
-        running_left_s=told,
+        running_left_s=reported_left_s,
         measured_s={view.name: view.ran_s for view in views if view.state is JobState.SUCCEEDED},
         elapsed_s={name: attempt.ran_s(now) for name, attempt in live.items()},
     )

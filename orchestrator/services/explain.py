@@ -25,7 +25,7 @@ _HASH_LENGTH = 17  # 16 hex digits and the dash before them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """What the store says about one job."""
+    """Why a job has or lacks a result in the store."""
 
     name: str
     """Of the job in its plan; empty if only a key was given."""
@@ -39,7 +39,7 @@ class Explanation:
     compared_job: str = ""
     """Sweep and job that made that one."""
     num_candidates: int = 0
-    """Results that were looked at to find the nearest."""
+    """Number of results that were compared to find the nearest."""
     fields: tuple[FieldChange, ...] = ()
     """From the other result to this job."""
 
@@ -63,7 +63,7 @@ class _Identities:
         if key not in self.read:
             seen = read_artifact_summary(self.store, key) if self.store is not None else None
             self.read[key] = None if seen is None else seen.identity
-        # Of what is not committed the plan may know, such as inputs of a job that both sweeps have.
+        # The plan may have identities that are not committed, such as inputs of a job that both sweeps have.
         return self.read[key] or (self.plan[key].identity if key in self.plan else None)
 
     def causes(self, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[FieldChange]:

@@ -20,7 +20,7 @@ DEFAULT_GPUS_PER_NODE = 8
 
 
 CPUS_PER_GPU = 16
-"""Assumed of a stated cluster."""
+"""Assumed values for a cluster that options describe."""
 
 
 ASK_RAY_TIMEOUT_S = 25.0
@@ -31,7 +31,7 @@ _NVIDIA = Path("/proc/driver/nvidia/gpus")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatedCluster:
-    """What ``--gpus``, ``--gpus-per-node`` and ``--cpus`` say; 0 = not said."""
+    """Values of ``--gpus``, ``--gpus-per-node`` and ``--cpus``; 0 = not given."""
 
     gpus: int = 0
     gpus_per_node: int = 0
@@ -39,7 +39,7 @@ class StatedCluster:
 
     @property
     def is_stated(self) -> bool:
-        """Whether anything is."""
+        """Whether any of them is given."""
         return bool(self.gpus or self.cpus)
 
 
@@ -65,9 +65,9 @@ def this_machine() -> Fleet:
 
 
 def ray_fleet(address: str, namespace: str) -> Fleet | None:
-    """The nodes of a Ray cluster; None if it does not tell in time.
+    """The nodes of a Ray cluster; None if it does not answer in time.
 
-    Asked in a process of its own, which is ended when it hangs: planning must answer, and loads no Ray.
+    A separate process asks, which is ended when it hangs: planning must answer, and does not load Ray.
     """
     try:
         check_answers(address)
@@ -87,7 +87,7 @@ def ray_fleet(address: str, namespace: str) -> Fleet | None:
 
 
 def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:
-    """The stated cluster, else the one of ``RAY_ADDRESS``, else this machine; None if nobody here can tell."""
+    """The stated cluster, else the one of ``RAY_ADDRESS``, else this machine; None if it is unknown."""
     if stated.is_stated:
         return stated_fleet(stated)
     if settings.is_remote:

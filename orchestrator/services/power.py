@@ -36,20 +36,20 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
 ENOUGH_SEEDS = 3
-"""With fewer pretrain seeds the noise is known too badly for a single number."""
+"""With fewer pretrain seeds, the noise is too uncertain for a single number."""
 _TRANSFER_SEEDS = (1, 2, 3, 5, 10)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCost:
-    """What some jobs take; the cost is None where there is no price."""
+    """GPU-hours and cost of some jobs; the cost is None without a price."""
 
     gpu_hours: float = 0.0
     cpu_hours: float = 0.0
     cost: float | None = None
 
     def plus(self, other: JobCost, times: float = 1.0) -> JobCost:
-        """Both, the other one so many times."""
+        """The sum with another one, multiplied by a number."""
         costs = (self.cost, other.cost)
         return JobCost(
             gpu_hours=self.gpu_hours + times * other.gpu_hours,
@@ -69,24 +69,24 @@ class Option:
 
     num_transfer_seeds: int
     num_pretrain_seeds: int | None
-    """By the noise as it was measured; None = more than are looked at."""
+    """Pretrain seeds by the measured noise; None = more than the search's limit."""
     least: int | None
-    """By the lower end of what the noise may be."""
+    """Pretrain seeds by the lower end of the noise's range."""
     most: int | None
-    """By its upper end."""
+    """Pretrain seeds by the upper end."""
     power: float | None
     added: JobCost | None
-    """For the seeds that the plan does not have."""
+    """Cost of the seeds that the plan does not have."""
     least_added: JobCost | None
     most_added: JobCost | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EffectPower:
-    """What the planned seeds find of one main effect or interaction, by the report's test in its family of effects."""
+    """What the planned seeds detect of a main effect or interaction, by the report's test in its family of effects."""
 
     name: str
-    """As the report calls it: ``optimizer lamb - sgd``."""
+    """Its name in the report: ``optimizer lamb - sgd``."""
     factors: tuple[str, ...]
     is_asked: bool
     """Whether it is a main effect against the baseline's value, which has the larger share of the level."""
@@ -112,7 +112,7 @@ class EffectPower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerAnswer:
-    """What one transfer of a sweep needs."""
+    """The seeds that one transfer of a sweep needs."""
 
     transfer: str
     place: str
@@ -145,7 +145,7 @@ class PowerAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerQuestion:
-    """What is asked; stds in the unit of the metric."""
+    """The options of the question; standard deviations in the unit of the metric."""
 
     difference: float
     transfer: str = ""
@@ -153,7 +153,7 @@ class PowerQuestion:
     like: str = ""
     """The sweep to take the noise from; empty = this one, or another one of its store."""
     std: float | None = None
-    """Of the paired difference between pretrain seeds, where nothing was measured."""
+    """Standard deviation of the paired difference between pretrain seeds, instead of a measurement."""
     target_power: float = TARGET_POWER
 
 
@@ -163,7 +163,7 @@ def answer_power(
     """An answer for each transfer with at least two label spaces.
 
     Raises:
-        UserError: nothing tells how large the noise is.
+        UserError: the size of the noise is unknown.
         NotFoundError: there is no such transfer, or no such sweep to take the noise from.
     """
     store = open_store(plan.store_uri) if is_initialised(plan.store_uri) else None
@@ -241,7 +241,7 @@ def _options(
 
 
 def _at_least(planned: int, needed: int | None) -> int | None:
-    """Seeds that the plan has already are not taken away."""
+    """The plan's seeds are the least number."""
     return None if needed is None else max(planned, needed)
 
 
@@ -370,7 +370,7 @@ def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, metric: str) 
         raise NotFoundError(f"the store has no sweep {sweep!r} to take the noise from")
     try:
         report = build_report(store, replace(load_plan(store, sweep), metric=metric))
-    except OrchestratorError:  # a damaged sweep tells nothing; fsck says why
+    except OrchestratorError:  # a damaged sweep is skipped; fsck reports the damage
         return None
     alike = [other for other in report.headlines if other.protocol == table.protocol]
     same = [other for other in alike if other.target == table.target]

@@ -34,20 +34,20 @@ class Reproduction:
     text: str
     """A sweep.yaml that is complete in itself: recipes written out, data sets pinned by their digests."""
     planned: Plan
-    """What it plans to here and now."""
+    """Its plan as made here and now."""
     provenance: Mapping[str, Any]
     """The revision's document; empty if it has none."""
     nodes: Mapping[str, Mapping[str, Any]]
-    """What the nodes are on which attempts of the sweep ran, by name; empty where nobody recorded it."""
+    """Hardware of the nodes on which attempts of the sweep ran, by name; empty if not recorded."""
 
     @property
     def origin(self) -> Provenance:
-        """What it was submitted from; empty if that is not known."""
+        """Its provenance at the submit; empty if unknown."""
         return Provenance.from_json(self.provenance.get("submitted_from", {}))
 
     @property
     def diff(self) -> PlanDiff:
-        """From what was submitted to what is planned now."""
+        """The difference between the submitted plan and the present one."""
         return diff_plans(self.submitted, self.planned)
 
     @property
@@ -59,7 +59,7 @@ class Reproduction:
 
     @property
     def hardware(self) -> dict[str, int]:
-        """Number of nodes by what they are: ``8 x NVIDIA H100 80GB HBM3, driver 550.54.15``."""
+        """Number of nodes by hardware: ``8 x NVIDIA H100 80GB HBM3, driver 550.54.15``."""
         return dict(Counter(describe_hardware(machine) for machine in self.nodes.values()).most_common())
 
     def other_packages(self) -> dict[str, tuple[str, str]]:
@@ -70,7 +70,7 @@ class Reproduction:
 
     @property
     def has_other_code(self) -> bool:
-        """Whether this program's own code differs from the client's of then."""
+        """Whether this program's code differs from that of the submitting client."""
         return self.origin.package_digest not in {"", package_digest()}
 
 
@@ -99,7 +99,7 @@ def reproduce(store: ObjectStore, sweep: str, revision: int) -> Reproduction:
 
 
 def describe_hardware(machine: Mapping[str, Any]) -> str:
-    """GPUs and their driver, or the processor; as ``metrics.machine`` tells them."""
+    """GPUs and their driver, or the processor; as in ``metrics.machine``."""
     gpus = Counter(map(str, machine.get("gpus", ())))
     if gpus:
         models = " + ".join(f"{count} x {model}" for model, count in gpus.items())

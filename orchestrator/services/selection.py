@@ -15,7 +15,7 @@ from orchestrator.state.transitions import JobState
 from orchestrator.sweepfile.suggest import did_you_mean
 
 _OWN = ("job", "kind", "state")
-"""What every job can be selected by, besides its facets."""
+"""Fields by which every job can be selected, besides its facets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,13 @@ class Condition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSelection:
-    """Which jobs a user named; with neither names nor conditions the whole sweep is meant."""
+    """The jobs that a user selected; without names and conditions it is the whole sweep."""
 
     names: tuple[str, ...] = ()
     """Or patterns, as of a shell."""
     conditions: tuple[Condition, ...] = ()
     states: tuple[JobState, ...] = ()
-    """In which a job can be meant at all."""
+    """States of jobs that can be selected."""
 
     @property
     def is_everything(self) -> bool:

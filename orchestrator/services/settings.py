@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 UNKNOWN_STORE = "file:///the-store-of-the-cluster"
-"""Stands for the store of a cluster that nobody here has been told of; nothing is ever there."""
+"""Placeholder for the unknown store of a cluster; it is always empty."""
 
 
 def shown_store(uri: str) -> str:
-    """A store as people read it."""
+    """A store's name for people."""
     return "the cluster's own" if uri == UNKNOWN_STORE else uri
 
 
@@ -52,7 +52,7 @@ class Settings(BaseSettings):
     ray_token: str = ""
     """Where the cluster's token is, never the token; default: what Ray itself finds."""
     code: Code = Code.IMAGE
-    """What a submit through the dashboard runs there."""
+    """Which code a submit through the dashboard runs."""
     mlflow_tracking_uri: str = Field("", validation_alias=AliasChoices("MLFLOW_TRACKING_URI"))
     """Tracking server; default: the project's own database."""
     prices: str = ""
@@ -107,7 +107,7 @@ class Settings(BaseSettings):
         return given or (UNKNOWN_STORE if self.jobs_address else "") or self.own_store_uri
 
     def known_store_uri(self, given: str = "", sweep: ResolvedSweep | None = None) -> str:
-        """``given``, else ``store_uri``, for whoever reads or writes there.
+        """``given``, else ``store_uri``, to read or write there.
 
         Raises:
             SpecError: only the cluster knows its store.
@@ -123,7 +123,7 @@ class Settings(BaseSettings):
         return uri
 
     def require_meeting_place(self, store_uri: str) -> None:
-        """Refuse to leave a message for a cluster where it surely does not look.
+        """Refuse to leave a message where the cluster certainly does not read it.
 
         Raises:
             SpecError: the cluster is only reached through its store, and the store is this project's own folder.

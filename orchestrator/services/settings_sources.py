@@ -24,23 +24,23 @@ from orchestrator.core.security.references import is_reference
 PROJECT_FILE = "orchestrator.toml"
 DOTENV_FILE = ".env"
 CHOICE = "context"
-"""Which context counts, in TOML files."""
+"""Key of the context in use, in TOML files."""
 CONTEXTS = "contexts"
 """Table of contexts in the user's file."""
 _USER_FILE = "orchestrator/config.toml"
 CONTEXT_VARIABLE = "ORCHESTRATOR_CONTEXT"
 CONTEXT_FLAG = "--context"
 NO_CONTEXT = "none"
-"""As the name of a context: none at all, whatever other places choose."""
+"""Name that selects no context, whatever other places choose."""
 _HIDDEN = "***"
 _APPLIED: list[Resolved] = []
 
 
 class Code(StrEnum):
-    """What a submit through a dashboard runs there."""
+    """Which code a submit through a dashboard runs."""
 
     IMAGE = "image"
-    """What is installed there."""
+    """The code that is installed in the cluster's image."""
     WHEEL = "wheel"
     """The code of the command that submits it."""
 
@@ -55,19 +55,19 @@ class Setting:
     """In the environment."""
     meaning: str
     default: str = ""
-    """The value that counts where nobody says one."""
+    """The default value."""
     unset: str = ""
-    """For people: what counts where nobody says one and there is no such value."""
+    """For people: the meaning of an unset setting without a default value."""
     aliases: tuple[str, ...] = ()
     """Other variables that mean the same; ``variable`` goes first."""
     choices: tuple[str, ...] = ()
     """All values that it can have; empty = any."""
     names_cluster: bool = False
-    """Says where the cluster is: a context that says any of these says all of them."""
+    """Whether it names the cluster: a context with any of these settings defines all of them."""
 
     @property
     def variables(self) -> tuple[str, ...]:
-        """All variables that may say it, the first that does counts."""
+        """All variables for the setting; the first one that is set counts."""
         return (self.variable, *self.aliases)
 
 
@@ -165,7 +165,7 @@ SETTINGS = (
         unset="all",
     ),
 )
-"""What the files may say."""
+"""All settings."""
 
 
 def setting_named(name: str) -> Setting | None:
@@ -174,7 +174,7 @@ def setting_named(name: str) -> Setting | None:
 
 
 def value_in(setting: Setting, variables: Mapping[str, str], variable: str) -> str:
-    """What a variable says of a setting: Ray's own variables for tokens become references, never the token itself."""
+    """The value of a setting from a variable: Ray's variables for tokens become references, never the token."""
     value = variables.get(variable, "")
     if setting is RAY_TOKEN and value:
         if variable == "RAY_AUTH_TOKEN_PATH":
@@ -191,14 +191,14 @@ def as_reference(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsFile:
-    """What a TOML file says."""
+    """The content of a TOML file."""
 
     origin: str
-    """How it is called in messages."""
+    """Its name in messages."""
     values: Mapping[str, str] = field(default_factory=dict)
     """By name of the setting."""
     choice: str = ""
-    """Name of a context; empty = it chooses none."""
+    """Name of the chosen context; empty = none."""
     contexts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Settings by name of the context."""
 
@@ -254,7 +254,7 @@ def read_dotenv(path: Path) -> dict[str, str]:
 
 
 def problem_of(name: str, value: object) -> str:
-    """What is wrong with a line of a file; empty if nothing is."""
+    """The error in a line of a file; empty if there is none."""
     known = [setting.name for setting in SETTINGS]
     if name not in known:
         from orchestrator.sweepfile.suggest import did_you_mean  # half a second of imports, which --help must not take
@@ -293,7 +293,7 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resolved:
-    """A setting's value, and who said so."""
+    """A setting's value and its source."""
 
     setting: Setting
     value: str
@@ -304,7 +304,7 @@ class Resolved:
 
     @property
     def shown(self) -> str:
-        """The value as it may be printed: without passwords; for people where nobody says one."""
+        """The value as it may be printed: without passwords; for an unset setting its meaning."""
         return self.known or self.setting.unset
 
     @property
@@ -314,8 +314,8 @@ class Resolved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
-    """The context that counts."""
+class ChosenContext:
+    """The context in use."""
 
     name: str
     place: str
@@ -324,7 +324,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Layer:
-    """One place that may say settings."""
+    """One source of settings."""
 
     place: str
     choice: str = ""
@@ -333,8 +333,8 @@ class _Layer:
     values: Mapping[str, str] = field(default_factory=dict)
     """By name of the setting, of a file."""
 
-    def look(self, setting: Setting) -> tuple[str, str]:
-        """Value and origin; empty if it says nothing."""
+    def value_of(self, setting: Setting) -> tuple[str, str]:
+        """Value and origin; empty if it has none."""
         if self.variables is None:
             return self.values.get(setting.name, ""), self.place
         for variable in setting.variables:
@@ -356,15 +356,15 @@ def resolve(directory: Path, environment: Mapping[str, str], context: str = "") 
     """
     layers, user = _layers(directory, environment, context)
     choice = _choice(layers)
-    said = _context_values(choice, user)
-    found = [_resolve(setting, layers, choice, said) for setting in SETTINGS]
+    context_values = _context_values(choice, user)
+    found = [_resolve(setting, layers, choice, context_values) for setting in SETTINGS]
     if problems := tuple(problem for resolved in found if (problem := _problem(resolved))):
         raise SpecError(problems)
     return found
 
 
-def chosen_context(directory: Path, environment: Mapping[str, str], context: str = "") -> Choice | None:
-    """Which context counts here, and who says so; None without one. Raises ``SpecError`` as ``resolve``."""
+def chosen_context(directory: Path, environment: Mapping[str, str], context: str = "") -> ChosenContext | None:
+    """The context in use, and where it was chosen; None without one. Raises ``SpecError`` as ``resolve``."""
     layers, user = _layers(directory, environment, context)
     choice = _choice(layers)
     _context_values(choice, user)
@@ -372,7 +372,7 @@ def chosen_context(directory: Path, environment: Mapping[str, str], context: str
 
 
 def apply(directory: Path, environment: MutableMapping[str, str], context: str = "") -> list[Resolved]:
-    """Put what files say into the environment, which goes first; of ``.env`` also variables that are no settings.
+    """Put settings of files into the environment if unset; from ``.env`` also variables that are no settings.
 
     Raises:
         SpecError: as ``resolve``.
@@ -383,13 +383,13 @@ def apply(directory: Path, environment: MutableMapping[str, str], context: str =
     for resolved in found:
         _apply(resolved, environment)
     if context:
-        environment[CONTEXT_VARIABLE] = context  # commands that this one starts mean the same place
+        environment[CONTEXT_VARIABLE] = context  # child processes use the same place
     _APPLIED[:] = found
     return found
 
 
 def applied() -> list[Resolved]:
-    """What the last ``apply`` of this process found: afterwards, the environment hides where values come from."""
+    """Result of the last ``apply`` of this process: afterwards, the environment does not show the sources of values."""
     return list(_APPLIED)
 
 
@@ -436,7 +436,7 @@ def lacks_name(arguments: Sequence[str]) -> bool:
 
 
 def _layers(directory: Path, environment: Mapping[str, str], context: str) -> tuple[list[_Layer], SettingsFile]:
-    """The places in their order, and the user's file, which knows the contexts."""
+    """The sources in their order, and the user's file, which has the contexts."""
     dotenv = read_dotenv(directory / DOTENV_FILE)
     project, user = read_project_file(directory / PROJECT_FILE), read_user_file(user_file(environment))
     layers = [
@@ -448,15 +448,15 @@ def _layers(directory: Path, environment: Mapping[str, str], context: str) -> tu
     return layers, user
 
 
-def _choice(layers: Sequence[_Layer]) -> Choice | None:
+def _choice(layers: Sequence[_Layer]) -> ChosenContext | None:
     for layer in layers:
         if layer.choice:
             place = f"{layer.place} {CONTEXT_VARIABLE}" if layer.place == "environment" else layer.place
-            return None if layer.choice == NO_CONTEXT else Choice(name=layer.choice, place=place)
+            return None if layer.choice == NO_CONTEXT else ChosenContext(name=layer.choice, place=place)
     return None
 
 
-def _context_values(choice: Choice | None, user: SettingsFile) -> Mapping[str, str]:
+def _context_values(choice: ChosenContext | None, user: SettingsFile) -> Mapping[str, str]:
     if choice is None:
         return {}
     if choice.name not in user.contexts:
@@ -470,16 +470,20 @@ def _context_values(choice: Choice | None, user: SettingsFile) -> Mapping[str, s
     return user.contexts[choice.name]
 
 
-def _resolve(setting: Setting, layers: Sequence[_Layer], choice: Choice | None, said: Mapping[str, str]) -> Resolved:
+def _resolve(
+    setting: Setting, layers: Sequence[_Layer], choice: ChosenContext | None, context_values: Mapping[str, str]
+) -> Resolved:
     for layer, is_chooser in _in_order(layers, choice):
         if is_chooser and choice is not None:
             origin = f"context {choice.name} ({choice.place})"
-            if setting.name in said:
-                return Resolved(setting=setting, value=said[setting.name], origin=origin, is_of_context=True)
-            if setting.names_cluster and any(known.names_cluster and known.name in said for known in SETTINGS):
-                # Else a variable left over from another cluster would lead a part of the command there.
+            if setting.name in context_values:
+                return Resolved(setting=setting, value=context_values[setting.name], origin=origin, is_of_context=True)
+            if setting.names_cluster and any(
+                known.names_cluster and known.name in context_values for known in SETTINGS
+            ):
+                # Else a variable left from another cluster would direct a part of the command there.
                 return Resolved(setting=setting, value="", origin=origin, is_of_context=True)
-        value, origin = layer.look(setting)
+        value, origin = layer.value_of(setting)
         if value:
             return Resolved(setting=setting, value=value, origin=origin)
     return Resolved(setting=setting, value="", origin="default")
@@ -492,7 +496,7 @@ def _problem(resolved: Resolved) -> str:
     return f"{resolved.origin}: {resolved.setting.name} is {resolved.value!r}; write {' or '.join(choices)}"
 
 
-def _in_order(layers: Sequence[_Layer], choice: Choice | None) -> Iterator[tuple[_Layer, bool]]:
+def _in_order(layers: Sequence[_Layer], choice: ChosenContext | None) -> Iterator[tuple[_Layer, bool]]:
     """Layers, each with whether it is the one that chose the context."""
     is_open = choice is not None
     for layer in layers:

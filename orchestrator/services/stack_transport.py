@@ -33,7 +33,7 @@ from orchestrator.storage.protocol import ObjectStore
 if TYPE_CHECKING:
     from orchestrator.services.submit import SubmitRequest
 
-LOOK_EVERY_S: Final = 0.5
+POLL_EVERY_S: Final = 0.5
 ENSURE_EVERY_S: Final = 5.0
 _MAX_TRIES: Final = 3
 _PUBLISH_WAIT_S: Final = 60.0
@@ -55,14 +55,14 @@ class StackTransport:
         self._stack: Stack | None = None
         self._store = store
         self._calls: ServiceCalls | None = None
-        self._asked_at_s: float | None = None
-        self._look_at_s = self._ask_at_s = 0.0
-        self._told = ""
+        self._called_at_s: float | None = None
+        self._poll_at_s = self._ask_at_s = 0.0
+        self._last_said = ""
         self._starts = StartLimit()
 
     @property
     def store(self) -> ObjectStore:
-        """Where the sweep is."""
+        """URI of the store."""
         if self._store is None:
             self._store = open_store(self._services.store_uri)
         return self._store
@@ -73,7 +73,7 @@ class StackTransport:
         return addresses_of(self._stack) if self._stack is not None else {}
 
     def open(self) -> None:
-        """Have a stack with a controller and a publisher.
+        """Find or start a stack with a controller and a publisher.
 
         Raises:
             ClusterError: they do not come up.
@@ -91,13 +91,13 @@ class StackTransport:
                 return
 
     def close(self) -> None:
-        """Let go; the stack and everything on it goes on."""
+        """Disconnect; the stack and everything on it continues."""
         if self._calls is not None:
             self._calls.close()
             self._calls = None
 
     def submit(self, request: SubmitRequest) -> str:
-        """Leave the message, and tell the controller, which otherwise finds it a second later."""
+        """Leave the message, and notify the controller, which otherwise finds it a second later."""
         # Planning takes 0.2 s to import; `status` reads this module for the stack's addresses alone.
         from orchestrator.services.submit import deliver
 
@@ -108,40 +108,40 @@ class StackTransport:
         except CallsLostError:
             self._drop_calls()  # its late answer must not be taken for that of the next call
         except ClusterError:
-            pass  # the controller looks by itself
+            pass  # the controller reads its inbox by itself
         return message
 
     def keep_alive(self) -> None:
-        """Twice a second: look whether the stack lives, and have what died started again; say it in one sentence.
+        """Call it twice a second: check the stack, have dead parts started again, and print one sentence about it.
 
         Raises:
             ClusterError: the stack was stopped, or does not come up again.
         """
         now_s = time.monotonic()
-        if now_s < self._look_at_s:
+        if now_s < self._poll_at_s:
             return
-        self._look_at_s = now_s + LOOK_EVERY_S
+        self._poll_at_s = now_s + POLL_EVERY_S
         stack = read_stack(self.settings.home)
         if stack is None:
             stack = self._start_again()
         if stack.trouble:
             self._drop_calls()
-            self._tell(f"{stack.trouble}. {self._safe()}; it {_GOES_ON}")
+            self._say_once(f"{stack.trouble}. {self._safe()}; it {_GOES_ON}")
             return
         if self._stack is None or _session(stack) != _session(self._stack):
             self._drop_calls()
             self._stack, self._ask_at_s = stack, 0.0
-            self._tell("The local stack runs again.")
+            self._say_once("The local stack runs again.")
         touch_stack(self.settings.home)
         self._tend(now_s)
 
     def wait_for_publisher(self, sweep: str) -> bool:
-        """Wait until MLflow has all of a sweep that has ended; false if that takes too long (it goes on by itself)."""
+        """Wait until MLflow has all of an ended sweep; False after the time limit (the publisher continues)."""
         deadline_s = time.monotonic() + _PUBLISH_WAIT_S
         while time.monotonic() < deadline_s:
             try:
                 self.keep_alive()
-                if self._calls is not None and self._asked_at_s is None and self._calls.has_published(sweep):
+                if self._calls is not None and self._called_at_s is None and self._calls.has_published(sweep):
                     return True
             except CallsLostError:
                 self._drop_calls()
@@ -151,7 +151,7 @@ class StackTransport:
         return False
 
     def _ensure_now(self, stack: Stack) -> None:
-        """Raises as ``open``; ``CallsLostError`` as soon as the stack says that its Ray has died."""
+        """Raises as ``open``; ``CallsLostError`` as soon as the stack reports that its Ray has died."""
         calls = self._calls = ServiceCalls(self.settings.home, self._services)
         calls.send("ensure")
         deadline_s = time.monotonic() + ANSWER_TIMEOUT_S
@@ -163,27 +163,27 @@ class StackTransport:
                 raise CallsLostError(f"Ray has not answered for {ANSWER_TIMEOUT_S:g} s")
             time.sleep(_POLL_S)
         if answer["notice"]:
-            self._tell(answer["notice"])
+            self._say_once(answer["notice"])
         self._ask_at_s = time.monotonic() + ENSURE_EVERY_S
 
     def _tend(self, now_s: float) -> None:
-        """Every few seconds: have a controller that answers. Never waits: the display goes on."""
+        """Every few seconds, make sure that a controller answers. Never waits, so that the display continues."""
         try:
-            if self._asked_at_s is None:
+            if self._called_at_s is None:
                 if now_s >= self._ask_at_s:
                     self._calls = self._calls or ServiceCalls(self.settings.home, self._services)
                     self._calls.send("ensure")
-                    self._asked_at_s = now_s
+                    self._called_at_s = now_s
             elif self._calls is None or self._calls.poll() is not None:
-                self._asked_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
-            elif now_s - self._asked_at_s > ANSWER_TIMEOUT_S:
+                self._called_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
+            elif now_s - self._called_at_s > ANSWER_TIMEOUT_S:
                 self._drop_calls()
         except CallsLostError:
-            self._drop_calls()  # the description will say what has died
-            self._ask_at_s = now_s + 2 * LOOK_EVERY_S
+            self._drop_calls()  # the description will name what has died
+            self._ask_at_s = now_s + 2 * POLL_EVERY_S
         except OrchestratorError as error:
-            self._asked_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
-            self._tell(f"{error}; the sweep waits in the store, trying again")
+            self._called_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
+            self._say_once(f"{error}; the sweep waits in the store, trying again")
 
     def _start_again(self) -> Stack:
         """Start the stack of a supervisor that was killed. Raises ``ClusterError`` if it was stopped instead."""
@@ -195,7 +195,7 @@ class StackTransport:
                 "the same submit goes on with the rest"
             )
             raise ClusterError(message)
-        self._tell(
+        self._say_once(
             f"The supervisor of the local stack (pid {killed.pid}) has died. {self._safe()}; the stack {_GOES_ON}"
         )
         return ensure_stack(self.settings.home)
@@ -209,13 +209,13 @@ class StackTransport:
     def _drop_calls(self) -> None:
         if self._calls is not None:
             self._calls.kill()
-        self._calls = self._asked_at_s = None
+        self._calls = self._called_at_s = None
 
-    def _tell(self, sentence: str) -> None:
-        """Say it, once in a row."""
-        if sentence != self._told:
+    def _say_once(self, sentence: str) -> None:
+        """Print a sentence, unless it was the last one printed."""
+        if sentence != self._last_said:
             say(sentence)
-        self._told = sentence
+        self._last_said = sentence
 
 
 @contextmanager
@@ -235,7 +235,7 @@ def connect_stack(settings: Settings, store_uri: str, store: ObjectStore | None 
 
 
 def _session(stack: Stack) -> tuple[int, int, int]:
-    """Of which Ray it speaks."""
+    """Number of the Ray to which the calls are connected."""
     return stack.pid, stack.pid_started_at, stack.num_ray_starts
 
 

@@ -42,21 +42,21 @@ class SweepStatus:
 
     snapshot: Snapshot
     progress: Mapping[str, LiveProgress] = field(default_factory=dict)
-    """As written; ``running`` and ``waits`` are what is still true of it."""
+    """Progress as stored; ``running`` and ``waits`` are the parts that still apply."""
     lease: LeaseState | None = None
     warnings: tuple[str, ...] = ()
-    """Of the controller, about budgets, deadlines and nodes."""
+    """The controller's warnings about budgets, deadlines and nodes."""
     num_messages: int = 0
-    """Messages of clients that nobody has followed yet."""
+    """Messages of clients that are not handled yet."""
     left: TimeLeft | None = None
-    """None = it has ended, no controller serves it, or nobody can tell."""
+    """None = it has ended, no controller serves it, or it is unknown."""
     left_on: str = ""
-    """What the time left was scheduled on."""
+    """The nodes on which the time left was scheduled."""
     shut: str = ""
-    """Bound of its user under which jobs of it never start; empty = none."""
+    """Limit of its user under which its jobs never start; empty = none."""
     now: float = 0.0
     prices: PriceTable | None = None
-    """For what ran on nodes that tell no price."""
+    """Prices for nodes without a price label."""
 
     @property
     def is_served(self) -> bool:
@@ -65,7 +65,7 @@ class SweepStatus:
 
     @property
     def running(self) -> dict[str, Progress]:
-        """Progress of the attempts that are live now; of those that have not reported, none but their names."""
+        """Progress of the attempts that are live now; attempts that have not reported have only their names."""
         found = {}
         for name in self.snapshot.jobs.running:
             attempt, line = self.snapshot.jobs[name].attempt, self.progress.get(name)
@@ -78,7 +78,7 @@ class SweepStatus:
 
     @property
     def waits(self) -> dict[str, str]:
-        """Why pending jobs wait, as the controller last told."""
+        """Why pending jobs wait, as last published by the controller."""
         jobs = self.snapshot.jobs
         return {
             name: line.progress.phase
@@ -110,9 +110,9 @@ def load_status(
         now=now,
         prices=prices,
     )
-    if not status.is_served:  # nothing goes on, so that no time is left that would pass
+    if not status.is_served:  # no job runs, so the time left is not defined
         return status
-    if shut := _closed_by_quota(store, snapshot):  # nor here
+    if shut := _closed_by_quota(store, snapshot):  # neither here
         return replace(status, shut=shut)
     eta = tracker.latest(snapshot, progress) if tracker else eta_of(snapshot, progress, durations_of(snapshot), now)
     return replace(status, left=eta[0], left_on=eta[1]) if eta else status
@@ -153,7 +153,7 @@ def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:
 
 
 def status_lines(status: SweepStatus) -> Iterator[str]:
-    """What a person wants to know beside the counts; the most urgent first."""
+    """Lines for people beside the counts; the most urgent first."""
     snapshot = status.snapshot
     yield from _control_lines(status)
     if not snapshot.state.is_final:
@@ -260,28 +260,28 @@ def _used_lines(status: SweepStatus) -> Iterator[str]:
 
 
 def _budget_line(status: SweepStatus, policy: Policy, gpu_hours: float, bound: float) -> str:
-    """In the terms in which the scheduler keeps the budget: GPU-hours, or these at the price that the policy says."""
+    """In the unit of the budget: GPU-hours, or their cost at the policy's price."""
     is_money = bound != policy.gpu_hours
     price = policy.gpu_hour_price if is_money else 1.0
     show = format_money if is_money else "{:,.2f}".format
     used = f"{show(gpu_hours * price)} of {show(bound * price)}"
     used += f" ({gpu_hours:,.2f} GPU-hours at {price:g})" if is_money else " GPU-hours"
     share = f"{format_percent(gpu_hours / bound, digits=0)} %" if bound else "all"
-    left = hours_left(status.snapshot, status.left.left_s)[0] if _is_all_told(status.left) else 0.0
+    left = hours_left(status.snapshot, status.left.left_s)[0] if _is_complete(status.left) else 0.0
     in_all = f", about {show((gpu_hours + left) * price)} in all" if left else ""
     return f"Used {used}, {share} of the budget{in_all}{_verdict(gpu_hours, bound)}"
 
 
-def _is_all_told(left: TimeLeft | None) -> TypeGuard[TimeLeft]:
-    """Whether it is known of all jobs how long they still take."""
+def _is_complete(left: TimeLeft | None) -> TypeGuard[TimeLeft]:
+    """Whether the time left is known for all jobs."""
     return left is not None and not left.never
 
 
 def _cost(status: SweepStatus) -> tuple[Bill, PriceTable | None, float | None]:
-    """What it cost so far, by which table, and what it will have cost in the end, if that can be told."""
+    """Cost so far, the table of prices, and the expected total cost if known."""
     snapshot, left = status.snapshot, status.left
     bill = sweep_bill(snapshot, status.prices, status.now)
-    expected = bill.expected(*hours_left(snapshot, left.left_s)) if _is_all_told(left) else None
+    expected = bill.expected(*hours_left(snapshot, left.left_s)) if _is_complete(left) else None
     return bill, status.prices, expected
 
 
@@ -337,7 +337,7 @@ def _job_document(view: JobView) -> dict[str, Any]:
 def failure_lines(snapshot: Snapshot) -> list[str]:
     """One line for each reason why jobs have no result, with the number of jobs and the first one's name.
 
-    The cause may be anywhere in a reason, so its line is shown whole, and then where the rest is, if there is more.
+    The cause may be anywhere in a reason, so its line is shown in full, followed by the place of the rest, if any.
     """
     grouped: dict[str, list[str]] = {}
     whole: dict[str, str] = {}
@@ -345,10 +345,12 @@ def failure_lines(snapshot: Snapshot) -> list[str]:
         if view.state is JobState.SKIPPED:
             grouped.setdefault("skipped: they need a job that failed or was cancelled", []).append(view.name)
         elif view.state is JobState.FAILED:
-            told = brief_reason(view.reason, WHOLE)
-            rest = "" if told == view.reason.strip() else f"; all of it: orchestrator logs {snapshot.sweep} {view.name}"
-            whole.setdefault(f"failed: {told}", rest)
-            grouped.setdefault(f"failed: {told}", []).append(view.name)
+            shown = brief_reason(view.reason, WHOLE)
+            rest = (
+                "" if shown == view.reason.strip() else f"; all of it: orchestrator logs {snapshot.sweep} {view.name}"
+            )
+            whole.setdefault(f"failed: {shown}", rest)
+            grouped.setdefault(f"failed: {shown}", []).append(view.name)
     return [
         f"{len(names)} job{'s' * (len(names) > 1)} ({names[0]}{', ...' if names[1:] else ''}) {why}{whole.get(why, '')}"
         for why, names in grouped.items()
@@ -358,12 +360,12 @@ def failure_lines(snapshot: Snapshot) -> list[str]:
 def running_lines(status: SweepStatus) -> list[str]:
     """``pretrain/levels/depth2/seed0  train 96/512  1,200 images/s  3m10s left`` for running jobs.
 
-    Without a controller nobody knows whether they still run: ``... last seen: train 96/512``.
+    Without a controller it is unknown whether they still run: ``... last seen: train 96/512``.
     """
     running = status.running
-    tell = describe_progress if status.is_served else _last_seen
+    describe = describe_progress if status.is_served else _last_seen
     lines = [
-        f"{job}  {tell(progress)}{again(status.snapshot.jobs[job])}".rstrip()
+        f"{job}  {describe(progress)}{again(status.snapshot.jobs[job])}".rstrip()
         for job, progress in sorted(running.items())[:MAX_LINES]
     ]
     if len(running) > MAX_LINES:
@@ -372,7 +374,7 @@ def running_lines(status: SweepStatus) -> list[str]:
 
 
 def again(view: JobView) -> str:
-    """``  (attempt 2; the one before ended with node_lost)``: what is past must not look like the present."""
+    """`` (attempt 2; the one before ended with node_lost)``: an earlier failure is not the present state."""
     if view.last_failure is None or view.attempt is None:
         return ""
     return f"  (attempt {view.attempt.number}; the one before ended with {view.last_failure.kind.value})"
@@ -395,9 +397,9 @@ def _step(progress: Progress) -> str:
 
 
 def revive_killed_stack(snapshot: Snapshot) -> None:
-    """Have the project's stack started again if its supervisor was killed and the sweep is not at its end.
+    """Start the project's stack again if its supervisor was killed and the sweep has not ended.
 
-    For commands that look at a sweep or steer it and need no stack themselves: none of them waits for it.
+    For commands that show or control a sweep and need no stack themselves; they do not wait for it.
     """
     settings = Settings()
     if snapshot.state.is_final or settings.is_remote or settings.driver_address:

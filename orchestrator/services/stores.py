@@ -17,14 +17,14 @@ from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
 ANSWER_S = 4.0
-"""A store that does not answer for so long is said not to answer."""
+"""Limit after which a store counts as not answering."""
 _RESTART_S = 60.0
 """The S3 server of a stack that starts again answers within seconds; a busy machine takes longer."""
 _POLL_S = 0.2
 
 
 def find_plan(reference: str, store_uri: str, planned_for: str = "", *, store: ObjectStore | None = None) -> Plan:
-    """The plan of a file, of a submitted sweep of a store, or of a shipped sweep: the first that there is.
+    """The plan of a file, of a submitted sweep of a store, or of a shipped sweep: the first that exists.
 
     Args:
         reference: path or name.
@@ -40,7 +40,7 @@ def find_plan(reference: str, store_uri: str, planned_for: str = "", *, store: O
         store = store or find_store(store_uri)
         if store is not None and reference in list_sweeps(store):
             return load_plan(store, reference)
-    from orchestrator.planning.graph.build import build_plan  # what most commands, which only read a store, never need
+    from orchestrator.planning.graph.build import build_plan  # not needed by commands that only read a store
     from orchestrator.sweepfile import load_sweep
 
     sweep, _ = load_sweep(reference)
@@ -48,7 +48,7 @@ def find_plan(reference: str, store_uri: str, planned_for: str = "", *, store: O
 
 
 def find_store(uri: str) -> ObjectStore | None:
-    """The store at a URI; None where nothing was ever written."""
+    """The store at a URI; None if nothing was ever written there."""
     return open_store(uri) if is_initialised(uri) else None
 
 
@@ -88,7 +88,7 @@ def revive_killed_store(uri: str) -> bool:
 
 
 def restart_killed(home: Path) -> None:
-    """Begin to start the stack of a directory again if its supervisor was killed, and say so."""
+    """Begin to start the stack of a directory again if its supervisor was killed, and print a message."""
     from orchestrator.stack.start import restart_killed_stack
 
     if (killed := restart_killed_stack(home)) is not None:

@@ -18,7 +18,7 @@ def say(text: str) -> None:
 
 
 def stderr_console() -> Console:
-    """For progress and messages. It honours NO_COLOR, and is plain on a pipe."""
+    """The console for progress and messages. It honours NO_COLOR, and prints plain text on a pipe."""
     from rich.console import Console  # a tenth of the time of commands that print one plain line
 
     console = Console(stderr=True, highlight=False)
@@ -33,11 +33,11 @@ def show(*renderables: RenderableType) -> None:
 
 
 def confirmed(question: str, *, subject: str) -> bool:
-    """Whether the user says yes; without a terminal, that nobody could be asked is said instead.
+    """Ask the user a yes/no question; without a terminal, print an error and return False.
 
     Args:
         question: ``Submit?``
-        subject: what asks, and when: ``submit asks for confirmation``.
+        subject: the command that asks, and when: ``submit asks for confirmation``.
     """
     if not sys.stdin.isatty():
         say(f"error: {subject}; there is no terminal to ask, so pass -y")

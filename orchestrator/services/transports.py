@@ -47,7 +47,7 @@ _POLL_S = 0.2
 
 
 class Submitter(Protocol):
-    """What leads to a controller."""
+    """A way from a submit to a controller."""
 
     @property
     def settings(self) -> Settings:
@@ -55,7 +55,7 @@ class Submitter(Protocol):
 
     @property
     def store(self) -> ObjectStore | None:
-        """None = only the cluster reaches it."""
+        """None = only the cluster can access it."""
 
     @property
     def addresses(self) -> dict[str, str]:
@@ -65,7 +65,7 @@ class Submitter(Protocol):
         """Submit; returns the message's id."""
 
     def keep_alive(self) -> None:
-        """Called again and again while somebody follows the sweep."""
+        """Called repeatedly while a command follows the sweep."""
 
     def wait_for_publisher(self, sweep: str) -> bool:
         """Wait until MLflow has all of an ended sweep; false if that takes too long."""
@@ -73,14 +73,14 @@ class Submitter(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class StoreTransport:
-    """The controller's inbox: whoever may write the store may submit, and nothing else is needed."""
+    """The controller's inbox: only write access to the store is needed to submit."""
 
     settings: Settings
     store: ObjectStore
     addresses: dict[str, str] = field(default_factory=dict)
 
     def submit(self, request: SubmitRequest) -> str:
-        """Leave the message; says when nobody is there to read it."""
+        """Leave the message; prints a warning if no controller runs."""
         cluster = self.settings.cluster
         message = deliver(request, self.store, cluster)
         lease, now = read_lease(self.store, cluster), time.time()
@@ -96,7 +96,7 @@ class StoreTransport:
         """The cluster's own watchdog does that."""
 
     def wait_for_publisher(self, sweep: str) -> bool:
-        """The cluster's publisher works whether anybody waits or not."""
+        """Does not wait: the cluster's publisher works independently."""
         return True
 
 
@@ -111,7 +111,7 @@ class DashboardTransport:
     dashboard: Dashboard = field(init=False)
 
     def __post_init__(self) -> None:
-        """Raises ``ClusterError`` if the cluster does not answer, or refuses us."""
+        """Raises ``ClusterError`` if the cluster does not answer, or refuses access."""
         self.dashboard = Dashboard(self.settings.jobs_address, self.settings.read_token())
         if self.dashboard.sends_token_in_clear:
             say(
@@ -144,7 +144,7 @@ class DashboardTransport:
         """The cluster's own watchdog does that."""
 
     def wait_for_publisher(self, sweep: str) -> bool:
-        """The cluster's publisher works whether anybody waits or not."""
+        """Does not wait: the cluster's publisher works independently."""
         return True
 
     def _send(self, request: SubmitRequest) -> SubmitAnswer:
@@ -183,7 +183,7 @@ class RayTransport:
     _checked_at_s: float = field(default_factory=time.monotonic)
 
     def submit(self, request: SubmitRequest) -> str:
-        """Leave the message, and tell the controller."""
+        """Leave the message, and notify the controller."""
         from orchestrator.backends.ray.simulation_packages import keep_packages
 
         keep_packages(simulation_packages(request.plan))
@@ -192,11 +192,11 @@ class RayTransport:
         return message
 
     def wake(self, sweep: str = "") -> None:
-        """Tell the controller to look into the inbox now."""
+        """Make the controller read the inbox now."""
         self.link.wake(sweep)
 
     def keep_alive(self) -> None:
-        """Every few seconds: revive a controller that does not answer, and say that the stack is in use."""
+        """Every few seconds: restart a controller that does not answer, and mark the stack as used."""
         if time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
             return
         try:
@@ -206,7 +206,7 @@ class RayTransport:
         self._checked_at_s = time.monotonic()
 
     def wait_for_publisher(self, sweep: str) -> bool:
-        """Wait until MLflow has all of a sweep that has ended; false if that takes too long (it goes on by itself)."""
+        """Wait until MLflow has all of an ended sweep; False after the time limit (the publisher continues)."""
         import ray
 
         deadline_s = time.monotonic() + _PUBLISH_WAIT_S
@@ -222,10 +222,10 @@ class RayTransport:
 def open_submitter(
     settings: Settings, store_uri: str, *, foreground: bool = False, store: ObjectStore | None = None
 ) -> Iterator[Submitter]:
-    """Whatever leads to the cluster of the settings: its dashboard, its store, a connection to Ray, or the local stack.
+    """The transport to the cluster of the settings: its dashboard, its store, a connection to Ray, or the local stack.
 
     Args:
-        settings: say which.
+        settings: select the transport.
         store_uri: of the sweep.
         foreground: run Ray inside this process.
         store: the same, if it is open already.

@@ -37,12 +37,12 @@ _SAVING = TRAINING_KINDS | {JobKind.EMBED}
 """Kinds whose attempts lose only what follows their newest checkpoint, or their newest part."""
 CLUSTER = "forecast"
 _MAX_ROUNDS_OF_A_SWEEP = 20_000
-"""What waits for the next round waits half a pause: a sweep becomes longer by about one part in as many."""
+"""Jobs wait half a pause for a round, so a sweep of so many pauses becomes longer by about one part in as many."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumptions:
-    """What the durations of jobs do not say. Seconds."""
+    """Delays that are not in the durations of jobs. Seconds."""
 
     cold_start_s: float = 15.0
     """From placement to the first step of a job with GPUs where a process, or each worker of a gang, starts: imports,
@@ -57,8 +57,9 @@ class Assumptions:
     stop_s: float = 5.0
     """From a stop to the end of an attempt."""
     mtbf_s: float = 0.0
-    """Where above 0: attempts save as often as Young's formula says for this mean time between failures of one node,
-    unless their job asks for an interval of its own."""
+    """Above 0: attempts save at the interval of Young's formula for this mean time between failures of one node,
+    unless their job has its own interval.
+    """
 
 
 class Workload:
@@ -75,7 +76,7 @@ class Workload:
         self._done = frozenset(keys)
 
     def work_of(self, request: JobRequest) -> JobWork:
-        """What an attempt at a job does; its checkpoints follow the request, which knows how often attempts die."""
+        """The work of an attempt; its checkpoint interval follows the request's mean time between failures."""
         assumed, duration_s = self._assumptions, self._durations_s.get(request.job, 0.0)
         mtbf_s = request.execution.checkpoint_mtbf_s or assumed.mtbf_s
         every_s = 0.0
@@ -94,15 +95,15 @@ class Workload:
         )
 
     def lower_bound_s(self, spec: ClusterSpec) -> float:
-        """Seconds below which no schedule gets, even on a cluster that never fails and where every runner is warm."""
+        """Lower bound of every schedule in seconds, on a cluster that never fails and where every runner is warm."""
         left = [job for job in self._jobs.values() if job.key not in self._done]
         bounds = [self._critical_path_s(left)]
         groups = spec.groups
         for resource in ("gpus", "cpus"):
             has = sum(group.count * getattr(group.shape, resource) for group in groups)
             # Jobs with one key run once.
-            asked = {job.key: getattr(job.resources, resource) * self._least_s(job) for job in left}
-            bounds.append(sum(asked.values()) / has if has else 0.0)
+            demand_by_key = {job.key: getattr(job.resources, resource) * self._least_s(job) for job in left}
+            bounds.append(sum(demand_by_key.values()) / has if has else 0.0)
         return max(bounds)
 
     def _critical_path_s(self, jobs: list[Job]) -> float:
@@ -113,13 +114,13 @@ class Workload:
         return max(ends.values(), default=0.0)
 
     def _start_s(self, job: Job) -> float:
-        """How much of a job's duration is its start where no process is up."""
+        """Start-up part of a job's duration if no process is running."""
         assumed = self._assumptions
         cold_s = assumed.cold_start_s if job.resources.gpus else assumed.cpu_start_s
         return min(cold_s, self._durations_s.get(job.name, 0.0))
 
     def _least_s(self, job: Job) -> float:
-        """Of a job, at best: gangs always start anew, anything else may find a warm runner."""
+        """Least start-up of a job: gangs always start new processes, other jobs may use a warm runner."""
         start_s = self._start_s(job)
         warm_s = start_s if job.execution.num_workers > 1 else min(self._assumptions.warm_start_s, start_s)
         return self._durations_s[job.name] - start_s + warm_s
@@ -139,7 +140,7 @@ class Pace:
     """Seconds between two rounds: ``busy_s`` after one that changed something, and longer and longer after others."""
 
     busy_s: float = 0.05
-    """Also from news of the backend to the round that takes it."""
+    """Seconds; also from news of the backend to the round that handles it."""
     idle_s: float = 1.0
     growth: float = 2.0
 
@@ -149,7 +150,7 @@ class Pace:
 
 
 class ControllerLoop:
-    """One controller and its rounds. Give ``news`` to the cluster as ``on_news``."""
+    """One controller and its rounds. Pass ``news`` to the cluster as ``on_news``."""
 
     def __init__(
         self,
@@ -169,7 +170,7 @@ class ControllerLoop:
         self._arm()
 
     def news(self) -> None:
-        """Something happened: the next round comes soon."""
+        """There is news: schedule the next round soon."""
         self._pause_s = self._pace.busy_s
         if self._alarm is None or self._alarm.at_s > self._clock() + self._pause_s:
             self._arm()
@@ -246,14 +247,14 @@ def join_plans(plans: Sequence[Plan]) -> JoinedPlans:
 
 
 def imagined(plan: Plan) -> Plan:
-    """A plan of which nothing is read: data that are declared, and not there yet, keep no forecast from running."""
+    """A plan without reading data: a forecast also runs for data that are declared and do not exist yet."""
     jobs = [replace(job, execution=replace(job.execution, data_location={})) for job in plan.jobs]
     return replace(plan, jobs=tuple(jobs))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """How a sweep went in one simulated run; times in seconds from its submission, rates in [0, 1]."""
+    """Result of one simulated run of a sweep; times in seconds from its submission, rates in [0, 1]."""
 
     sweep: str
     seed: int
@@ -270,9 +271,9 @@ class Forecast:
     lower_bound_s: float
     """The critical path, or all work by all resources, whichever is longer."""
     utilisation: float
-    """Held by attempts, of all that was up."""
+    """Share of the available resource-time that attempts held."""
     goodput: float
-    """Work that was kept, of all that attempts held."""
+    """Share of the held resource-time that was useful work."""
     hours: Mapping[str, float]
     """Resource-hours by purpose."""
     lost_hours: Mapping[str, float]
@@ -337,7 +338,7 @@ class _Simulated:
         """From the submission to the end of the sweep."""
         random = Random(self._seed)  # noqa: S311 - a simulation
         cluster = SimulatedCluster(self._spec, self.clock, self.store, workload.work_of, random, hazards=self._hazards)
-        # Simulated attempts say nothing of their steps, so that nothing could tell when a preflight is over.
+        # Simulated attempts do not report steps, so the end of a preflight would not be known.
         limits = AttemptLimits(preflight=PreflightRule.NEVER)
         backend = SimulatedBackend(cluster)
         controller = Controller(self.store, backend, CLUSTER, "simulated", self.clock, limits=limits)
@@ -355,7 +356,7 @@ class _Simulated:
         return client.load_snapshot(self.store, self._plan.sweep)
 
     def outcome(self, snapshot: Snapshot, lower_bound_s: float) -> Forecast:
-        """What there is to say of the run."""
+        """The result of the run."""
         assert self._cluster is not None  # noqa: S101 - ``run`` comes first
         assert self._loop is not None  # noqa: S101 - see above
         account = self._cluster.account

@@ -13,7 +13,7 @@ from importlib.resources import files
 from orchestrator.backends.simulated import Span
 
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44", "#66ccee", "#aa3377", "#bbbbbb")
-"""Paul Tol's bright scheme, told apart by colour-blind people too."""
+"""Paul Tol's bright scheme, which colour-blind people can distinguish, too."""
 INTERRUPTED = "#000000"
 _KEPT = frozenset({"committed", "preempted"})
 
@@ -51,7 +51,7 @@ class Chart:
 
     @property
     def kinds(self) -> list[str]:
-        """Kinds of jobs, those that come first at first."""
+        """Kinds of jobs in the order of their first bar."""
         return list(dict.fromkeys(bar.kind for bar in self.bars))
 
 
@@ -97,7 +97,7 @@ def _bars(span: Span, gpus: float, lanes: list[float], top: int, started_at_s: f
 
 
 def _runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Neighbouring numbers together: ``[0, 1, 4]`` -> ``(0, 2), (4, 1)``."""
+    """Ranges of neighbouring numbers: ``[0, 1, 4]`` -> ``(0, 2), (4, 1)``."""
     start = previous = numbers[0]
     for number in numbers[1:]:
         if number != previous + 1:

@@ -27,8 +27,8 @@ def log_raylet_messages() -> None:
     """Make Ray's messages to a driver records of level DEBUG, which no command shows, for the rest of this process.
 
     Call it before ``ray.init``, as often as you like.
-    Lines of workers that another connection of this process wants forwarded (``log_to_driver=True``) are printed as
-    ever. A Ray without that function is left as it is.
+    Lines of workers for another connection of this process with ``log_to_driver=True`` are still printed. A Ray
+    without that function is left as it is.
     """
     try:
         from ray._private import worker
@@ -67,7 +67,7 @@ def attach_stack(stack: Stack, namespace: str) -> None:
     Raises:
         ClusterError: it does not answer.
     """
-    os.environ.pop("RAY_AUTH_TOKEN", None)  # of another cluster, perhaps; Ray would prefer it to the file
+    os.environ.pop("RAY_AUTH_TOKEN", None)  # it may be that of another cluster; Ray would prefer it to the file
     set_ray_environment(client_environment(stack.token_path))
     attach_cluster(stack.ray_address, namespace)
 
@@ -80,11 +80,12 @@ def attach_cluster(
     Args:
         address: ``host:port``.
         namespace: of the actors that it finds and starts.
-        token: what the cluster asks for; empty = what Ray finds by itself.
+        token: of the cluster; empty = the one that Ray finds by itself.
         runtime_env: of all that this process starts there.
 
     Raises:
-        ClusterError: it does not answer, refuses us, or the address is ``auto``, which may mean anybody's cluster.
+        ClusterError: it does not answer, refuses access, or the address is ``auto``, which may be another user's
+            cluster.
     """
     if address == "auto":
         message = "ray address 'auto' may mean any cluster that runs on this machine; give host:port"
@@ -112,7 +113,7 @@ def attach_cluster(
 
 
 def detach() -> None:
-    """Disconnect this process; the cluster and everything on it goes on."""
+    """Disconnect this process; the cluster and everything on it continues."""
     import ray
 
     ray.shutdown()

@@ -20,15 +20,15 @@ from orchestrator.stack.environment import LOOPBACK, child_environment, python
 
 OBJECT_STORE_BYTES = 256 * MIB  # everything large goes through the object store of the project, not through Ray's
 READY_TIMEOUT_S = 180.0
-"""For Ray's head to come up on a very busy machine; one that has died is noticed at once."""
+"""Time for Ray's head to start on a very busy machine; a head that dies is noticed at once."""
 LOCK_FILE = "stack.lock"
-"""In the project's directory: held by the one supervisor that the directory has."""
+"""Lock file in the project's directory, held by its one supervisor."""
 NUM_TRIES = 2
-"""For Ray to come up: on a busy machine a second one, with everything cached, often succeeds."""
-GRACE_S = 10.0
-"""From the request to end to the kill."""
+"""Tries to start Ray: on a busy machine a second one, with everything cached, often succeeds."""
+STACK_STOP_GRACE_S = 10.0
+"""Seconds from the request to end until the kill."""
 IDLE_TIMEOUT_S = 30 * 60.0
-"""A stack that nobody has used for this long leaves."""
+"""A stack that was not used for this long ends."""
 _POLL_S = 0.05
 _TEMPORARY = "tmp"
 """Folder of the temporary folders (``TMPDIR``) of a stack's servers."""
@@ -41,7 +41,7 @@ _DIE_WITH_PARENT = (
 
 
 def bound_to_parent(command: list[str], if_orphaned: signal.Signals = signal.SIGTERM) -> list[str]:
-    """A command whose process gets a signal from the kernel when the one that starts it dies, however that ends."""
+    """A command whose process gets a signal from the kernel when its parent dies for any reason."""
     return [python(), "-I", "-S", "-c", _DIE_WITH_PARENT, str(int(if_orphaned)), *command]
 
 
@@ -92,7 +92,7 @@ class Child:
         return self._process.poll()
 
     def log_tail(self, num_lines: int = 20) -> str:
-        """Last lines of what it printed."""
+        """Last lines of its output."""
         return "\n".join(self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
 
     def terminate(self) -> None:
@@ -100,7 +100,7 @@ class Child:
         self._signal(self._stops_by)
 
     def end(self, deadline_s: float) -> None:
-        """Wait for its end until a time of the monotonic clock, then kill all that is left of what it started."""
+        """Wait for its end until a time of the monotonic clock, then kill its remaining processes."""
         while self._process.poll() is None and time.monotonic() < deadline_s:
             time.sleep(_POLL_S)
         # Also after its end, clean or not: a grandchild may have outlived its parent, and keep its port.
@@ -138,18 +138,18 @@ def make_ray_directory(home: Path) -> None:
     """Make a stack's folder anew: an earlier stack may have been killed before it removed it.
 
     Raises:
-        ClusterError: somebody else has made it.
+        ClusterError: another user has created it.
     """
     remove_ray_directory(home)
     try:
-        home.mkdir(mode=0o700)  # its name can be guessed: never use a directory that somebody else has made
+        home.mkdir(mode=0o700)  # its name can be guessed: never use a directory that another user has created
     except FileExistsError as error:
-        message = f"{home} is not ours and cannot be removed, but Ray's sockets belong there; delete it"
+        message = f"{home} belongs to another user and cannot be removed, but Ray needs it for its sockets; delete it"
         raise ClusterError(message) from error
 
 
 def remove_ray_directory(home: Path) -> None:
-    """Remove the folder of a stack whose supervisor has ended, and end what still runs of it."""
+    """Remove the folder of a stack whose supervisor has ended, and end its remaining processes."""
     with suppress(FileNotFoundError):
         if not home.is_symlink() and home.stat().st_uid == os.getuid():
             for temporary in (home / _TEMPORARY).glob("*"):
@@ -168,16 +168,16 @@ def end_processes_of(temporary: Path) -> None:
 
 
 def _kill_if_marked(pid: int, mark: bytes) -> bool:
-    """Whether a process was found that has this in its environment; it is killed."""
+    """Kill a process with this text in its environment; returns whether there was one."""
     try:
-        descriptor = os.pidfd_open(pid)  # from here on the number cannot come to mean another process
+        descriptor = os.pidfd_open(pid)  # from here on the pid cannot be reused for another process
     except OSError:
         return False
     try:
         if mark not in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
             return False
         signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-    except OSError:  # it has ended, or is somebody else's
+    except OSError:  # it has ended, or belongs to another user
         return False
     finally:
         os.close(descriptor)
@@ -201,7 +201,7 @@ def is_ray_ready(home: Path) -> bool:
 
 
 def what_died(home: Path, ray: Child) -> str:
-    """Which process of a Ray that has ended was the first to die, as Ray has noted it: ``raylet``."""
+    """The process of an ended Ray that died first, according to Ray: ``raylet``."""
     with suppress(OSError):
         noted = (ray_sessions(home) / "session_latest" / "logs" / "ray_process_exit.log").read_text(encoding="utf-8")
         names = dict.fromkeys(re.findall(r"^ +(\w+) \[exit code=", noted, re.MULTILINE))
@@ -211,7 +211,7 @@ def what_died(home: Path, ray: Child) -> str:
 
 
 def set_ray_files_aside(directory: Path, home: Path) -> None:
-    """Make room for the next Ray of a stack; the logs of the one that died are kept in ``logs/ray-before``."""
+    """Clear the directory for the next Ray of a stack; the logs of the dead one are kept in ``logs/ray-before``."""
     kept = directory / LOG_FOLDER / "ray-before"
     shutil.rmtree(kept, ignore_errors=True)
     with suppress(OSError):
@@ -221,9 +221,9 @@ def set_ray_files_aside(directory: Path, home: Path) -> None:
 
 
 def start_mlflow(directory: Path, home: Path, *, port: int) -> Child:
-    """Start an MLflow server on the project's database, behind everything else that wants the processor.
+    """Start an MLflow server on the project's database, with low CPU priority.
 
-    Whoever asks it needs the token that ``renew_mlflow_token`` has made.
+    Clients need the token of ``renew_mlflow_token``.
     """
     command = [
         "nice", "-n", "10", python(), "-m", "orchestrator.stack.mlflow_server", str(directory), str(port)
@@ -232,6 +232,6 @@ def start_mlflow(directory: Path, home: Path, *, port: int) -> Child:
 
 
 def revive_services(directory: Path, home: Path) -> Child:
-    """Let a Ray that was started again have the services that the last one had: controllers and publishers."""
+    """Start the controllers and publishers of the previous Ray again."""
     command = [python(), "-m", "orchestrator.controller.calls", str(directory), "--revive"]
     return Child("revive", command, directory, child_environment(directory), temporary=home / _TEMPORARY / "revive")

@@ -24,10 +24,10 @@ DATABASE_FILE = "mlflow.db"
 MLFLOW_ARTIFACTS = "mlflow-artifacts"
 LOG_FOLDER = "logs"
 SERVICES_FOLDER = "services"
-"""What controllers and publishers of a running stack were started with."""
+"""Settings with which controllers and publishers of a running stack were started."""
 S3_FOLDER = "s3"
 BUCKET = "orchestrator"
-"""Of the local S3 server; exists once it is ready."""
+"""File of the local S3 server's address; exists once it is ready."""
 CLIENT_FILE = "client.env"
 """In ``S3_FOLDER``: for a shell to read, so that its commands use the local S3 server. Holds a secret."""
 WITH_S3 = "--s3"
@@ -51,19 +51,19 @@ class Stack:
     pid: int
     """Supervisor."""
     pid_started_at: int
-    """Its start time in clock ticks since boot: a pid alone may be anybody's after a while."""
+    """Its start time in clock ticks since boot: a pid alone may be reused by another process."""
     started_at_s: float
     """Unix time at which the stack was ready."""
     mlflow_token_path: str = ""
-    """Of the file with what the MLflow server asks for; empty for a stack of an earlier release, which asks nobody."""
+    """Path of the file with the MLflow server's token; empty for a stack of an earlier release, which requires none."""
     s3_url: str = ""
     """Of the local S3 server; empty without one."""
     start_s: float = 0.0
-    """How long it took to be ready."""
+    """Seconds until it was ready."""
     num_ray_starts: int = 1
-    """One more after each death of its Ray: whoever was connected must connect again."""
+    """Increases after each death of its Ray: clients must connect again."""
     trouble: str = ""
-    """What has died and is being started again, as a sentence; empty while all is well."""
+    """A sentence about the part that has died and is being started again; empty while all parts run."""
 
     @property
     def is_alive(self) -> bool:
@@ -93,7 +93,7 @@ class Stack:
 def make_private(directory: Path) -> None:
     """Make a project's own directory, or close the one that is there: other users of the machine do not enter it.
 
-    Whatever mode the files below it have, nobody else reaches them. A directory of another user stays as it is.
+    So other users cannot read the files below it, whatever their mode. A directory of another user stays as it is.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
@@ -113,7 +113,7 @@ def read_stack(directory: Path) -> Stack | None:
 
 
 def read_description(directory: Path) -> Stack | None:
-    """What a stack said of itself last, whether it runs or was killed; one that ended in order has taken it back.
+    """The last description of a stack, running or killed; a stack that ends in order removes it.
 
     Another user's stack, whose directory is closed, counts as none.
     """
@@ -124,13 +124,13 @@ def read_description(directory: Path) -> Stack | None:
 
 
 def remove_description(directory: Path) -> None:
-    """Take back what a stack said, and what it remembers; only for whoever holds the directory's lock."""
+    """Remove a stack's description and the settings of its services; only for the holder of the directory's lock."""
     (directory / STACK_FILE).unlink(missing_ok=True)
     shutil.rmtree(directory / SERVICES_FOLDER, ignore_errors=True)
 
 
 def remember_service(directory: Path, service: Mapping[str, str]) -> None:
-    """Keep what a controller and its publisher were started with, so that they can be started again with Ray."""
+    """Store the settings of a controller and its publisher, so that they can be started again with Ray."""
     text = json.dumps(service, sort_keys=True, indent=1)
     folder = directory / SERVICES_FOLDER
     folder.mkdir(exist_ok=True)
@@ -140,22 +140,22 @@ def remember_service(directory: Path, service: Mapping[str, str]) -> None:
 
 
 def remembered_services(directory: Path) -> list[dict[str, str]]:
-    """All that was kept, one per namespace."""
+    """All stored settings, one per namespace."""
     return [json.loads(path.read_bytes()) for path in sorted((directory / SERVICES_FOLDER).glob("*.json"))]
 
 
 def database_behind(uri: str, directory: Path) -> str:
     """The database of the directory's own MLflow server, where ``uri`` names that server; any other URI as it is.
 
-    So nobody of the stack needs the server's token, not even where a sweep or a setting names its address.
+    So no process of the stack needs the server's token, even if a sweep or a setting names its address.
     """
     if not uri.startswith("http://") or (stack := read_stack(directory)) is None:
         return uri
-    own, asked = urlsplit(stack.mlflow_url), urlsplit(uri)
+    own, given = urlsplit(stack.mlflow_url), urlsplit(uri)
     try:
-        is_own = asked.hostname in {own.hostname, "localhost"} and asked.port == own.port
+        is_own = given.hostname in {own.hostname, "localhost"} and given.port == own.port
     except ValueError:
-        return uri  # its port is none; whoever opens it says so
+        return uri  # its port is invalid; opening it reports the error
     return stack.tracking_uri if is_own else uri
 
 
@@ -165,7 +165,7 @@ def write_stack(directory: Path, stack: Stack) -> None:
 
 
 def touch_stack(directory: Path) -> None:
-    """Say that somebody uses the stack, so that it does not leave for idleness."""
+    """Mark the stack as used, so that it does not end as idle."""
     (directory / TOUCH_FILE).touch()
 
 
@@ -180,7 +180,7 @@ def touched_at_s(directory: Path) -> float:
 def start_ticks_of(pid: int) -> int | None:
     """Start time of a live process in clock ticks since boot (field 22 of proc_pid_stat(5)); ``None`` if there is none.
 
-    A zombie has ended, only its parent has not looked yet.
+    A zombie counts as ended.
     """
     try:
         # The command in parentheses may hold anything, spaces and parentheses too: count from its end.

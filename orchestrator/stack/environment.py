@@ -15,15 +15,15 @@ from orchestrator.storage.files import write_private
 
 LOOPBACK = "127.0.0.1"
 STACK_VARIABLE = "ORCHESTRATOR_STACK_DIRECTORY"
-"""The project's directory, told to all that runs on its stack: jobs that come from elsewhere need to know."""
+"""Environment variable with the project's directory, for jobs of other machines that run on the stack."""
 MLFLOW_TOKEN_VARIABLE = "ORCHESTRATOR_MLFLOW_TOKEN_PATH"  # noqa: S105 - the variable's name
-"""Told to all of the stack for one reason: what such a variable points to is hidden in all that they print."""
+"""Environment variable for all processes of the stack, so that they hide the token in their output."""
 METRICS_VARIABLE = "RAY_enable_metrics_collection"
-"""Ray's setting; in the environment of whoever starts a stack, 1 opens its metrics to everybody on this machine."""
+"""Ray's variable; 1 in the environment of the start of a stack opens its metrics to all users of this machine."""
 _NO_PORT = "65536"  # Ray has no switch for two of its three metrics servers; one that cannot start is a line in a log
 _FOREIGN = ("RAY_", "MLFLOW_")
 # Ray then takes 127.0.0.1 for the node's address, and all of its servers listen there only. The name is Ray's: it was
-# made for systems where a cluster of several nodes is not supported, which is the very thing wanted here.
+# made for systems without support for clusters of several nodes, which is what a local stack needs.
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
@@ -38,7 +38,7 @@ def ensure_token(directory: Path) -> Path:
 def renew_mlflow_token(directory: Path) -> Path:
     """The file with the token of this project's MLflow server, made anew: each start of a stack has another one.
 
-    So a link of yesterday, whose port may be anybody's today, tells nobody anything.
+    So an old link, whose port another user's server may have now, reveals nothing.
     """
     path = directory / MLFLOW_TOKEN_FILE
     write_private(path, secrets.token_hex(32))
@@ -46,12 +46,12 @@ def renew_mlflow_token(directory: Path) -> Path:
 
 
 def client_environment(token_path: Path | str) -> dict[str, str]:
-    """What a process needs to connect to a stack's Ray; must be set before it does."""
+    """Variables with which a process connects to a stack's Ray; to be set before."""
     return {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token_path), **_LOOPBACK_ONLY}
 
 
 def child_environment(directory: Path) -> dict[str, str]:
-    """Environment of Ray's head and thereby of all its workers: this process's own, less what is for other clusters."""
+    """Environment of Ray's head and all its workers: this process's own, without variables for other clusters."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
     return {
         **inherited,
@@ -74,7 +74,7 @@ def child_environment(directory: Path) -> dict[str, str]:
 
 
 def _no_metrics(environment: Mapping[str, str]) -> dict[str, str]:
-    """Ray's metrics ports ask for no token, and name sweeps and actors: they are there only if somebody wants them."""
+    """Ray's metrics ports require no token, and name sweeps and actors: they are opened only on request."""
     if environment.get(METRICS_VARIABLE, "0").lower() in {"1", "true"}:
         return {METRICS_VARIABLE: "1"}
     return {METRICS_VARIABLE: "0", "DASHBOARD_METRIC_PORT": _NO_PORT, "AUTOSCALER_METRIC_PORT": _NO_PORT}

@@ -22,7 +22,7 @@ from mlflow.tracing.utils.artifact_utils import TRACE_DATA_FILE_NAME
 OWN_LOCATION: Final = "mlflow-artifacts:/"
 """MLflow's name for the folder of the server itself."""
 _INDIRECT: Final = {"mlflow-artifacts", "runs", "models"}
-"""Schemes that lead to a place of another scheme, which is looked at in its turn."""
+"""Schemes that refer to a place of another scheme, which is checked in turn."""
 
 
 def confine_artifacts(root: Path) -> None:
@@ -47,9 +47,9 @@ def refuse_locations() -> None:
 
 
 class ConfinedRepository(LocalArtifactRepository):
-    """MLflow's folder of artifacts, with a look at each path before it is used.
+    """MLflow's folder of artifacts, with a check of each path before it is used.
 
-    Nobody but the user may write below ``root``, so that nobody changes a path between the look and its use.
+    Only the user may write below ``root``, so that a path cannot change between the check and its use.
     """
 
     def __init__(self, root: Path, artifact_uri: str, tracking_uri: str = "", registry_uri: str = "") -> None:

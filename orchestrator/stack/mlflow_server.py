@@ -49,14 +49,14 @@ _Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 
 class TokenGate:
-    """An ASGI application around another one: whoever does not have the token reaches nothing of it.
+    """An ASGI application around another one, which it protects by a token.
 
     ``name`` is the cookie's: browsers send the cookies of a host to all of its ports.
     """
 
     def __init__(self, app: _App, token: str, name: str) -> None:
         if not token:
-            raise ValueError("an empty token would let everybody in")
+            raise ValueError("an empty token would give access to everybody")
         self._app, self._token, self._name = app, token.encode(), name.encode()
 
     async def __call__(self, scope: _Message, receive: _Receive, send: _Send) -> None:
@@ -69,10 +69,10 @@ class TokenGate:
             await _answer(send, HTTPStatus.OK, b"OK")
         elif self._asks_for_cookie(scope):
             cookie = b"%s=%s; HttpOnly; SameSite=Strict; Path=/" % (self._name, self._token)
-            # A browser keeps what comes after `#`, MLflow's own page, when it is sent elsewhere.
+            # A browser keeps the part after `#`, MLflow's own page, on a redirect.
             await _answer(send, HTTPStatus.SEE_OTHER, b"", [(b"location", b"/"), (b"set-cookie", cookie)])
         elif self._has_token(scope["headers"]):
-            # The application has no use for them, and what it does not know it cannot tell.
+            # The application does not need them, and so cannot reveal them.
             kept = [(name, value) for name, value in scope["headers"] if name not in {b"authorization", b"cookie"}]
             await self._app({**scope, "headers": kept}, receive, send)
         else:
@@ -135,7 +135,7 @@ def load_mlflow(directory: Path) -> _App:
 
 
 def main(arguments: list[str]) -> int:
-    """Serve until told to end."""
+    """Serve until a signal to end."""
     os.umask(0o077)  # of the database and the files
     directory, port = Path(arguments[0]), int(arguments[1])
     token = (directory / MLFLOW_TOKEN_FILE).read_text(encoding="utf-8").strip()

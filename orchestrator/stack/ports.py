@@ -19,7 +19,8 @@ _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 
 
 
 def free_ports(count: int) -> list[int]:
-    """Distinct ports on which nobody listens at this moment; whoever binds late may still lose one and must say so.
+    """Distinct ports that are free at this moment; a server that binds later may still find one taken, and must
+    report it.
 
     Raises:
         OSError: no free ports were found.
@@ -56,9 +57,9 @@ def are_free(ports: Iterable[int]) -> bool:
 
 
 def check_answers(address: str, timeout_s: float = TIMEOUT_S) -> None:
-    """Raise ``OSError`` if nobody takes a connection at ``host:port``, or whoever does stays silent.
+    """Raise ``OSError`` if no server accepts a connection at ``host:port``, or if it does not answer.
 
-    Addresses of other forms (``ray://``) pass: only Ray knows how to ask there.
+    Addresses of other forms (``ray://``) pass: only Ray can check them.
     """
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:

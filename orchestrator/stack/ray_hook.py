@@ -11,11 +11,11 @@ from orchestrator.stack.description import start_ticks_of
 NODE_WAIT_S: Final = 150.0
 """For a raylet to be in Ray's tables. Ray itself waits for 30 s (``raylet_start_wait_time_s``, a local variable of
 ``ray._private.node.Node.__init__`` in 2.60), which a busy machine may well need for the imports of its agents."""
-_LOOK_EVERY_S: Final = 0.5
+_POLL_EVERY_S: Final = 0.5
 
 
 def prepare_start(parameters: Any, _is_head: object) -> None:  # noqa: ANN401 - ray._private.parameter.RayParams
-    """Start no Ray Client server, which nobody here uses and which takes a port and a process; be patient."""
+    """Start no Ray Client server, which is not used and takes a port and a process; wait longer for the raylet."""
     parameters.ray_client_server_port = None
     wait_longer_for_node()
 
@@ -41,7 +41,7 @@ def wait_longer_for_node(limit_s: float = NODE_WAIT_S) -> None:
                     raise ChildProcessError("a process of Ray died while Ray started") from None
                 if time.monotonic() > deadline_s:
                     raise
-            time.sleep(_LOOK_EVERY_S)
+            time.sleep(_POLL_EVERY_S)
 
     services.get_node = get_node
 

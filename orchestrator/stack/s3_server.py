@@ -71,7 +71,7 @@ class _Ports:
 class S3Server:
     """One server on the data of ``directory``, which is created; it can be started again after any end.
 
-    ``address`` is where it listens; any other than loopback is for a network that nobody else is on.
+    ``address`` is where it listens; any other than loopback is only for a private network.
     """
 
     def __init__(self, directory: Path, *, address: str = LOOPBACK) -> None:
@@ -130,13 +130,14 @@ class S3Server:
             ClusterError: it is not installed.
         """
         command = [_binary(), *self._arguments()]
-        # A home of its own: nobody's configuration files are read. No AWS_ variables: they would add identities.
+        # A home of its own, so that no user's configuration files are read. No AWS_ variables: they would add
+        # identities.
         environment = {"HOME": str(self._directory), "PATH": os.defpath, "GOMEMLIMIT": _MEMORY_LIMIT}
         self._child = Child("s3", command, self._directory, environment, if_orphaned=signal.SIGKILL)
         return self._child
 
     def kill(self) -> None:
-        """End it at once, as a crash would: what it acknowledged is on disk."""
+        """End it at once, as in a crash: acknowledged writes are on disk."""
         if self._child is not None:
             self._child.end(time.monotonic())
             self._remove_sockets()
@@ -154,7 +155,7 @@ class S3Server:
         while child.exit_code is None and time.monotonic() < deadline_s:
             try:
                 self.create_bucket(BUCKET)
-                # Its parts come up one after the other: only a write shows that the last of them, the volume, is there.
+                # Its parts start one after the other: only a write shows that the last of them, the volume, is ready.
                 self._client().put_object(Bucket=BUCKET, Key="ready", Body=b"1")
                 self._client().delete_object(Bucket=BUCKET, Key="ready")
             except (BotoCoreError, ClientError):
@@ -201,7 +202,7 @@ class S3Server:
 def _ensure_locks(directory: Path, address: str) -> None:
     """Keys and certificates, made once per directory, without which the server's own ports refuse.
 
-    Behind S3 stand servers that know nothing of its signatures: whoever reaches one of them reads and writes all.
+    The servers behind S3 do not check its signatures: a client of one of them could read and write everything.
     Requests over HTTP need a token of the four keys, and calls over gRPC, which hand such tokens out, the certificate:
     the server's parts call each other with the very one that they show.
     """
@@ -221,7 +222,7 @@ def _ensure_locks(directory: Path, address: str) -> None:
 
 
 def _write_certificate(directory: Path, address: str) -> None:
-    """A certificate that has signed itself, for nobody but this server."""
+    """A self-signed certificate, only for this server."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

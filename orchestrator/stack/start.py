@@ -20,12 +20,12 @@ from filelock import FileLock, Timeout
 from orchestrator.core.errors import ClusterError
 from orchestrator.stack.attach import log_raylet_messages, set_ray_environment
 from orchestrator.stack.children import (
-    GRACE_S,
     IDLE_TIMEOUT_S,
     LOCK_FILE,
     NUM_TRIES,
     OBJECT_STORE_BYTES,
     READY_TIMEOUT_S,
+    STACK_STOP_GRACE_S,
     ray_directory,
     ray_sessions,
     remove_ray_directory,
@@ -50,21 +50,21 @@ START_LOCK_FILE = "stack-start.lock"
 STACK_LOG = "stack.log"
 _POLL_S = 0.05
 RESTART_EVERY_S = 20.0
-"""Between two restarts of a killed stack by commands that look at a sweep, if the new supervisor dies at once."""
+"""Seconds between two restarts of a killed stack by commands that show a sweep, if the new supervisor dies at once."""
 
 
 def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, with_s3: bool = False) -> Stack:
     """The directory's stack, started if there is none; several callers at once get the same one.
 
-    ``idle_timeout_s`` counts for a stack that this call starts: it leaves after so long without a client or live sweep.
+    ``idle_timeout_s`` counts for a stack that this call starts: it ends after so long without a client or live sweep.
     ``with_s3`` asks for a local S3 server; one that is there without being asked for is fine.
 
     Raises:
-        ClusterError: it did not come up, or runs without what is asked for.
+        ClusterError: it did not come up, or runs without the requested server.
     """
     home = directory.absolute()
     make_private(home)
-    deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + GRACE_S
+    deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + STACK_STOP_GRACE_S
     while True:
         with FileLock(home / START_LOCK_FILE):
             stack = read_stack(home) or _start(home, idle_timeout_s, with_s3=with_s3 or _had_s3(home))
@@ -83,7 +83,7 @@ def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, wit
 
 
 def stop_stack(directory: Path) -> bool:
-    """End the directory's stack with all that runs on it; false if there is none. Checkpoints and results stay.
+    """End the directory's stack with all of its processes; False if there is none. Checkpoints and results stay.
 
     What a killed stack has left is removed, too.
     """
@@ -92,7 +92,7 @@ def stop_stack(directory: Path) -> bool:
     if stack is None:
         return _tidy_up(home)
     _signal(stack, signal.SIGTERM)
-    deadline_s = time.monotonic() + GRACE_S + 5.0
+    deadline_s = time.monotonic() + STACK_STOP_GRACE_S + 5.0
     while stack.is_alive:
         if time.monotonic() > deadline_s:
             _signal(stack, signal.SIGKILL)
@@ -102,7 +102,7 @@ def stop_stack(directory: Path) -> bool:
 
 
 def _tidy_up(home: Path) -> bool:
-    """End and remove what a killed stack has left; whether there was one."""
+    """End and remove the remains of a killed stack; returns whether there was one."""
     if not (home / LOCK_FILE).exists():
         return False
     try:
@@ -124,7 +124,7 @@ def _had_s3(home: Path) -> bool:
 def restart_killed_stack(directory: Path) -> Stack | None:
     """Begin to start the directory's stack again if its supervisor was killed, without waiting for it.
 
-    Returns what the killed one said of itself; ``None`` if there is none, and nothing was done. From here on
+    Returns the killed stack's description; ``None`` if there is none, and nothing was done. From here on
     ``read_stack`` finds the new one, with its trouble.
     """
     home = directory.absolute()
@@ -140,7 +140,7 @@ def restart_killed_stack(directory: Path) -> Stack | None:
             trouble = f"The supervisor of the local stack (pid {killed.pid}) has died"
             write_stack(home, replace(killed, pid=pid, pid_started_at=start_ticks_of(pid) or 0, trouble=trouble))
     except (Timeout, OSError):
-        return None  # somebody else starts it, or the disk is full or not to be written to
+        return None  # another process starts it, or the disk is full or not writable
     return killed
 
 
@@ -159,7 +159,7 @@ def _launch(home: Path, idle_timeout_s: float, *, with_s3: bool) -> subprocess.P
 
 def _start(home: Path, idle_timeout_s: float, *, with_s3: bool) -> Stack:
     supervisor = _launch(home, idle_timeout_s, with_s3=with_s3)
-    deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + GRACE_S
+    deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + STACK_STOP_GRACE_S
     while time.monotonic() < deadline_s:
         stack = read_stack(home)
         if stack is not None and stack.pid == supervisor.pid:

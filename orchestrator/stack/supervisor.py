@@ -25,11 +25,11 @@ from filelock import FileLock, Timeout
 
 from orchestrator.core.errors import ClusterError
 from orchestrator.stack.children import (
-    GRACE_S,
     IDLE_TIMEOUT_S,
     LOCK_FILE,
     NUM_TRIES,
     READY_TIMEOUT_S,
+    STACK_STOP_GRACE_S,
     Child,
     is_ray_ready,
     make_ray_directory,
@@ -62,21 +62,21 @@ if TYPE_CHECKING:
 
 WATCH_EVERY_S = 0.5
 MAX_STARTS_PER_HOUR = 10
-"""Of Ray, and of MLflow: one that dies more often than this has a reason that another start does not change."""
+"""Limit for Ray, and for MLflow: if one dies more often, another start does not help."""
 _HOUR_S = 3600.0
 MAX_REVIVALS = 5
 _LOG = logging.getLogger("orchestrator.stack")
 
 
 class StartLimit:
-    """How often something may be started within an hour."""
+    """Limits the starts of a server within an hour."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._started_at_s: deque[float] = deque()
 
     def allows_start(self) -> bool:
-        """Whether it may be started now; counts as a start if so."""
+        """Returns whether it may be started now, and counts the start."""
         now_s = self._clock()
         while self._started_at_s and self._started_at_s[0] <= now_s - _HOUR_S:
             self._started_at_s.popleft()
@@ -87,14 +87,14 @@ class StartLimit:
 
 
 class DirectoryLock:
-    """The right to be the stack of a directory. The kernel frees it with the process, however that ends.
+    """The lock of a directory's one stack. The kernel releases it when the process ends.
 
     Raises ``Timeout`` on entering if another stack of the directory is there, and does not end in time.
     """
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / LOCK_FILE
-        self._lock = FileLock(self._path, timeout=GRACE_S + 5.0)
+        self._lock = FileLock(self._path, timeout=STACK_STOP_GRACE_S + 5.0)
         self._held: tuple[int, int] | None = None
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class DirectoryLock:
 
     @property
     def is_held(self) -> bool:
-        """Whether the directory's lock file is still the one that is locked: not deleted, not made anew."""
+        """Whether the directory's lock file is still the locked one: not deleted or created again."""
         return self._held is not None and self._identity() == self._held
 
     def _identity(self) -> tuple[int, int] | None:
@@ -128,7 +128,7 @@ class Supervisor:
         self._lock = lock
         self._idle_timeout_s = idle_timeout_s
         self._home = ray_directory(directory)
-        self._told_to_end = threading.Event()
+        self._is_ending = threading.Event()
         self._stack: Stack | None = None
         self._ray: Child | None = None
         self._ray_ports: list[int] = []
@@ -140,9 +140,9 @@ class Supervisor:
         self._num_revivals = 0
         self._s3 = _s3_server(directory) if with_s3 else None
 
-    def tell_to_end(self) -> None:
+    def request_end(self) -> None:
         """Make ``run`` end the stack; callable from a signal handler."""
-        self._told_to_end.set()
+        self._is_ending.set()
 
     def run(self) -> None:
         """Start the stack, watch it, end it.
@@ -204,13 +204,13 @@ class Supervisor:
             self._mlflow = start_mlflow(self._directory, self._home, port=self._mlflow_port)
 
     def _start_ray(self) -> Child:
-        if not are_free(self._ray_ports):  # the same if possible: pages that are open go on
+        if not are_free(self._ray_ports):  # the same port if possible: open pages continue to work
             self._ray_ports = free_ports(len(self._ray_ports))
         port, dashboard_port, agent_port = self._ray_ports
         return start_ray(self._directory, self._home, port=port, dashboard_port=dashboard_port, agent_port=agent_port)
 
     def _bring_up_ray(self) -> None:
-        """Wait for Ray, which was started; start it once more if it does not come up.
+        """Wait for the started Ray; start it once more if it does not come up.
 
         Raises:
             ClusterError: neither did.
@@ -232,7 +232,7 @@ class Supervisor:
             _LOG.warning("Ray did not come up (%s); it is started once more", trouble)
 
     def _wait_for_ray(self, ray: Child) -> str:
-        """Why it is not up; empty if it is.
+        """Why Ray is not up; empty if it is.
 
         Raises:
             ClusterError: this stack has to end first.
@@ -243,12 +243,12 @@ class Supervisor:
                 return f"exit code {ray.exit_code}"
             if time.monotonic() > deadline_s:
                 return f"it took more than {READY_TIMEOUT_S:g} s"
-            if self._told_to_end.wait(0.05) or not self._lock.is_held:
+            if self._is_ending.wait(0.05) or not self._lock.is_held:
                 raise ClusterError("the stack was stopped while Ray started")
         return ""
 
     def _watch(self) -> None:
-        while not self._told_to_end.wait(WATCH_EVERY_S):
+        while not self._is_ending.wait(WATCH_EVERY_S):
             if not self._lock.is_held:
                 _LOG.warning("%s was deleted or made again: this stack is not used any more and ends", self._directory)
                 return
@@ -262,7 +262,7 @@ class Supervisor:
             self._mind_revival()
 
     def _mind_ray(self) -> None:
-        # What ran on it is lost, but nothing that counts: sweeps go on from the store once it is there again.
+        # Running attempts are lost, but sweeps continue from the store once Ray runs again.
         ray = self._ray
         if ray is None or ray.exit_code is None or self._stack is None:
             return
@@ -308,7 +308,7 @@ class Supervisor:
         self._revival = None
 
     def _mind_mlflow(self) -> None:
-        # Without its server MLflow's database is written all the same, so this is no reason to end anything.
+        # MLflow's database is also written without its server, so the stack does not end.
         if self._mlflow is None:
             self._start_mlflow()  # if the limit lets it
         elif self._mlflow.exit_code is not None:
@@ -323,16 +323,17 @@ class Supervisor:
             return
         _LOG.warning("the S3 server has died (exit code %s); see %s", self._s3.exit_code, self._s3.log_path)
         with suppress(ClusterError):
-            self._s3.launch()  # without waiting: being told to end comes first
+            self._s3.launch()  # without waiting: a request to end has priority
 
     def _end(self) -> None:
-        # First the description: whoever reads it from here on starts another stack, after this one's lock is free.
+        # First the description: a command that reads it from here on starts another stack, after this one's lock is
+        # free.
         if self._lock.is_held:
             remove_description(self._directory)
         children = [child for child in (self._revival, self._ray, self._mlflow) if child is not None]
         for child in children:
             child.terminate()
-        deadline_s = time.monotonic() + GRACE_S
+        deadline_s = time.monotonic() + STACK_STOP_GRACE_S
         for child in children:
             child.end(deadline_s)
         if self._s3 is not None:
@@ -352,22 +353,22 @@ def main(arguments: list[str]) -> int:
     directory = Path(arguments[0]).absolute()
     make_private(directory)
     idle_timeout_s = float(arguments[1]) if len(arguments) > 1 else IDLE_TIMEOUT_S
-    told_to_end: list[Supervisor] = []
+    supervisors: list[Supervisor] = []
 
-    def tell_to_end(*_: object) -> None:
-        for supervisor in told_to_end:
-            supervisor.tell_to_end()
-        if not told_to_end:
+    def request_end(*_: object) -> None:
+        for supervisor in supervisors:
+            supervisor.request_end()
+        if not supervisors:
             sys.exit(1)
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, tell_to_end)
+        signal.signal(number, request_end)
     with suppress(AttributeError):
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal that started it may close
     try:
         with DirectoryLock(directory) as lock:
             supervisor = Supervisor(directory, lock, idle_timeout_s=idle_timeout_s, with_s3=WITH_S3 in arguments)
-            told_to_end.append(supervisor)
+            supervisors.append(supervisor)
             supervisor.run()
     except Timeout:
         _LOG.error("another stack of %s is starting or ending", directory)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from orchestrator.state.snapshot import Failure
 
 MAX_CHARACTERS = 160
-"""Of a reason on a line of its own."""
+"""Characters of a reason on a line of its own."""
 WHOLE = 4000
-"""Of a reason that is not to be cut; the journal keeps no more."""
+"""Characters of a full reason; the journal keeps no more."""
 _MAX_REMEDY = 480
-"""What is longer than that is no advice to a person."""
-_MIN_TOLD = 80
-"""Of what failed, however long the advice is."""
+"""A longer text after the semicolon is no advice."""
+_MIN_PROBLEM = 80
+"""Least characters of the failure itself, however long the advice is."""
 _RUNNER_DIED = (
     "the worker process died: ended from outside (kill, out of memory, preemption), or crashed in native code"
 )
@@ -33,7 +33,7 @@ def brief(failure: Failure) -> str:
 def brief_message(text: str, limit: int = MAX_CHARACTERS) -> str:
     """The first line of a failure's message; Ray's paragraphs about dead workers in our words.
 
-    What has more characters than ``limit`` is shortened before what to do about it, which follows the last semicolon.
+    A text of more than ``limit`` characters is shortened before its advice, which follows the last semicolon.
     """
     plain = " ".join(text.split())
     if any(paragraph in plain.lower() for paragraph in _RAYS_PARAGRAPHS):
@@ -41,10 +41,10 @@ def brief_message(text: str, limit: int = MAX_CHARACTERS) -> str:
     first = next((line.strip() for line in text.splitlines() if line.strip()), "no reason was given")
     if len(first) <= limit:
         return first
-    told, _, remedy = first.rpartition("; ")
-    if not told or len(remedy) > _MAX_REMEDY:
+    problem, _, remedy = first.rpartition("; ")
+    if not problem or len(remedy) > _MAX_REMEDY:
         return _cut(first, limit)
-    return f"{_cut(told, max(limit - len(remedy) - 2, _MIN_TOLD))}; {remedy}"
+    return f"{_cut(problem, max(limit - len(remedy) - 2, _MIN_PROBLEM))}; {remedy}"
 
 
 def _cut(text: str, limit: int) -> str:
@@ -52,7 +52,7 @@ def _cut(text: str, limit: int) -> str:
 
 
 def brief_reason(text: str, limit: int = MAX_CHARACTERS) -> str:
-    """The same of why a job was given up, which ends with what it had left: ``node_lost: ... (5 of 5 losses)``."""
+    """The same for the reason of a failed job, which ends with its limits: ``node_lost: ... (5 of 5 losses)``."""
     body, bracket, spent = text.rstrip().rpartition(" (")
     if not bracket or not spent.endswith(")") or "\n" in spent:
         return brief_message(text, limit)

@@ -26,17 +26,17 @@ class SweepEnding(StrEnum):
 
     SUCCEEDED = "succeeded"
     FAILED = "failed"
-    """At least one job failed or was skipped; all the others are done."""
+    """At least one job failed or was skipped; all other jobs are done."""
     CANCELLED = "cancelled"
 
 
 class Running(StrEnum):
-    """What becomes of running attempts when nothing new may start."""
+    """What running attempts do when no job may start any more."""
 
     FINISH = "finish"
-    """They go on to their end."""
+    """They run to their end."""
     CHECKPOINT = "checkpoint"
-    """They write a checkpoint and give their room back; their jobs go on from it later."""
+    """They write a checkpoint and release their resources; their jobs continue from it later."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class MessageEvent(Event):
 
     message_id: str
     sender: str = ""
-    """Who sent the message, as the client says; empty = not told."""
+    """Sender of the message, as the client reports it; empty = not given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class AttemptEvent(JobEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepAdopted(Event):
-    """A controller took the sweep: from here on, earlier writers meet its segments and stop."""
+    """A controller took the sweep: from here on, earlier writers find its segments and stop."""
 
     cluster: str
     epoch: int
@@ -81,7 +81,7 @@ class SweepAdopted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanAccepted(MessageEvent):
-    """``plan-<revision>.json`` is the plan now. Failed, skipped and cancelled jobs get a new chance."""
+    """``plan-<revision>.json`` is the current plan. Failed, skipped and cancelled jobs get a new chance."""
 
     revision: int
     documents: Mapping[str, str] = field(default_factory=dict)
@@ -100,31 +100,31 @@ class CancelRequested(MessageEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPaused(MessageEvent):
-    """Nothing new starts until a client resumes the sweep."""
+    """No job starts until a client resumes the sweep."""
 
     running: Running = Running.FINISH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepResumed(MessageEvent):
-    """A paused sweep goes on."""
+    """A paused sweep continues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStopping(MessageEvent):
-    """Nothing new starts any more; the sweep ends when its running attempts have ended."""
+    """No job starts any more; the sweep ends when its running attempts have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsCancelled(MessageEvent):
-    """A client does not want these jobs any more; what runs for them is stopped, and what needs them is skipped."""
+    """A client cancelled these jobs: their attempts are stopped, and jobs that need them are skipped."""
 
     jobs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobsRetried(MessageEvent):
-    """These jobs, which failed or were skipped or cancelled, get a new chance and new budgets."""
+    """These jobs, which failed or were skipped or cancelled, are retried with new limits of failures."""
 
     jobs: tuple[str, ...]
 
@@ -138,7 +138,7 @@ class PriorityChanged(MessageEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepTripped(Event):
-    """The circuit breaker: so much failed the same way that going on would only waste room. Nothing new starts."""
+    """The circuit breaker: too many jobs failed in the same way. No job starts any more."""
 
     reason: str
 
@@ -154,7 +154,7 @@ class NodeExcluded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeDescribed(Event):
-    """What a node is on which attempts of the sweep run, told once: processor, GPUs, driver, system."""
+    """Hardware of a node on which attempts of the sweep run, recorded once: processor, GPUs, driver, system."""
 
     node: str
     machine: Mapping[str, Any]
@@ -190,35 +190,35 @@ class AttemptLaunched(AttemptEvent):
     number: int
     epoch: int
     nodes: tuple[str, ...] = ()
-    """Names of the nodes it was sent to, one per worker of a gang; empty = anywhere."""
+    """Names of its chosen nodes, one per worker of a gang; empty = any."""
     resources: Resources | None = None
-    """What it was given; none = what its job asks for."""
+    """Its resources; None = those that its job requests."""
     num_workers: int = 0
-    """Ranks that it was given; 0 = what its job asks for."""
+    """Its number of ranks; 0 = as many as its job requests."""
     reason: str = ""
-    """Why it was launched here and now, where that is not plain."""
+    """Why it was launched here and now, if that is not obvious."""
     lots: tuple[PricedAllocation, ...] = ()
-    """Sorts and prices of its nodes, where these are known; see ``AttemptPlaced``."""
+    """Types and prices of its nodes, if known; see ``AttemptPlaced``."""
     awaits_room: bool = False
-    """Whether the cluster has no room for it yet and is to grow: its hours count from ``AttemptPlaced`` on."""
+    """Whether the autoscaler must add nodes for it: its hours count from ``AttemptPlaced`` on."""
     exclude: tuple[str, ...] = ()
-    """Names of nodes that it keeps away from; empty where ``nodes`` names some."""
+    """Names of nodes that it must not use; empty if ``nodes`` has some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptPlaced(AttemptEvent):
-    """Where an attempt runs that was sent anywhere, as on a cluster that has to grow for it."""
+    """The nodes of an attempt that was launched without chosen nodes, as on a cluster that adds nodes for it."""
 
     nodes: tuple[str, ...]
     """One per worker of a gang."""
     lots: tuple[PricedAllocation, ...]
     since_s: float = 0.0
-    """Seconds before ``at_s`` at which it got its room: nobody may have looked just then."""
+    """Seconds before ``at_s`` at which it got its resources, because the controller polls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptPreempting(AttemptEvent):
-    """The attempt is asked to write a checkpoint and give its room back; ``grace_s`` later it is ended."""
+    """The attempt is asked to write a checkpoint and end; ``grace_s`` later it is ended by force."""
 
     reason: str
     grace_s: float
@@ -235,7 +235,7 @@ class AttemptSucceeded(AttemptEvent):
     node: str = ""
     """Node on which it ran; of a gang, that of its runner."""
     quarantined: tuple[str, ...] = ()
-    """What its training could not read and did without, by split: counts by reason, and the first samples."""
+    """Samples that its training could not read and replaced, by split: counts by reason, and the first samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -254,12 +254,12 @@ class AttemptFailed(AttemptEvent):
     step: int | None = None
     """Of a failure of numerics in training, the number of updates before the wrong one."""
     had_no_room: bool = False
-    """Whether it ended before there was room for it. Its ``kind`` is ``preempted`` then, which programs that know
+    """Whether it ended before it got its resources. Its ``kind`` is ``preempted`` then, which programs that know
     no ``no_room`` can read, and costs a job next to nothing."""
 
     @property
     def effective_kind(self) -> FailureKind:
-        """The kind that counts."""
+        """The effective failure kind."""
         return FailureKind.NO_ROOM if self.had_no_room else self.kind
 
 

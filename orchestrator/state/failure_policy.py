@@ -23,18 +23,18 @@ from orchestrator.state.snapshot import Failure, JobView, Snapshot
 
 MAX_BACKOFF_S = 300.0
 JITTER = 0.25
-"""A wait is longer or shorter by up to this part: a thousand jobs that failed at once do not return at once."""
+"""A wait is longer or shorter by up to this part, so that jobs that failed together are not retried together."""
 MAX_LOSSES = 1000
 _WORKERS_PER_NODE = 4
 SAME_STEPS, SAME_PART = 20, 0.01
-"""Failures of numerics so many steps apart, or this part of the steps before, are the same one."""
+"""Failures of numerics at most so many steps apart, or this part of the steps so far, count as the same failure."""
 _MAX_QUOTED = 200
 """Characters of a message that a reason quotes."""
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
 class FailureAction(StrEnum):
-    """What follows a failure of one kind."""
+    """The action after a failure of one kind."""
 
     RETRY = "retry"
     RETRY_SMALLER = "retry_smaller"
@@ -45,12 +45,12 @@ class FailureAction(StrEnum):
 
 
 class Charge(StrEnum):
-    """Whom a failure is charged to."""
+    """To whom a failure is charged."""
 
     JOB = "job"
     """Counts towards the policy's ``max_failures``."""
     CLUSTER = "cluster"
-    """Not the job's fault: only the kind's own budget counts."""
+    """Not the job's fault: only the limit of the kind counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,22 +59,21 @@ class FailureRule:
 
     action: FailureAction = FailureAction.RETRY
     charge: Charge = Charge.JOB
-    budget: int | None = None
+    max_failures_of_kind: int | None = None
     """Failures of this kind after which the job fails; ``None`` = no limit of its own."""
     node_hours_per_failure: float = 0.0
-    """Above 0: the budget grows by one whenever the job's attempts have run for so long on one node."""
+    """Above 0: the limit grows by one for each such run time of the job's attempts, in node-hours."""
     backoff_s: float = 0.0
     waits_for: str = ""
-    """What has to change outside before a further attempt can succeed; its last message is shown with it."""
+    """The external condition for a further attempt; shown with the last message."""
     is_deadly: bool = False
-    """Whether such an end comes at any moment and loses what was not saved. A preempted attempt saves first; a wrong
-    job dies again."""
+    """Whether such an end comes at any time and loses unsaved work. A preempted attempt saves first."""
     may_blame_node: bool = False
-    """Whether it may be a node's fault."""
+    """Whether the node may be at fault."""
     was_stopped: bool = False
     """Whether the attempt was stopped in good order, so that the next one goes on from its checkpoint."""
     ends_wait: bool = False
-    """Whether an attempt that waits for room may end so, which then means no more than that."""
+    """Whether an attempt that waits for resources may end in this way, which then is no failure."""
 
 
 POLICY: dict[FailureKind, FailureRule] = {
@@ -83,20 +82,22 @@ POLICY: dict[FailureKind, FailureRule] = {
     # One flipped bit of a GPU must not end weeks of training: the next attempt replays the same samples in the same
     # order from the newest checkpoint. See ``_repetition`` for what the replay tells.
     FailureKind.NUMERICS: FailureRule(action=FailureAction.RETRY_ELSEWHERE, backoff_s=1.0),
-    FailureKind.OUT_OF_MEMORY: FailureRule(action=FailureAction.RETRY_SMALLER, budget=2, backoff_s=2.0, is_deadly=True),
-    # Once more: the copy in a node's cache may be bad and the store's good.
-    FailureKind.BAD_DATA: FailureRule(action=FailureAction.RETRY_ELSEWHERE, budget=2, backoff_s=2.0),
+    FailureKind.OUT_OF_MEMORY: FailureRule(
+        action=FailureAction.RETRY_SMALLER, max_failures_of_kind=2, backoff_s=2.0, is_deadly=True
+    ),
+    # Tried once more: the copy in a node's cache may be bad and the store's good.
+    FailureKind.BAD_DATA: FailureRule(action=FailureAction.RETRY_ELSEWHERE, max_failures_of_kind=2, backoff_s=2.0),
     FailureKind.TIMEOUT: FailureRule(
         action=FailureAction.RETRY_ELSEWHERE, backoff_s=1.0, is_deadly=True, may_blame_node=True
     ),
     FailureKind.HANG: FailureRule(
         action=FailureAction.RETRY_ELSEWHERE, backoff_s=1.0, is_deadly=True, may_blame_node=True, ends_wait=True
     ),
-    # Neither a full disk nor a store that refuses is the job's fault, and both take a person some minutes to cure: the
-    # seven waits add up to ten. Objects that are missing or damaged are bad data, which no waiting mends.
+    # Neither a full disk nor a store that refuses is the job's fault, and a person needs some minutes to repair both:
+    # the seven waits add up to ten. Objects that are missing or damaged are bad data: waiting does not help.
     FailureKind.STORAGE: FailureRule(
         charge=Charge.CLUSTER,
-        budget=8,
+        max_failures_of_kind=8,
         backoff_s=5.0,
         waits_for="the store (or the disk of a node) to work again",
         is_deadly=True,
@@ -106,14 +107,14 @@ POLICY: dict[FailureKind, FailureRule] = {
     ),
     # Free of charge, but an attempt that "is preempted" whenever it starts must not come back for ever.
     FailureKind.PREEMPTED: FailureRule(
-        charge=Charge.CLUSTER, budget=100, node_hours_per_failure=1.0, was_stopped=True, ends_wait=True
+        charge=Charge.CLUSTER, max_failures_of_kind=100, node_hours_per_failure=1.0, was_stopped=True, ends_wait=True
     ),
     # Bounded, because a job that kills its own node (host memory, driver) looks just like this. That dies early; a gang
     # on spot nodes dies now and then for weeks: one more for each four node-hours allows for 20 % per node-hour.
     FailureKind.NODE_LOST: FailureRule(
         action=FailureAction.RETRY_ELSEWHERE,
         charge=Charge.CLUSTER,
-        budget=10,
+        max_failures_of_kind=10,
         node_hours_per_failure=4.0,
         backoff_s=0.25,
         is_deadly=True,
@@ -129,11 +130,11 @@ POLICY: dict[FailureKind, FailureRule] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryAt:
-    """The job may be tried again from ``at_s`` on."""
+    """The job may be retried from ``at_s`` on."""
 
     at_s: float
     reason: str = ""
-    """Which attempt it is, of how many, and what it waits for; empty for the first."""
+    """The attempt's number, the limit, and the condition for which it waits; empty for the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,7 @@ class GiveUp:
 def judge(job: JobView, *, max_failures: int, num_workers: int = 1) -> RetryAt | GiveUp:
     """What to do with a pending job, given all its failures since the sweep was last submitted.
 
-    ``num_workers`` are those of the job: a gang lies on more nodes, and loses one of them more often.
+    ``num_workers`` are those of the job: a gang runs on more nodes, and loses one of them more often.
     """
     last = job.last_failure
     if last is None or not job.failures:
@@ -182,20 +183,20 @@ _MEANS = {
 
 
 def _allowed(job: JobView, rule: FailureRule, num_workers: int) -> tuple[int | None, str]:
-    """Failures of a kind after which a job fails, and the arithmetic of it."""
-    if rule.budget is None or not rule.node_hours_per_failure:
-        return rule.budget, ""
+    """Failures of a kind after which a job fails, and how the number was computed."""
+    if rule.max_failures_of_kind is None or not rule.node_hours_per_failure:
+        return rule.max_failures_of_kind, ""
     node_hours = job.ran_s / 3600.0 * max(1.0, num_workers / _WORKERS_PER_NODE)
     more = int(node_hours / rule.node_hours_per_failure)
-    how = f" ({rule.budget} + one per {rule.node_hours_per_failure:g} of {node_hours:.3g} node-hours run)"
-    return min(MAX_LOSSES, rule.budget + more), how
+    how = f" ({rule.max_failures_of_kind} + one per {rule.node_hours_per_failure:g} of {node_hours:.3g} node-hours run)"
+    return min(MAX_LOSSES, rule.max_failures_of_kind + more), how
 
 
 def is_same_step(first: Failure, later: Failure) -> bool:
-    """Whether two failures of numerics are the same one: one flipped bit never strikes twice in the same place.
+    """Whether two failures of numerics are the same one: a random bit flip does not repeat at the same step.
 
     Other GPUs, layouts and micro-batches round differently, which may move a divergence by a few steps. Failures
-    without a step, as of fits, have no other place.
+    without a step, as of L-BFGS fits, always count as the same.
     """
     if first.step is None or later.step is None:
         return first.step == later.step
@@ -203,7 +204,7 @@ def is_same_step(first: Failure, later: Failure) -> bool:
 
 
 def _repetition(job: JobView, last: Failure, count: int) -> str:
-    """Why a failure of numerics is the job's own: the replay of its steps came to it again."""
+    """Why a failure of numerics is the job's own fault: the replay of its steps reproduced it."""
     if last.kind is not FailureKind.NUMERICS or count < 2 or len(job.numerics) < 2:
         return ""
     first, later = job.numerics[-2:]
@@ -248,7 +249,7 @@ class Signature:
     pattern: re.Pattern[str]
     advice: str
     blames_node: bool = False
-    """Whether the node's hardware or set-up is at fault, so that others should not be sent there."""
+    """Whether the node's hardware or set-up is at fault, so that the node is excluded."""
 
 
 def _signature(name: str, kind: FailureKind, pattern: str, advice: str, *, blames_node: bool = False) -> Signature:
@@ -265,7 +266,7 @@ SIGNATURES: tuple[Signature, ...] = (
         r"|GPU has fallen off the bus|NVLink.{0,20}error|CUDA error: (?:device not ready|hardware stack error)"
         r"|CUDA-capable device\(s\) is/are busy or unavailable|no CUDA-capable device is detected"
         r"|NVML.{0,40}(?:driver/library version mismatch|failed to initialize)",
-        "the node's GPU or driver is broken; the node is left out for a while: drain and reset it (nvidia-smi -q)",
+        "the node's GPU or driver is broken; the node is excluded for a while: drain and reset it (nvidia-smi -q)",
         blames_node=True,
     ),
     _signature(
@@ -273,7 +274,7 @@ SIGNATURES: tuple[Signature, ...] = (
         FailureKind.NODE_LOST,
         r"runs code (?:[0-9a-f]{16}|of an earlier version), and not [0-9a-f]{16} as the others",
         "deploy one version on all nodes and name its image by digest (image@sha256:...): a tag may mean another image "
-        "on a node that starts later. The node is left out for a while",
+        "on a node that starts later. The node is excluded for a while",
         blames_node=True,
     ),
     _signature(
@@ -342,12 +343,12 @@ SIGNATURES: tuple[Signature, ...] = (
         "its process or node is gone",
     ),
 )
-"""Tried in this order: the first one that matches is the cause."""
+"""Searched in this order: the first match is the cause."""
 
 
-@lru_cache(maxsize=2048)  # each round of decisions asks about the same failures again
+@lru_cache(maxsize=2048)  # each round of decisions matches the same failures again
 def signature_of(text: str) -> Signature | None:
-    """The known cause that a text shows, if any."""
+    """The known cause that matches a text, if any."""
     return next((signature for signature in SIGNATURES if signature.pattern.search(text)), None)
 
 
@@ -356,7 +357,7 @@ def observed_mtbf_s(snapshots: Sequence[Snapshot], *, prior_s: float, now: float
     """Mean time between deaths of an attempt, seconds: what was expected counts as one death after ``prior_s``.
 
     That is the mean of the rate's posterior under a gamma prior of shape 1, so it moves from the expectation to the
-    observation as deaths come in.
+    observation with each death.
     """
     views = [view for snapshot in snapshots for view in snapshot.jobs.values()]
     ran_s = sum(view.ran_s for view in views)

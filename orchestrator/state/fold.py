@@ -24,7 +24,7 @@ from orchestrator.state.spending import ResourceUse, added
 from orchestrator.state.transitions import SweepState, next_job_state, next_sweep_state
 
 PlanLookup: TypeAlias = Callable[[events.PlanAccepted], Plan]
-"""From the event that accepted a revision to its plan."""
+"""Loads the plan of the event that accepted its revision."""
 
 
 def fold(sweep: str, journal: Iterable[events.Event], plans: PlanLookup) -> Snapshot:
@@ -41,13 +41,13 @@ def apply(snapshot: Snapshot, more: Iterable[events.Event], plans: PlanLookup) -
 
 
 class _Folding:
-    """Takes any number of events; ``result`` is the snapshot after them. What did not change is shared."""
+    """Takes any number of events; ``result`` is the snapshot after them. Unchanged parts are shared."""
 
     def __init__(self, snapshot: Snapshot, plans: PlanLookup) -> None:
         self._sweep = snapshot
         self._plans = plans
         self._changed: dict[str, JobView] = {}
-        """Over ``self._sweep.jobs``."""
+        """Changed jobs, which override ``self._sweep.jobs``."""
         self._leaving = dict(snapshot.leaving)
         self._num_taken = 0
 
@@ -212,19 +212,19 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.AttemptPlaced) -> None:
-        # Not its nodes: room is counted by what the scheduler decided.
+        # Not its nodes: resources are counted by the scheduler's decision.
         live = self._leaving.get(event.attempt_id) or self._live(event)
         if not live.awaits_room:
-            self._tell(event, lots=event.lots)
+            self._update_attempt(event, lots=event.lots)
             return
         placed_at_s = max(live.launched_at_s, event.at_s - event.since_s)
         if event.attempt_id not in self._leaving:
             self._change(event, room_s=placed_at_s - live.launched_at_s)
-        self._tell(event, lots=event.lots, awaits_room=False, placed_at_s=placed_at_s)
+        self._update_attempt(event, lots=event.lots, awaits_room=False, placed_at_s=placed_at_s)
 
     @_take.register
     def _(self, event: events.AttemptPreempting) -> None:
-        self._tell(event, preempting_at_s=event.at_s, grace_s=event.grace_s)
+        self._update_attempt(event, preempting_at_s=event.at_s, grace_s=event.grace_s)
 
     @_take.register
     def _(self, event: events.AttemptSucceeded) -> None:
@@ -262,7 +262,7 @@ class _Folding:
     # -------------------------------------------------------------------------------------------------------- details
     def _move_sweep(self, event: events.Event) -> None:
         state = next_sweep_state(self._sweep.sweep, self._sweep.state, event)
-        # A pause ends with its state, however that ends: one left over would stop whatever a later retry starts.
+        # A pause ends with its state: otherwise it would stop attempts that a later retry starts.
         pause = self._sweep.pause if state is SweepState.PAUSED else None
         self._sweep = replace(self._sweep, state=state, pause=pause)
 
@@ -271,7 +271,7 @@ class _Folding:
         self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, tripped="")
         for view in self._views():
             if next_job_state(view.name, view.state, event) is not view.state:
-                # A job that is still tried keeps its count: a resubmission of others must not renew its budget.
+                # A job that is still retried keeps its count: a resubmission must not renew its limits.
                 self._put(view, event, reason="", ended_at_s=None, failures={})
 
     def _retire(self, plan: Plan) -> None:
@@ -322,7 +322,7 @@ class _Folding:
             raise TransitionError(message)
         return live
 
-    def _tell(self, event: events.AttemptEvent, **changes: Any) -> None:  # noqa: ANN401 - fields of Attempt
+    def _update_attempt(self, event: events.AttemptEvent, **changes: Any) -> None:  # noqa: ANN401 - fields of Attempt
         live = replace(self._leaving.get(event.attempt_id) or self._live(event), **changes)
         if event.attempt_id in self._leaving:
             self._leaving[event.attempt_id] = live
@@ -347,12 +347,12 @@ class _Folding:
             return
         view, kind = self._job(event), failure.kind
         if kind is FailureKind.NO_ROOM and view.last_failure is not None:
-            failure = replace(failure, node=view.last_failure.node)  # still the one to keep away from
+            failure = replace(failure, node=view.last_failure.node)  # the node to avoid stays the same
         failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
         num_deaths = view.num_deaths + (POLICY[kind].is_deadly)
         numerics = view.numerics
         if kind is FailureKind.NUMERICS:
-            # What is kept for the comparison needs no traceback: snapshots hold it for the life of the sweep.
+            # The comparison needs no traceback, which snapshots would keep for the life of the sweep.
             numerics = (*numerics, replace(failure, traceback=""))[-KEPT_NUMERICS:]
         self._end(event, failures=failures, last_failure=failure, num_deaths=num_deaths, numerics=numerics)
 

@@ -45,38 +45,38 @@ class Attempt:
     epoch: int
     launched_at_s: float
     resources: Resources
-    """What it was given, which may be less than its job would like."""
+    """Its resources, which may be less than its job requests."""
     num_workers: int = 1
-    """Ranks that it was given."""
+    """Its number of ranks."""
     nodes: tuple[str, ...] = ()
-    """Names of the nodes it was sent to; empty = anywhere."""
+    """Names of its chosen nodes; empty = any."""
     lots: tuple[PricedAllocation, ...] = ()
-    """Sorts and prices of the nodes that it is on; empty = not known (yet)."""
+    """Types and prices of its nodes; empty = not known (yet)."""
     preempting_at_s: float | None = None
-    """When it was asked to give its room back; none = it was not."""
+    """When it was asked to write a checkpoint and end; None = it was not."""
     grace_s: float = 0.0
-    """How long after that it is ended."""
+    """Seconds after that until it is ended by force."""
     awaits_room: bool = False
-    """Whether the cluster has no room for it yet: until then it costs nothing."""
+    """Whether it waits for the autoscaler: until then it costs nothing."""
     exclude: tuple[str, ...] = ()
-    """Names of nodes that it keeps away from while it waits."""
+    """Names of nodes that it must not use while it waits."""
     placed_at_s: float | None = None
-    """When it got its room; none = with its launch, or not yet."""
+    """When it got its resources; None = with its launch, or not yet."""
 
     @property
     def began_at_s(self) -> float | None:
-        """Since when it holds its room (unix seconds); none = it waits for it."""
+        """Since when it holds its resources (unix seconds); None = it waits for them."""
         if self.awaits_room:
             return None
         return self.launched_at_s if self.placed_at_s is None else self.placed_at_s
 
     def ran_s(self, until_s: float) -> float:
-        """Seconds for which it has held its room by then (unix seconds)."""
+        """Seconds for which it has held its resources at a time (unix seconds)."""
         began_at_s = self.began_at_s
         return 0.0 if began_at_s is None else max(0.0, until_s - began_at_s)
 
     def uses(self, until_s: float) -> tuple[ResourceUse, ...]:
-        """What it has used by then (unix seconds), by sort of node."""
+        """Its use until a time (unix seconds), by type of node."""
         ran_s = self.ran_s(until_s)
         return uses_of(self.lots, self.resources, self.num_workers, ran_s) if ran_s else ()
 
@@ -102,7 +102,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """One job of the current plan, as its journal tells it."""
+    """One job of the current plan, with its state from the journal."""
 
     name: str
     key: str
@@ -112,16 +112,16 @@ class JobView:
     num_attempts: int = 0
     last_attempt_id: str = ""
     failures: Mapping[FailureKind, int] = field(default_factory=dict)
-    """Attempts that ended without a commit, by kind, since a client last reopened the job: what budgets count."""
+    """Attempts that ended without a commit, by kind, since a client last reopened the job; compared with limits."""
     num_deaths: int = 0
-    """Attempts that ended at a moment of nobody's choosing, ever; see ``failure_policy.Rule.is_deadly``."""
+    """Attempts that died at a random time, over the job's whole life; see ``failure_policy.FailureRule.is_deadly``."""
     ran_s: float = 0.0
-    """Seconds that all its attempts took that have ended."""
+    """Seconds of all its ended attempts."""
     used: tuple[ResourceUse, ...] = ()
-    """What these held, by sort of node: what they cost."""
+    """Resources that these held, by type of node, for costs."""
     last_failure: Failure | None = None
     numerics: tuple[Failure, ...] = ()
-    """The latest failures of numerics, ``KEPT_NUMERICS`` at most: a replay from the checkpoint tells what they mean."""
+    """The latest failures of numerics, at most ``KEPT_NUMERICS``: a replay from the checkpoint shows their cause."""
     reason: str = ""
     """Why the job failed, or which job it was skipped because of."""
     queued_s: float = 0.0
@@ -129,18 +129,18 @@ class JobView:
     launched_at_s: float | None = None
     """Launch of the latest attempt."""
     room_s: float = 0.0
-    """Seconds for which the latest attempt waited for its room."""
+    """Seconds for which the latest attempt waited for its resources."""
     ended_at_s: float | None = None
     """End of the latest attempt, or of the job where it ended without one."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     timings: Timings | None = None
     resumed_from_step: int | None = None
     quarantined: tuple[str, ...] = ()
-    """Samples that its training could not read and did without."""
+    """Samples that its training could not read and replaced."""
 
     @property
     def overhead_s(self) -> float | None:
-        """Seconds of the attempt that succeeded in which it had its room and neither imported nor worked."""
+        """Seconds in which the successful attempt had its resources and neither imported nor worked."""
         if self.timings is None or self.launched_at_s is None or self.ended_at_s is None:
             return None
         spent_s = self.timings.import_s + self.timings.work_s
@@ -180,7 +180,7 @@ class JobTable(Mapping[str, JobView]):
         return sorted(self._running, key=self._places.__getitem__)
 
     def with_changes(self, changed: Mapping[str, JobView]) -> Self:
-        """A table with other views of some of its jobs. Raises ``KeyError`` for a job that it does not have."""
+        """A table with changed views of some of its jobs. Raises ``KeyError`` for a job that it does not have."""
         new = object.__new__(type(self))
         new._places, new._counts, new._running = self._places, dict(self._counts), dict(self._running)
         chunks = list(self._chunks)
@@ -274,7 +274,7 @@ class Snapshot:
     spent: tuple[ResourceUse, ...] = ()
     """The same by sort of node."""
     handled: frozenset[str] = frozenset()
-    """Ids of the clients' messages that are settled."""
+    """Ids of the clients' messages that are handled."""
     refusals: Mapping[str, str] = field(default_factory=dict)
     """Reasons by id of the messages that were refused."""
     accepted_at_s: float = 0.0
@@ -282,15 +282,15 @@ class Snapshot:
     finished_at_s: float | None = None
     num_events: int = 0
     priority: int | None = None
-    """What a client set instead of the plan's."""
+    """Priority that a client set instead of the plan's."""
     pause: Running | None = None
-    """While paused: what becomes of the running attempts."""
+    """While paused: what the running attempts do."""
     tripped: str = ""
     """Why the circuit breaker stopped the sweep; empty = it did not."""
     excluded: Mapping[str, Exclusion] = field(default_factory=dict)
-    """By node; those that are over are still here."""
+    """Exclusions by node, also expired ones."""
     nodes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the nodes are on which its attempts ran, by name; see ``NodeDescribed``."""
+    """Hardware of the nodes on which its attempts ran, by name; see ``NodeDescribed``."""
 
     def __post_init__(self) -> None:
         jobs: Mapping[str, JobView] = self.jobs
@@ -304,7 +304,7 @@ class Snapshot:
         return [*(attempt for attempt in running if attempt), *self.leaving.values()]
 
     def uses(self, now: float) -> tuple[ResourceUse, ...]:
-        """What all attempts used, by sort of node: those that run, and those of former revisions, included."""
+        """Use of all attempts by type of node, including running ones and those of earlier revisions."""
         ended = (use for view in self.jobs.values() for use in view.used)
         live = (use for attempt in self.live_attempts for use in attempt.uses(now))
         return added(self.spent, (*ended, *live))
@@ -316,7 +316,7 @@ class Snapshot:
 
     @property
     def outcome(self) -> str:
-        """The state as people are told it: what was cancelled on purpose did not fail.
+        """The state as shown to people: jobs that were cancelled on purpose did not fail.
 
         ``cancelled``, or ``succeeded (5 cancelled, 2 skipped)``, of a sweep whose state is ``failed`` although none of
         its jobs failed; else the state.
@@ -353,7 +353,7 @@ def decode_snapshot(document: Mapping[str, Any], plan: Plan | None) -> Snapshot:
     """
     if document["version"] != SNAPSHOT_VERSION:
         found = document["version"]
-        message = f"the snapshot is of version {found}, this program knows {SNAPSHOT_VERSION}; it is passed over"
+        message = f"the snapshot is of version {found}, this program knows {SNAPSHOT_VERSION}; it is ignored"
         raise ControllerError(message)
     stored = document["jobs"]
     plain = decode_value(Snapshot, {name: value for name, value in document.items() if name not in _APART})

@@ -20,12 +20,12 @@ PRICE_LABEL = "price"
 """Of a node and an hour."""
 _HOUR_S = 3600.0
 _Sort: TypeAlias = tuple[str, bool | None, bool, bool]
-"""Of uses that can be added: accelerator, market, whether there are GPUs, and no label."""
+"""Key of uses that can be added: accelerator, market, whether there are GPUs, and whether there is no label."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PricedAllocation:
-    """The workers of an attempt that are on nodes of one sort and price."""
+    """The workers of an attempt that are on nodes of one type and price."""
 
     num_workers: int = 1
     accelerator: str = ""
@@ -37,11 +37,11 @@ class PricedAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourceUse:
-    """What ended attempts held on nodes of one sort, from their launch to their end."""
+    """Resources that ended attempts held on nodes of one type, from their launch to their end."""
 
     accelerator: str = ""
     is_spot: bool | None = None
-    """None = nobody recorded where they ran."""
+    """None = not recorded."""
     gpu_s: float = 0.0
     cpu_s: float = 0.0
     """Core-seconds. Where there are GPU-seconds, those of the cores beside the GPUs."""
@@ -51,24 +51,24 @@ class ResourceUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """A sum of money, and what is not in it."""
+    """A sum of money, and the hours that are not in it."""
 
     amount: float = 0.0
     gpu_hours: float = 0.0
-    """Those that are paid for by the amount."""
+    """GPU-hours that the amount includes."""
     core_hours: float = 0.0
     """The same, of attempts without GPUs."""
     unpriced_gpu_hours: float = 0.0
     unpriced_core_hours: float = 0.0
     """Of attempts without GPUs."""
     unknown_market_hours: float = 0.0
-    """Those of the unpriced hours that lack a price only because nobody recorded whether their nodes were spot."""
+    """Unpriced hours that lack a price only because it is not recorded whether their nodes were spot."""
     gpu_amount: float = 0.0
-    """The part of the amount that GPU-hours cost."""
+    """The part of the amount for GPU-hours."""
 
     @property
     def is_partial(self) -> bool:
-        """Whether something was used whose price nobody knows: the amount is what it costs at least."""
+        """Whether some use has no known price: the amount is then a lower bound."""
         return self.unpriced_gpu_hours > 0 or self.unpriced_core_hours > 0
 
     @property
@@ -86,7 +86,7 @@ class Bill:
 
 
 def price_of(node: Node) -> float | None:
-    """What its label says that it costs for an hour; None without one that is a number from 0 up."""
+    """Its price for an hour, from its label; None without a label that is a number from 0 up."""
     return parse_price(node.labels.get(PRICE_LABEL, ""))
 
 
@@ -102,7 +102,7 @@ def parse_price(label: str) -> float | None:
 def priced_allocations(
     names: Sequence[str], nodes: Mapping[str, Node], resources: Resources, num_workers: int
 ) -> tuple[PricedAllocation, ...]:
-    """On what an attempt runs; empty if a node of it is not known.
+    """The allocations of an attempt; empty if one of its nodes is unknown.
 
     Args:
         names: of its nodes, one per worker, or one for all workers.
@@ -148,7 +148,7 @@ def _share(worker: Resources, node: Resources) -> float:
 def uses_of(
     lots: Sequence[PricedAllocation], resources: Resources, num_workers: int, ran_s: float
 ) -> tuple[ResourceUse, ...]:
-    """What an attempt used in so many seconds."""
+    """The use of an attempt in so many seconds."""
     if not lots:
         gpu_s, cpu_s = ran_s * resources.gpus, ran_s * resources.cpus
         return (ResourceUse(accelerator=resources.accelerator, gpu_s=gpu_s, cpu_s=cpu_s),)
@@ -171,7 +171,7 @@ def added(uses: Sequence[ResourceUse], more: Iterable[ResourceUse]) -> tuple[Res
     if not uses and len(new) < 2:  # nearly every job: it ran once
         return new
     sums: dict[_Sort, list[float]] = {}
-    for use in (*uses, *new):  # thousands, at each look at a large sweep
+    for use in (*uses, *new):  # thousands, whenever a large sweep is read
         key = (use.accelerator, use.is_spot, use.gpu_s > 0, use.amount is None)
         total = sums.setdefault(key, [0.0, 0.0, 0.0])
         total[0] += use.gpu_s
@@ -186,7 +186,7 @@ def added(uses: Sequence[ResourceUse], more: Iterable[ResourceUse]) -> tuple[Res
 
 
 def bill_of(uses: Iterable[ResourceUse], prices: PriceTable | None = None) -> Bill:
-    """What uses cost. ``prices`` count where nodes had no label."""
+    """Cost of uses. ``prices`` are used where nodes had no label."""
     bill = Bill()
     for use in uses:
         amount = use.amount if use.amount is not None else _by_table(use, prices)
@@ -212,12 +212,12 @@ def bill_of(uses: Iterable[ResourceUse], prices: PriceTable | None = None) -> Bi
 
 def _by_table(use: ResourceUse, prices: PriceTable | None) -> float | None:
     found = _table_amounts(use, prices)
-    # On either market it costs the same, or nobody knows what it cost.
+    # Both markets have the same price, or the cost is unknown.
     return found.pop() if len(found) == 1 else None
 
 
 def _table_amounts(use: ResourceUse, prices: PriceTable | None) -> set[float | None]:
-    """What it may have cost: two amounts where its market is not known and each has its own price."""
+    """The possible costs: two amounts if its market is unknown and each market has its own price."""
     if prices is None:
         return set()
     held = Resources(cpus=use.cpu_s, gpus=use.gpu_s)  # for one second each

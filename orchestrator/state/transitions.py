@@ -17,7 +17,7 @@ from orchestrator.state.events import Event, SweepEnding, SweepFinished, event_t
 
 
 class JobState(StrEnum):
-    """Where a job stands."""
+    """The state of a job."""
 
     PENDING = "pending"
     RUNNING = "running"
@@ -31,34 +31,34 @@ class JobState(StrEnum):
 
     @property
     def is_done(self) -> bool:
-        """Whether the job's artifact is there for the jobs that need it."""
+        """Whether the job's artifact is available for the jobs that need it."""
         return self in {JobState.SUCCEEDED, JobState.REUSED}
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will happen to the job unless a client asks for it."""
+        """Whether the state changes only at a client's request."""
         return self not in {JobState.PENDING, JobState.RUNNING}
 
 
 class SweepState(StrEnum):
-    """Where a sweep stands."""
+    """The state of a sweep."""
 
     SUBMITTED = "submitted"
     """No plan has been accepted yet."""
     RUNNING = "running"
     PAUSED = "paused"
-    """A client wants nothing new to start for now."""
+    """A client has paused the sweep: no job starts."""
     STOPPING = "stopping"
-    """Nothing new starts any more, as a client wants or the circuit breaker: what runs may end."""
+    """No job starts any more, by a client's request or the circuit breaker; running attempts end by themselves."""
     CANCELLING = "cancelling"
-    """What runs is stopped, too."""
+    """Running attempts are stopped, too."""
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
 
     @property
     def is_final(self) -> bool:
-        """Whether nothing will happen to the sweep unless a client asks for it."""
+        """Whether the sweep's state changes only at a client's request."""
         return self in {SweepState.SUCCEEDED, SweepState.FAILED, SweepState.CANCELLED}
 
     @property
@@ -82,12 +82,12 @@ JOB_TRANSITIONS: dict[tuple[JobState, type[Event]], JobState] = {
     (_J.PENDING, events.JobSkipped): _J.SKIPPED,
     (_J.PENDING, events.JobCancelled): _J.CANCELLED,
     (_J.PENDING, events.JobsCancelled): _J.CANCELLED,
-    # Its attempt leaves: the outcome counts for nothing, even if it is a success that came in between.
+    # Its attempt is ending: its outcome is ignored, even a success.
     (_J.RUNNING, events.JobsCancelled): _J.CANCELLED,
     (_J.RUNNING, events.AttemptPlaced): _J.RUNNING,
     (_J.RUNNING, events.AttemptPreempting): _J.RUNNING,
     (_J.RUNNING, events.AttemptSucceeded): _J.SUCCEEDED,
-    # Whether the job is tried again is a later decision, counted from these events.
+    # Whether the job is retried is a later decision, based on these events.
     (_J.RUNNING, events.AttemptFailed): _J.PENDING,
     (_J.RUNNING, events.AttemptLost): _J.PENDING,
     (_J.SUCCEEDED, events.ArtifactMissed): _J.PENDING,

@@ -1,8 +1,11 @@
 """The commit protocol: parts under the attempt's own nonce, then one ``record.json`` by ``put_if_absent``.
 
-The record names its objects with sizes and sha256, and has its own sha256. Nothing under a committed name
-is ever rewritten; of two writers of one key the first commit wins and the other's parts are garbage, which no reader
-can reach.
+The record names its objects with sizes and sha256, and has its own sha256.
+
+Invariants:
+- A key is committed exactly if its ``record.json`` exists. All parts are durable before it is written.
+- Nothing under a committed name is ever rewritten.
+- Of two writers of one key the first commit wins; the parts of the other are garbage, which no reader can reach.
 """
 
 from __future__ import annotations
@@ -55,7 +58,7 @@ class Part:
 
     @property
     def digests(self) -> Digests:
-        """What its bytes must hash to."""
+        """Expected digests of its bytes."""
         return Digests(sha256=self.sha256, blake3=self.blake3)
 
 
@@ -63,7 +66,7 @@ class Part:
 class Record:
     """The committed output of a job.
 
-    ``metrics`` are final scalars (rates as fractions); ``summary`` is whatever else the kind wants to say in JSON.
+    ``metrics`` are final scalars (rates as fractions); ``summary`` is further JSON data of the kind.
     """
 
     key: str
@@ -90,7 +93,7 @@ class Record:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Inverse of ``to_bytes``. Raises ``ValueError`` if the content says of itself that it was altered."""
+        """Inverse of ``to_bytes``. Raises ``ValueError`` if the content's own digest shows that it was altered."""
         document = parse_json(content)
         if document["version"] > RECORD_VERSION:
             raise ValueError(f"it has version {document['version']}, this program reads {RECORD_VERSION}: update it")
@@ -140,11 +143,11 @@ class ArtifactWriter:
         return self._remember(name, path.stat().st_size, digests)
 
     def alias(self, name: str, other: str) -> None:
-        """Give a part that was added another name too; nothing is written. Raises ``KeyError``."""
+        """Give an added part a second name; nothing is written. Raises ``KeyError``."""
         self._parts[name] = self._parts[other]
 
     def adopt(self, name: str, object_name: str, *, size_bytes: int, digests: Digests) -> None:
-        """Name an object of a checkpoint of the same job, by whichever attempt, as a part; nothing is written.
+        """Name an object of a checkpoint of the same job, of any attempt, as a part; nothing is written.
 
         Garbage collection keeps the folders that a record names.
         """
@@ -190,9 +193,9 @@ class ArtifactWriter:
         return Outcome.COMMITTED
 
     def _check_parts(self) -> None:
-        """Look once more whether everything is there.
+        """Check once more that all parts exist.
 
-        Between the first part and the commit may lie any time, such as that of a suspended machine, and garbage
+        Any time may pass between the first part and the commit, as on a suspended machine, and garbage
         collection takes the parts of an attempt that its controller gave up long ago.
         """
         root = artifact_folder(self._request.key)
@@ -249,7 +252,7 @@ def _decode_record(content: bytes, key: str, store_uri: str) -> Record:
         if not all(isinstance(value, dict) for value in (record.identity, record.metrics, record.summary)):
             raise TypeError("identity, metrics and summary must be objects")
         if record.version < _FIRST_SEALED_VERSION:
-            canonical_json(record.identity)  # of others its seal has shown that it has a canonical form
+            canonical_json(record.identity)  # for other records, the seal has shown that there is a canonical form
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         message = (
             f"{record_name(key)} in {store_uri} cannot be read as a record ({error!r}): it was damaged or altered, so "

@@ -25,7 +25,7 @@ METRICS_BYTES = 256 * MIB
 
 
 def check_size(name: str, uri: str, size_bytes: int, max_bytes: int | None) -> None:
-    """Raise ``TooLargeError`` for an object that is not to be read into memory; ``None`` = no bound."""
+    """Raise ``TooLargeError`` for an object above the limit; ``None`` = no limit."""
     if max_bytes is not None and size_bytes > max_bytes:
         message = (
             f"{name} in {uri} has {size_bytes} bytes, and at most {max_bytes} of such an object are read: no program "
@@ -35,7 +35,7 @@ def check_size(name: str, uri: str, size_bytes: int, max_bytes: int | None) -> N
 
 
 def check_writable(what: str, size_bytes: int, max_bytes: int, remedy: str) -> None:
-    """Raise ``TooLargeError`` for content that every reader would refuse."""
+    """Raise ``TooLargeError`` for content that readers would refuse."""
     if size_bytes > max_bytes:
         message = f"{what} has {size_bytes} bytes, and at most {max_bytes} are read again: {remedy}"
         raise TooLargeError(message)

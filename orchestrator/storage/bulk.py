@@ -1,4 +1,4 @@
-"""Whole objects into open files of the caller's, hashed while they arrive."""
+"""Whole objects into open files of the caller, hashed while they arrive."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUM_RANGES = 4
 
 @runtime_checkable
 class Streams(Protocol):
-    """A store that has its own way of writing an object into an open file."""
+    """A store with its own method to write an object into an open file."""
 
     def arriving(self, name: str, descriptor: int, size_bytes: int) -> Iterator[Piece]:
         """Write an object from offset 0 on; yield its pieces in order, each once its bytes are in the file."""

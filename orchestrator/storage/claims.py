@@ -1,12 +1,13 @@
 """Claims: which sweep, on which cluster, works on a job that several of them want.
 
-A claim is ``jobs/<key>/claim.json``, changed only by conditional writes, each with a nonce (so that no content is
-written twice, and a lost acknowledgement differs from a lost race). It only saves work: when it expires, two clusters
-may work on one key, and the record decides between them.
+A claim is ``jobs/<key>/claim.json``. It expires by the clock of its reader. Its holder renews it after half its time,
+and others wait ``SKEW_TOLERANCE_S`` longer.
 
-A claim expires by the clock of its reader. Its holder renews it after half its time, and others wait
-``SKEW_TOLERANCE_S`` longer: a live claim is safe while clocks differ by less than
-``CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S``, which is six minutes.
+Invariants:
+- A claim is changed only by conditional writes, each with a nonce, so that no content is written twice, and a lost
+  acknowledgement differs from a lost race.
+- A claim only saves work: when it expires, two clusters may work on one key, and the record decides between them.
+- A live claim is safe while clocks differ by less than ``CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S``, six minutes.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from orchestrator.storage.seals import check_nonce, sealed_nonce
 
 CLAIM_DURATION_S = 600.0
 SKEW_TOLERANCE_S = 60.0
-FIRST_LOOK_S, LAST_LOOK_S = 5.0, 60.0
-"""Pauses between two looks at another's claim: the first one, doubled up to the last."""
+FIRST_POLL_S, LAST_POLL_S = 5.0, 60.0
+"""Pauses between two polls of another cluster's claim: the first one, doubled up to the last."""
 _RENEWALS_PER_CALL = 32
-"""What a controller that has just started spends at once on claims of attempts that run already."""
+"""Time that a new controller spends at once on claims of running attempts."""
 _TRIES = 3
 _LOG = logging.getLogger(__name__)
 
@@ -43,11 +44,11 @@ class Claim:
     sweep: str
     expires_at_s: float
     nonce: str = ""
-    """Made when it is written; holds the digest of the rest."""
+    """Created when it is written; contains the digest of the other fields."""
 
     @classmethod
     def from_bytes(cls, name: str, content: bytes) -> Self:
-        """Inverse of ``to_bytes``; what cannot be read, or was changed, is a claim of nobody that has run out."""
+        """Inverse of ``to_bytes``; an unreadable or altered claim counts as expired."""
         try:
             document = parse_json(content)
             claim = cls(**document)
@@ -76,7 +77,7 @@ class _Wait:
 
 
 class Claims:
-    """The claims of one cluster's controller. What it holds and is fresh costs no request.
+    """The claims of one cluster's controller. A fresh claim of its own costs no request.
 
     ``take`` may be called for several keys at a time, by several threads.
     """
@@ -88,7 +89,7 @@ class Claims:
         self._held: dict[str, _HeldClaim] = {}
         self._waits: dict[str, _Wait] = {}
         self._contested: dict[str, float] = {}
-        """Until when not to look again at claims of others on keys of which an attempt of ours runs all the same."""
+        """Until when not to read again claims of others on keys at which our own attempt runs."""
 
     @property
     def held(self) -> Collection[str]:
@@ -96,10 +97,10 @@ class Claims:
         return self._held.keys()
 
     def take(self, key: str, sweep: str, now: float) -> Claim | None:
-        """Claim a key for a sweep of ours; returns the claim that stands in the way, or None if the key is ours now.
+        """Claim a key for a sweep of ours; returns the other's claim if there is one, or None if the key is ours now.
 
         Raises:
-            StorageError: the store does not answer; the claim may be ours or not, another call tells.
+            StorageError: the store does not answer; it is unknown whether the claim is ours; call it again.
         """
         held = self._held.get(key)
         if held is not None and held.claim.sweep == sweep and _is_fresh(held.claim, now):
@@ -107,12 +108,12 @@ class Claims:
         obstacle = self._write(key, sweep, now)
         earlier = self._waits.pop(key, None)
         if obstacle is not None:
-            pause_s = FIRST_LOOK_S if earlier is None else min(2 * earlier.pause_s, LAST_LOOK_S)
+            pause_s = FIRST_POLL_S if earlier is None else min(2 * earlier.pause_s, LAST_POLL_S)
             self._waits[key] = _Wait(until_s=now + pause_s, pause_s=pause_s)
         return obstacle
 
     def waited_for(self) -> set[str]:
-        """Keys that others work on, as of the last look."""
+        """Keys that others work on, as last read."""
         return {key for key, wait in self._waits.items() if not wait.is_over}
 
     def end_waits(self, now: float) -> list[str]:
@@ -125,7 +126,7 @@ class Claims:
     def keep(self, live: Mapping[str, str], now: float) -> None:
         """Renew the claims of keys with a live attempt, given with the sweep that it belongs to. Raises nothing.
 
-        A claim that cannot be renewed runs out, and then the work may be done twice.
+        A claim that cannot be renewed expires, and then the work may be done twice.
         """
         stale = [key for key in live if not self._is_kept(key, now)]
         with self._pool.batch() as batch:
@@ -141,7 +142,7 @@ class Claims:
                     self._contested[key] = now + CLAIM_DURATION_S / 2
 
     def release(self, *keys: str) -> None:
-        """Let others have keys at once. Raises nothing: a claim that stays runs out."""
+        """Release the claims of keys. Raises nothing: a claim that stays expires."""
         with self._pool.batch() as batch:
             for done in [batch.start(self._release, key) for key in keys]:
                 done()
@@ -155,12 +156,12 @@ class Claims:
         try:
             self._store.put_if_match(name, released.to_bytes(name), held.etag)
         except PreconditionFailedError:
-            return  # it had run out, and somebody took it
+            return  # it had expired, and another cluster took it
         except StorageError as error:
             _LOG.warning("the claim of %s is not released, others wait until it runs out: %s", key, error)
 
     def forget(self, key: str) -> None:
-        """The key is committed: its record says all, and the claim may run out."""
+        """The key is committed: drop the claim, which may expire."""
         for memory in (self._held, self._waits, self._contested):
             memory.pop(key, None)
 
@@ -169,8 +170,8 @@ class Claims:
         return now < self._contested.get(key, 0.0) or (held is not None and _is_fresh(held.claim, now))
 
     def _write(self, key: str, sweep: str, now: float) -> Claim | None:
-        """Write a claim of ours where that is right; returns the other's that stands in the way, if one does."""
-        held = self._held.pop(key, None)  # whatever happens now, what is known of it may be wrong
+        """Write our claim if that is allowed; returns the other's claim if there is one."""
+        held = self._held.pop(key, None)  # from here on, the remembered claim may be wrong
         found, etag = self._read(key) if key in self._waits else (None, held.etag if held else "")
         expires_at_s = now + CLAIM_DURATION_S
         claim = Claim(cluster=self._cluster, sweep=sweep, expires_at_s=expires_at_s)
@@ -183,7 +184,7 @@ class Claims:
                 found, etag = self._read(key)
             else:
                 return None
-        return found or claim  # others are faster again and again: as good as held by one of them
+        return found or claim  # others write first every time: treat the claim as theirs
 
     def _put(self, key: str, claim: Claim, etag: str) -> str:
         name = claim_name(key)

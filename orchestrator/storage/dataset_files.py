@@ -77,7 +77,7 @@ class DatasetFile:
     class_counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Samples of each leaf class by split; one with several labels counts in each."""
     source: Mapping[str, Any] = field(default_factory=dict)
-    """What it was made from, for people and for resuming."""
+    """Its source and arguments, for people and for resuming."""
     version: int = DATASET_VERSION
 
     def num_samples(self, split: str) -> int:

@@ -19,7 +19,7 @@ _CHUNK_BYTES = 1024**2
 
 
 class Algorithm(StrEnum):
-    """Of a digest."""
+    """Size of a digest."""
 
     SHA256 = "sha256"
     BLAKE3 = "blake3"
@@ -44,7 +44,7 @@ class Digests:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What bytes are best checked with."""
+        """The digest with which bytes are checked: BLAKE3 if there is one."""
         return Algorithm.BLAKE3 if self.blake3 else Algorithm.SHA256
 
     def match(self, found: str) -> bool:
@@ -75,7 +75,7 @@ class DoubleHasher:
 
 
 def new_hasher(algorithm: Algorithm) -> Hasher:
-    """A digest that has taken nothing yet."""
+    """A new digest."""
     hasher: Hasher = blake3.blake3() if algorithm is Algorithm.BLAKE3 else sha256()
     return hasher
 

@@ -36,23 +36,23 @@ _KINDS: Final = {
 _READ: Final = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _HUB_SNAPSHOT: Final = re.compile(r"(?P<repository>.*/(?:datasets|models|spaces)--[^/]+)/snapshots/[^/]+(?:/.*)?")
 _PREFIX = "orc-scratch-"
-"""Of no other program: what is called so and locked by nobody is removed."""
+"""Prefix of scratch folders, used by no other program: unlocked folders with it are removed."""
 
 
 class NotRegularFileError(OSError):
-    """There is something under this path that is not a file: a directory, pipe, socket, device or a loop of links."""
+    """The path is not a regular file: a directory, pipe, socket, device or a loop of links."""
 
     def __init__(self, path: str, kind: str) -> None:
         super().__init__(errno.EINVAL, f"it is {kind}, not a regular file", path)
 
 
 def kind_of(mode: int) -> str:
-    """What a file of this mode is, in words, if it is no regular one."""
+    """The kind of a file that is not regular, in words, from its mode."""
     return _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
-def look_at(path: Path) -> tuple[os.stat_result, str]:
-    """State and real path of what a path leads to, links followed; opens nothing.
+def stat_and_real_path(path: Path) -> tuple[os.stat_result, str]:
+    """The ``stat`` and real path of a file, links followed; does not open it.
 
     Raises:
         NotRegularFileError: it is no regular file.
@@ -93,7 +93,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def real_folder(path: Path) -> str:
-    """Where a folder really lies, links followed. Raises ``OSError``: there is none, or it is no folder."""
+    """The real path of a folder, links followed. Raises ``OSError``: there is none, or it is no folder."""
     handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return _real_path(handle)
@@ -158,7 +158,7 @@ def scratch_folder(purpose: str) -> Iterator[Path]:
 
 
 def sweep_scratch() -> None:
-    """Remove the folders of processes that were killed. What cannot be removed now is left for the next time."""
+    """Remove the folders of processes that were killed. Others are left for the next time."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/"):
         descriptor = _lock(folder)
         if descriptor is not None:
@@ -179,7 +179,7 @@ def _locked_folder(purpose: str) -> tuple[Path, int]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Descriptor that holds the folder's lock; ``None`` if somebody else has it, or the folder is not ours."""
+    """Descriptor that holds the folder's lock; ``None`` if another process has it, or the folder is not ours."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
@@ -195,7 +195,7 @@ def _lock(folder: Path) -> int | None:
 
 
 def _remove(folder: Path) -> None:
-    with suppress(OSError):  # in a folder for all users somebody else may have put anything under this name
+    with suppress(OSError):  # in a folder of all users, another user may have created anything under this name
         folder.with_suffix(".log").unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 

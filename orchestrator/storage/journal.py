@@ -32,17 +32,17 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
 
 KEPT = 2
-"""The newest, and one more for readers that have just listed them, or should the newest be damaged."""
+"""Number of stored states: one more than the newest, for readers that have listed it, or if the newest is damaged."""
 _LOG = logging.getLogger(__name__)
 Event = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredSnapshot:
-    """A state and the place in the journal that it belongs to."""
+    """A stored state and its position in the journal."""
 
     next_sequence: int
-    """Of the first segment that it does not cover."""
+    """Sequence number of the first segment that it does not cover."""
     journal_sha256: str
     """Of the last segment that it covers; empty in snapshots of earlier versions."""
     document: dict[str, Any]
@@ -53,24 +53,24 @@ def write_snapshot(
 ) -> None:
     """Store the state after all segments before ``next_sequence``, and delete all but the newest ones.
 
-    To be called by whoever wrote the last of these segments, after it is durable.
+    To be called by the writer of the last of these segments, after it is durable.
 
     Raises:
         StorageError: none may have been stored.
     """
     body = json.dumps(document, allow_nan=False)
-    told = {
+    header = {
         "next_sequence": next_sequence,
         "journal_sha256": journal_sha256,
         "sha256": sha256(body.encode()).hexdigest(),  # for earlier versions, which refuse a snapshot without it
     }
     name = snapshot_name(sweep, next_sequence)
-    content = seal(name, f"{json.dumps(told)}\n{body}\n".encode())
+    content = seal(name, f"{json.dumps(header)}\n{body}\n".encode())
     check_writable(name, len(content), PLAN_BYTES, "the journal is read instead")
     try:
         store.put_if_absent(name, content)
     except PreconditionFailedError:
-        return  # another controller of the same journal has got here: the state is the same
+        return  # another controller of the same journal has stored it: the state is the same
     for name in store.list_children(snapshots_folder(sweep))[:-KEPT]:
         store.delete(f"{snapshots_folder(sweep)}{name}")
 
@@ -82,7 +82,7 @@ def read_snapshots(store: ObjectStore, sweep: str) -> Iterator[StoredSnapshot]:
         try:
             yield parse_snapshot(name, store.get(name, max_bytes=PLAN_BYTES))
         except NotFoundError:
-            continue  # a newer one has taken its place meanwhile
+            continue  # replaced by a newer one meanwhile
         except (ValueError, KeyError, TypeError, CorruptObjectError) as error:
             _LOG.warning("snapshot %s of sweep %s is damaged and passed over: %s", child, sweep, error)
 
@@ -91,15 +91,15 @@ def parse_snapshot(name: str, content: bytes) -> StoredSnapshot:
     """A snapshot out of the object of this name. Raises ``ValueError``, ``KeyError`` or ``TypeError`` if damaged."""
     is_sealed = check_seal(name, content)
     header, body = content.decode().split("\n", 1)
-    told, body = parse_json(header), body.removesuffix("\n")
-    if not is_sealed and sha256(body.encode()).hexdigest() != told["sha256"]:
+    fields, body = parse_json(header), body.removesuffix("\n")
+    if not is_sealed and sha256(body.encode()).hexdigest() != fields["sha256"]:
         raise ValueError("the sha256 of its state does not match")
-    next_sequence = int(told["next_sequence"])
+    next_sequence = int(fields["next_sequence"])
     if not name.endswith(f"/{next_sequence:08d}.jsonl"):
         raise ValueError(f"its header says that segment {next_sequence} follows, which its name does not")
     document = parse_json(body)
     return StoredSnapshot(
-        next_sequence=next_sequence, journal_sha256=str(told.get("journal_sha256", "")), document=document
+        next_sequence=next_sequence, journal_sha256=str(fields.get("journal_sha256", "")), document=document
     )
 
 
@@ -108,7 +108,7 @@ class JournalFencedError(ControllerError):
 
 
 class JournalDamagedError(ControllerError):
-    """A segment is not as any program wrote it."""
+    """A segment was damaged or altered."""
 
     def __init__(self, sweep: str, sequence: int, reason: str) -> None:
         super().__init__(sweep, sequence, reason)
@@ -153,7 +153,7 @@ class Journal:
         self._sweep = sweep
         self._holder = holder
         self.next_sequence = next_sequence
-        """Sequence number after the last segment that this object has read or written, or was told to leave out."""
+        """Sequence number after the last segment that this object has read, written or skipped."""
         self.last_sha256 = last_sha256
         """Of the segment before ``next_sequence``; empty if that is not known, or if there is none."""
         self._read: list[Event] = []
@@ -176,7 +176,7 @@ class Journal:
         lines = [json.dumps(line, allow_nan=False) for line in (header, *events)]
         name = journal_segment(self._sweep, self.next_sequence)
         content = seal(name, ("\n".join(lines) + "\n").encode())
-        # Checked before it is written: no reader would get past it.
+        # Checked before it is written: readers could not read it.
         check_writable(name, len(content), SEGMENT_BYTES, "split the sweep")
         try:
             self._store.put_if_absent(name, content)
@@ -188,9 +188,9 @@ class Journal:
     def read_new(self) -> list[Event]:
         """The events of all segments from ``next_sequence`` on, which moves behind them.
 
-        A read that fails loses none: the next call goes on where it was and returns all of them.
+        A failed read loses no events: the next call continues and returns all of them.
         """
-        # Followers look again and again where nothing has come: that shall read no object.
+        # Followers poll often: without new segments no object is read.
         has_news = self._store.exists(journal_segment(self._sweep, self.next_sequence))
         while has_news and (content := self._find(self.next_sequence)) is not None:
             segment = parse_segment(self._sweep, self.next_sequence, content)

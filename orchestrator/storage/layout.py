@@ -49,7 +49,7 @@ def attempt_name(key: str, number: int) -> str:
 
 
 def claim_name(key: str) -> str:
-    """Who works on a job, over all sweeps and clusters."""
+    """The claim on a job, over all sweeps and clusters."""
     return f"jobs/{key}/claim.json"
 
 
@@ -78,7 +78,7 @@ def log_name(sweep: str, job: str, attempt_number: int, rank: int = 0, *, key: s
 
 
 def flight_record_name(name: str) -> str:
-    """What torch remembered of a rank's collective operations when its gang hung, beside the log of this name."""
+    """The flight record of a rank whose gang hung, beside the log of this name."""
     return f"{name.removesuffix('.log')}/flight-record.json"
 
 
@@ -88,22 +88,22 @@ def lease_name(cluster: str) -> str:
 
 
 def drain_name(cluster: str) -> str:
-    """That a cluster's controller must start nothing, and whether all of it has come to rest."""
+    """The drain of a cluster, and whether it is complete."""
     return f"controllers/{cluster}/drain.json"
 
 
 def nodes_name(cluster: str) -> str:
-    """The nodes that are there and what waits on them, as its controller last saw them."""
+    """The nodes of a cluster and their idle runners, as last written by its controller."""
     return f"controllers/{cluster}/nodes.json"
 
 
 def quotas_name(cluster: str) -> str:
-    """What each user's sweeps may hold at once on a cluster."""
+    """The quotas of users on a cluster."""
     return f"controllers/{cluster}/quotas.json"
 
 
 def probe_name(nonce: str) -> str:
-    """A small object that asks a store whether it keeps its promises; deleted at once."""
+    """A small object that checks a store; deleted at once."""
     return f"probes/{nonce}"
 
 
@@ -123,12 +123,12 @@ def plan_name(sweep: str, revision: int) -> str:
 
 
 def provenance_name(sweep: str, revision: int) -> str:
-    """What a plan revision was made from."""
+    """The provenance of a plan revision."""
     return f"{sweep_folder(sweep)}/provenance-{revision:04d}.json"
 
 
 def submission_name(sweep: str, message_id: str) -> str:
-    """Where a submit came from, by the id of its message."""
+    """The provenance of a submit, by the id of its message."""
     return f"{sweep_folder(sweep)}/provenance/{message_id}.json"
 
 
@@ -163,16 +163,16 @@ def inbox_message(sweep: str, message_id: str) -> str:
 
 
 MARKERS = "inbox/"
-"""Folder of what tells of messages: one list for all sweeps."""
+"""Folder of the markers of messages: one list for all sweeps."""
 
 
 def marker_name(sweep: str, message_id: str) -> str:
-    """Tells that a sweep's inbox holds, or held, a message; empty."""
+    """Marker of a message in a sweep's inbox, present or past; empty."""
     return f"{MARKERS}{sweep}/{message_id}"
 
 
 def progress_name(sweep: str) -> str:
-    """Live progress, overwritten every few seconds; never truth."""
+    """Live progress, overwritten every few seconds; only for display."""
     return f"{sweep_folder(sweep)}/progress.json"
 
 
@@ -197,7 +197,7 @@ def search_log_folder(key: str) -> str:
 
 
 def search_log_head(key: str) -> str:
-    """What names the folder of the log's segments."""
+    """The head of a search's log, which names the folder of its segments."""
     return f"{search_log_folder(key)}log.json"
 
 
@@ -207,20 +207,20 @@ def search_log_segment(key: str, folder: str, sequence: int) -> str:
 
 
 def notifications_folder(sweep: str) -> str:
-    """Folder of what people were told, or are to be told, about a sweep."""
+    """Folder of the notifications of a sweep, sent or pending."""
     return f"{sweep_folder(sweep)}/notifications/"
 
 
 def notification_name(sweep: str, notification_id: str) -> str:
-    """One notification, and how far each of its channels is."""
+    """One notification, with the state of each channel."""
     return f"{notifications_folder(sweep)}{notification_id}.json"
 
 
 def notification_cursor(sweep: str) -> str:
-    """Up to where the journal was read for notifications."""
+    """Position up to which the journal was read for notifications."""
     return f"{sweep_folder(sweep)}/notified.json"
 
 
 def notifications_since(cluster: str) -> str:
-    """When a cluster began to notify: what happened before is history."""
+    """Time from which a cluster sends notifications: earlier events are not sent."""
     return f"controllers/{cluster}/notifications.json"

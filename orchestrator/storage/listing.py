@@ -28,7 +28,7 @@ _NUM_NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedShard:
-    """A shard that is there."""
+    """An existing shard."""
 
     name: str
     store_uri: str
@@ -83,7 +83,7 @@ def _list_folder(store_uri: str) -> dict[str, ListedShard]:
 
 
 def _in_folder(store: ObjectStore) -> list[ObjectStat]:
-    """Shards directly in a folder; what lies deeper is none of ours."""
+    """Shards directly in a folder; deeper ones do not count."""
     if isinstance(store, LocalStore):  # other things in it are not walked, nor need they be readable
         return _found(store, [name for name in store.list_children("") if name.endswith(_SHARD_SUFFIX)])
     return [stat for stat in store.list_objects("") if "/" not in stat.name and stat.name.endswith(_SHARD_SUFFIX)]
@@ -98,7 +98,7 @@ def _found(store: LocalStore, names: Iterable[str]) -> list[ObjectStat]:
 
 
 def _add(found: dict[str, ListedShard], more: Mapping[str, ListedShard]) -> None:
-    """A shard of a name that is there already would push the other out of the data set."""
+    """A second shard of the same name would replace the first one in the data set."""
     for name, shard in more.items():
         if found.setdefault(name, shard).store_uri != shard.store_uri:
             places = f"{found[name].store_uri} and {shard.store_uri}"

@@ -31,7 +31,14 @@ from orchestrator.core.errors import (
     TooLargeError,
 )
 from orchestrator.storage.bounds import check_size
-from orchestrator.storage.files import NotRegularFileError, is_inside, look_at, open_regular, real_folder, replaced_file
+from orchestrator.storage.files import (
+    NotRegularFileError,
+    is_inside,
+    open_regular,
+    real_folder,
+    replaced_file,
+    stat_and_real_path,
+)
 from orchestrator.storage.os_errors import named, our_errors, translated
 from orchestrator.storage.protocol import ObjectStat, Scheme, check_name
 
@@ -39,7 +46,7 @@ _COPY_CHUNK_BYTES = 1024 * 1024
 _OF_THE_DISK = "lost+found"
 """At the root of a file system only its owner may look into this folder; there are no objects in it."""
 _PUBLISH_TRIES = 1000
-"""A try fails only when a deletion empties the very folder in the microseconds between two system calls."""
+"""A try fails only if a deletion removes the same folder in the microseconds between two system calls."""
 
 
 class LocalStore:
@@ -52,7 +59,7 @@ class LocalStore:
         self._root = str(self.root)
         self._uri = self.root.as_uri()
         self._real_root = ""
-        """Where the root really lay when it was last looked at; it may be a link that is turned to another folder."""
+        """Real path of the root at the last check; the root may be a link that is changed to another folder."""
 
     @property
     def uri(self) -> str:
@@ -61,7 +68,7 @@ class LocalStore:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the directory exists. Raises ``StorageError`` if that cannot be told."""
+        """Whether the directory exists. Raises ``StorageError`` if it cannot be checked."""
         with our_errors(f"looking for {self.uri}"):
             return self.root.is_dir()
 
@@ -115,14 +122,14 @@ class LocalStore:
 
     def download(self, name: str, path: Path) -> None:
         """See ``ObjectStore.download``."""
-        told = f"copying {name} from {self.uri} to {path}"
-        with self._opened(name) as source, our_errors(told), replaced_file(path) as file:
+        operation = f"copying {name} from {self.uri} to {path}"
+        with self._opened(name) as source, our_errors(operation), replaced_file(path) as file:
             _copy(source, file)
 
     def stat(self, name: str) -> ObjectStat:
         """See ``ObjectStore.stat``."""
         with self._found_errors(name, f"looking for {name} in {self.uri}"):
-            found, real = look_at(self._path(name))
+            found, real = stat_and_real_path(self._path(name))
         self._check_inside(name, real)
         return _stat_of(name, found)
 
@@ -139,7 +146,7 @@ class LocalStore:
         folder = prefix.rpartition("/")[0]
         start = self._folder(folder)
         with our_errors(f"listing {prefix or 'everything'} in {self.uri}"):
-            # Without onerror a folder that cannot be read would pass for an empty one.
+            # Without onerror, an unreadable folder would count as empty.
             for directory, folders, files in os.walk(start, onerror=_unless_gone):
                 folders[:] = [name for name in folders if not name.startswith(".") and name != _OF_THE_DISK]
                 for file in files:
@@ -168,8 +175,8 @@ class LocalStore:
             our_errors(f"deleting {name} in {self.uri}"),
             suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
         ):
-            path.unlink()  # also of a pipe or a link, never of what it leads to
-        # Also after a name that was not there: whoever deleted it may have died before it came to the folders.
+            path.unlink()  # also a pipe or a link, never its target
+        # Also for a missing name: the process that deleted it may have died before it removed the folders.
         for folder in path.parents:
             if folder == self.root:
                 break
@@ -184,7 +191,7 @@ class LocalStore:
         """See ``gc_rules.HasLeftovers``: temporary files of writes, of dead writers and of those at work."""
         with our_errors(f"listing temporary files in {self.uri}"), suppress(FileNotFoundError):
             for path in self._staging.iterdir():
-                with suppress(FileNotFoundError):  # published while we look
+                with suppress(FileNotFoundError):  # published meanwhile
                     yield _stat_of(path.name, path.stat())
 
     def delete_leftover(self, name: str) -> None:
@@ -194,14 +201,14 @@ class LocalStore:
 
     def remove_empty_staging(self) -> None:
         """Remove ``.tmp/`` unless a write is in it; the next write makes it again."""
-        with suppress(OSError):  # not there, not empty, or not ours to remove
+        with suppress(OSError):  # missing, not empty, or not allowed
             self._staging.rmdir()
 
     def _path(self, name: str) -> Path:
         return self.root / check_name(name)
 
     def _folder(self, name: str) -> Path:
-        """The directory of a folder of objects, empty for the root, after a look that it lies in the store."""
+        """The directory of a folder of objects, empty for the root, after a check that it is in the store."""
         folder = self._path(name) if name else self.root
         with our_errors(f"looking for {name or 'everything'} in {self.uri}"):
             try:
@@ -249,7 +256,7 @@ class LocalStore:
         for _ in range(_PUBLISH_TRIES):
             self._staging.mkdir(parents=True, exist_ok=True)
             self._check_inside(self._staging.name, real_folder(self._staging))
-            with suppress(FileNotFoundError):  # somebody removed the empty folder in between
+            with suppress(FileNotFoundError):  # another process removed the empty folder in between
                 return staged.open("xb")
         return staged.open("xb")
 
@@ -283,7 +290,7 @@ class LocalStore:
         return stat
 
     def _publish(self, target: Path, publish: Callable[[], bool]) -> bool:
-        """Give a staged file its name, and flush the name to disk; false if ``publish`` met another object."""
+        """Give a staged file its name, and flush the name to disk; False if ``publish`` found another object."""
         for tries_left in reversed(range(_PUBLISH_TRIES)):
             try:
                 self._make_parents(target)
@@ -291,8 +298,8 @@ class LocalStore:
                     return False
                 break
             except (FileNotFoundError, FileExistsError):
-                # Somebody deleted the last object of a folder and then the folder, after we had made sure of it; or
-                # an object stands where a folder of this name would.
+                # Another process deleted the last object of a folder and then the folder, after we had created it; or
+                # there is an object with the name of the folder.
                 if not tries_left or any(folder.is_file() for folder in target.parents):
                     raise
         with suppress(FileNotFoundError):  # the object, and so its folder, may be deleted again by now
@@ -336,7 +343,7 @@ def _write(file: BinaryIO, content: bytes) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Delete a temporary file if it is there; where that fails, what went wrong before is the error to tell."""
+    """Delete a temporary file if it exists; if that fails, the earlier error is raised."""
     with suppress(OSError):
         path.unlink(missing_ok=True)
 

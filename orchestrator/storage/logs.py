@@ -44,16 +44,16 @@ _CLASSIC = re.compile(
 """A line of ``logging`` in the plain logs of earlier versions; the time is the node's local time."""
 _TRACEBACK = "Traceback (most recent call last):"
 _PLAIN_JSON = re.compile(rb"[A-Za-z0-9 _,:;=/<>@%!'-]+")
-"""Bytes that stand for themselves within a JSON text."""
+"""Bytes that are not escaped within a JSON text."""
 _NAME = re.compile(
     r"(?P<folder>logs/(?P<sweep>[^/]+)/(?P<job>.+)/(?P<attempt>\d+)(?:-(?P<digits>\w+))?)/rank(?P<rank>\d+)"
     r"(?:\.log|/\d+-(?P<end>\d+)\.log)"
 )
 _NUM_THREADS = 16
 _NUM_AHEAD = 32
-"""Logs that are read before they are asked for: bounds what is in memory."""
+"""Number of logs that are read ahead, which limits the memory."""
 _SKEW_S = 600.0
-"""Clocks of nodes and of the store may differ by so much."""
+"""Tolerated difference between clocks of nodes and of the store."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,7 +112,7 @@ class LogQuery:
 
     @property
     def literal(self) -> bytes:
-        """What any line that matches must hold; empty = nothing can be said."""
+        """Text that every matching line must contain; empty = none is known."""
         if self.pattern is None or self.pattern.flags & re.IGNORECASE:
             return b""
         text = self.pattern.pattern
@@ -135,7 +135,7 @@ def encode(record: LogRecord) -> str:
 
 
 def plain_text(record: LogRecord) -> str:
-    """As people read it: what was printed as it is, what was logged with its time, level and logger."""
+    """The record for people: printed text as it is, logged text with its time, level and logger."""
     if record.source in {STDOUT, STDERR, TEXT}:
         return record.message
     moment = f"{record.time[:10]} {record.time[11:19]},{record.time[20:23]}"
@@ -205,7 +205,7 @@ class LineReader:
 
 
 def _surely_differs(line: bytes, pattern: re.Pattern[str]) -> bool:
-    """Whether a message does not match, told without parsing its line, which takes several times as long."""
+    """Whether a message cannot match, found without parsing its line, which takes several times as long."""
     start = line.find(_MESSAGE)
     if start < 0 or b"\\" in line or not line.endswith(b'"}'):
         return False
@@ -213,7 +213,7 @@ def _surely_differs(line: bytes, pattern: re.Pattern[str]) -> bool:
 
 
 def _rank(line: bytes) -> int:
-    """Rank of the level of a line that begins as records do; high where it cannot be told."""
+    """Rank of the level of a line that begins like a record; high if it is unknown."""
     level = line[_LEVEL_AT : line.find(b'"', _LEVEL_AT)]
     return LEVELS.get(level.decode(errors="replace"), LEVELS["critical"])
 
@@ -221,8 +221,7 @@ def _rank(line: bytes) -> int:
 def append_log(store: ObjectStore, name: str, content: bytes) -> int:
     """Add what a log's content has beyond its segments as one more segment; returns the number of bytes added.
 
-    Another writer of the same log (whoever looks after a process that hangs) may add the same bytes; readers see them
-    once.
+    Another writer of the same log (the task for a process that hangs) may add the same bytes; readers see them once.
     """
     start = max((end for _, end in _segments(store, name)), default=0)
     if len(content) <= start:
@@ -242,7 +241,7 @@ def put_segment(store: ObjectStore, name: str, start: int, content: bytes) -> No
 def finish_log(store: ObjectStore, name: str, content: bytes) -> None:
     """Store the whole log and remove its segments."""
     store.put(name, content)
-    # Only now: a reader finds the segments or the whole.
+    # Only now: a reader finds either the segments or the whole log.
     for start, end in _segments(store, name):
         store.delete(_segment_name(name, start, end))
 
@@ -256,14 +255,14 @@ def read_log(store: ObjectStore, name: str, start: int = 0) -> bytes:
     try:
         return _read_segments(store, name, start)
     except NotFoundError:
-        return store.get(name)[start:]  # the whole has taken the segments' place meanwhile
+        return store.get(name)[start:]  # the whole log has replaced the segments meanwhile
 
 
 def _read_segments(store: ObjectStore, name: str, start: int) -> bytes:
     parts: list[bytes] = []
     for begin, end in _segments(store, name):
         if end <= start or begin > start:
-            continue  # known already; or there is a gap, which a later look may find filled
+            continue  # known already; or there is a gap, which may be filled later
         parts.append(store.get(_segment_name(name, begin, end))[start - begin :])
         start = end
     return b"".join(parts)
@@ -282,7 +281,7 @@ def _segment_name(name: str, start: int, end: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredLog:
-    """The log of one rank of one attempt, as a listing of the store tells it."""
+    """The log of one rank of one attempt, from a listing of the store."""
 
     name: str
     context: LogContext
@@ -319,7 +318,7 @@ def context_of(name: str) -> LogContext:
 def of_keys(logs: Iterable[StoredLog], keys: dict[str, str]) -> list[StoredLog]:
     """Those of the jobs in ``keys``, at their keys: after a changed submit those before it are not mixed in.
 
-    Where a job has no log at its key, those of stores of earlier versions count, which told no keys.
+    Where a job has no log at its key, those of stores of earlier versions count, whose names have no keys.
     """
     known = [log for log in logs if log.context.job in keys]
     current = [log for log in known if log.digits and log.digits == short_hash(keys[log.context.job])]
@@ -329,7 +328,7 @@ def of_keys(logs: Iterable[StoredLog], keys: dict[str, str]) -> list[StoredLog]:
 
 
 def search_logs(store: ObjectStore, logs: Collection[StoredLog], query: LogQuery = EVERYTHING) -> Iterator[LogRecord]:
-    """The wanted records of logs, log after log; what was last written before ``query.since`` is not even read.
+    """The wanted records of logs, log after log; logs that end before ``query.since`` are not read.
 
     Raises:
         StorageError: the store does not answer.
@@ -344,7 +343,7 @@ def search_logs(store: ObjectStore, logs: Collection[StoredLog], query: LogQuery
 
 
 class LogFollower:
-    """One log that may still grow; each look returns what is new."""
+    """One log that may still grow; each call returns new records."""
 
     def __init__(self, store: ObjectStore, name: str, context: LogContext) -> None:
         self._store, self._name = store, name
@@ -365,7 +364,7 @@ def follow_logs(
     is_over: Callable[[], bool],
     query: LogQuery = EVERYTHING,
 ) -> Iterator[list[LogRecord]]:
-    """What is new in logs, again and again: each step lists them once and reads those that have grown.
+    """New records of logs: each step lists them once and reads those that have grown.
 
     ``find`` says which logs count at the moment; the records of a step are sorted by time. The step after ``is_over``
     is the last one.
@@ -374,7 +373,7 @@ def follow_logs(
     is_last = False
     while not is_last:
         news: list[LogRecord] = []
-        is_last = is_over()  # asked first: what came before is there to be read
+        is_last = is_over()  # checked first: all earlier records are stored already
         for log in find():
             follower = followers.setdefault(log.name, LogFollower(store, log.name, log.context))
             if is_last or log.size_bytes > follower.num_bytes:
@@ -407,5 +406,5 @@ def _matches(store: ObjectStore, log: StoredLog, query: LogQuery) -> list[LogRec
     try:
         content = read_log(store, log.name)
     except NotFoundError:
-        return []  # collected meanwhile
+        return []  # deleted by garbage collection meanwhile
     return list(LineReader(log.context).take(content, query, is_whole=True))

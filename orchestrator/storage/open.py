@@ -37,7 +37,7 @@ _EXAMPLES = " or ".join(scheme.example for scheme in _SCHEMES.values())
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:|\\\\")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 MAX_EXPANDED: Final = 1_000_000
-"""Names that one pattern may stand for: a typing error must not fill the memory."""
+"""Largest number of names of one pattern: a typing error must not fill the memory."""
 _RANGE = re.compile(r"\{(-?[0-9]{1,30})\.\.(-?[0-9]{1,30})")
 
 
@@ -54,7 +54,7 @@ def check_allowed(uri: str) -> None:
 
 
 def check_may_see_login(uri: str) -> None:
-    """Refuse a tracking server that a sweep names and that would be shown this process's login for such servers.
+    """Refuse a tracking server that a sweep names and that would get this process's login for such servers.
 
     MLflow sends what these variables hold to whichever server it talks to. One that the operators have listed may see
     it; anybody else's may not, even where the list is empty and all places are allowed.
@@ -76,14 +76,14 @@ def _entries() -> list[str]:
 
 
 def _is_below(uri: str, entry: str) -> bool:
-    asked, given = urlsplit(uri), urlsplit(entry)
-    if asked.scheme != given.scheme:
+    requested, allowed = urlsplit(uri), urlsplit(entry)
+    if requested.scheme != allowed.scheme:
         return False
-    if asked.scheme == "file":
-        return _resolved(asked.path).is_relative_to(_resolved(given.path or "/"))
-    if given.netloc and asked.netloc != given.netloc:
+    if requested.scheme == "file":
+        return _resolved(requested.path).is_relative_to(_resolved(allowed.path or "/"))
+    if allowed.netloc and requested.netloc != allowed.netloc:
         return False
-    return PurePosixPath(asked.path or "/").is_relative_to(PurePosixPath(given.path or "/"))
+    return PurePosixPath(requested.path or "/").is_relative_to(PurePosixPath(allowed.path or "/"))
 
 
 def _resolved(path: str) -> Path:
@@ -140,11 +140,11 @@ def split_s3(uri: str) -> tuple[str, str]:
 
 
 def is_initialised(uri: str, *, deadline_s: float | None = None) -> bool:
-    """Whether something can be in the store at all; asking creates nothing.
+    """Whether the store exists; creates nothing.
 
     Args:
         uri: of the store.
-        deadline_s: seconds after which a silent server counts as gone; default: as the settings say.
+        deadline_s: seconds after which a silent server counts as unavailable; default: that of the settings.
 
     Raises:
         StorageError: as ``open_store``, or the store does not answer.
@@ -183,7 +183,7 @@ def _split(uri: str) -> SplitResult:
 
 
 def expand_braces(pattern: str) -> tuple[str, ...]:
-    """The URIs that a pattern stands for, in its order; ``{000..127}`` counts, ``{a,b}`` lists, nesting multiplies.
+    """The URIs of a pattern, in its order; ``{000..127}`` counts, ``{a,b}`` lists, nesting multiplies.
 
     Raises:
         StorageError: braces do not match, or there are more than ``MAX_EXPANDED``.

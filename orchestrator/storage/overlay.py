@@ -10,10 +10,10 @@ from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
 
 class OverlayStore:
-    """See ``ObjectStore``. ``top`` takes all writes and hides what ``base`` holds under the same name.
+    """See ``ObjectStore``. ``top`` takes all writes and hides objects of ``base`` with the same name.
 
     For one process: conditional writes look at both stores, one after the other. Deleting reaches ``top`` only, so an
-    object of ``base`` comes back to sight. Names of ``base`` that start with ``hidden`` are never seen.
+    object of ``base`` becomes visible again. Names of ``base`` that start with ``hidden`` are never seen.
     """
 
     def __init__(self, top: ObjectStore, base: ObjectStore, *, hidden: str = "") -> None:

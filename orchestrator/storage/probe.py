@@ -22,9 +22,10 @@ def probe_store(store: ObjectStore) -> None:
     """Write, read, overwrite under a condition and delete small objects, also with four writers at the same moment.
 
     Raises:
-        UnsupportedStoreError: the store ignores conditions, or looks first and writes later, so that two controllers
-            could both believe they own a sweep.
-        StorageError: the bucket, the credentials, the permissions or the clock are wrong, or nobody answers.
+        UnsupportedStoreError: the store ignores conditions, or checks them separately from the write, so that two
+            controllers could both believe they own a sweep.
+        StorageError: the bucket, the credentials, the permissions or the clock are wrong, or the server does not
+            answer.
     """
     with _temporary_object(store) as name:
         first = store.put_if_absent(name, b"first")
@@ -46,11 +47,11 @@ def _temporary_object(store: ObjectStore) -> Iterator[str]:
         with suppress(StorageError):
             store.delete(name)
         raise
-    store.delete(name)  # of a store that did not answer, garbage collection sees to what is left
+    store.delete(name)  # if the store does not answer, garbage collection removes the rest
 
 
 def _race_writers(store: ObjectStore, name: str) -> None:
-    """One writer after the other never meets a server that looks whether a condition holds, and writes later."""
+    """Writers one after the other would not detect a server that checks a condition separately from the write."""
     _expect_one_winner(store, name, store.put_if_absent, "If-None-Match: *")
     etag = store.stat(name).etag
     _expect_one_winner(store, name, lambda name, content: store.put_if_match(name, content, etag), "If-Match")

@@ -21,7 +21,7 @@ _MAX_NAME = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObjectStat:
-    """What the store knows of one object; ``etag`` changes whenever the content does."""
+    """Metadata of one object; ``etag`` changes whenever the content does."""
 
     name: str
     size_bytes: int
@@ -32,7 +32,7 @@ class ObjectStat:
 
 
 class ObjectStore(Protocol):
-    """A flat namespace of immutable-by-convention objects with conditional writes."""
+    """A flat namespace of objects, immutable by convention, with conditional writes."""
 
     @property
     def uri(self) -> str:
@@ -49,7 +49,7 @@ class ObjectStore(Protocol):
 
         Raises:
             PreconditionFailedError: the object exists with other content. The very same content is success, because a
-                retried write meets its own first try after a lost acknowledgement; callers add a nonce where the
+                retried write finds its own first try after a lost acknowledgement; callers add a nonce where the
                 difference matters.
         """
 
@@ -94,7 +94,7 @@ class ObjectStore(Protocol):
 
 
 def check_name(name: str) -> str:
-    """Return the name, or raise ``StorageError`` if it could leave the store or mean two things."""
+    """Return the name, or raise ``StorageError`` if it could leave the store or is ambiguous."""
     parts = name.split("/")
     if len(name) > _MAX_NAME or not all(_PART.fullmatch(part) for part in parts):
         message = f"object name {name!r} is refused: "
@@ -108,7 +108,7 @@ class OpenableStore(ObjectStore, Protocol):
 
     @property
     def is_reachable(self) -> bool:
-        """Whether anything can be in it. Raises ``StorageError`` if it does not answer."""
+        """Whether it exists. Raises ``StorageError`` if it does not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

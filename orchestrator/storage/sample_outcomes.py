@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 RIGHT_PART: Final = "val_right.npy"
 COUNTED_PART: Final = "val_counted.npy"
 SUMMARY_FIELD: Final = "val_samples"
-"""Of a record's summary."""
+"""Field of a record's summary."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleOutcomes:
-    """What one network made of each of N validation samples."""
+    """The outcomes of one network on N validation samples."""
 
     right_N: NDArray[np.bool_]
     """False where the sample has no outcome."""
@@ -57,7 +57,7 @@ class SampleOutcomes:
         return parts if self.counted_N.all() else parts | {COUNTED_PART: _packed(self.counted_N)}
 
     def summary(self) -> dict[str, Any]:
-        """What the record says of the parts, under ``SUMMARY_FIELD``."""
+        """The record's description of the parts, under ``SUMMARY_FIELD``."""
         return {
             "num_samples": len(self.right_N),
             "num_counted": self.num_counted,
@@ -79,7 +79,7 @@ class SampleOutcomes:
         has_gaps = COUNTED_PART in record.parts
         counted_N = _unpacked(store, record, COUNTED_PART, described) if has_gaps else right_N | True
         found = cls(right_N=right_N, counted_N=counted_N, order_sha256=str(described["order_sha256"]))
-        # Of a record of a later version, which may say more, the known fields alone.
+        # A record of a later version may have more fields: only the known ones are read.
         differs = any(described.get(name) != value for name, value in found.summary().items())
         if (right_N & ~counted_N).any() or differs:
             raise CorruptObjectError(f"{record.key}: {RIGHT_PART} has {found.summary()}, its record says {described}")

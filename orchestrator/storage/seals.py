@@ -46,9 +46,9 @@ def check_seal(name: str, content: bytes) -> bool:
     Raises:
         ValueError: the object was damaged, or was written under another name.
     """
-    told = content[len(_OPENING) : _SEAL_BYTES - len(_CLOSING)]
-    # By its digest a seal is known whose own name was damaged.
-    if not content.startswith(_OPENING) and not _DIGEST.fullmatch(told):
+    digest = content[len(_OPENING) : _SEAL_BYTES - len(_CLOSING)]
+    # The digest identifies a seal even if its member's name was damaged.
+    if not content.startswith(_OPENING) and not _DIGEST.fullmatch(digest):
         return False
     expected = b"".join((_OPENING, _digest(name, memoryview(content)[_SEAL_BYTES:]), _CLOSING))
     if content[:_SEAL_BYTES] != expected:

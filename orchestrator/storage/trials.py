@@ -70,12 +70,12 @@ def is_whole(key: str, content: bytes, names: Collection[str]) -> bool:
 
 
 class TrialState(StrEnum):
-    """Where a trial stands."""
+    """The state of a trial."""
 
     RUNNING = "running"
     COMPLETED = "completed"
     STOPPED = "stopped"
-    """The search gave it up in favour of better ones."""
+    """The search stopped it in favour of better ones."""
     FAILED = "failed"
 
 
@@ -117,7 +117,7 @@ def trials_folder(key: str, log: str = "") -> str:
 
 
 def write_trial(store: ObjectStore, key: str, trial: Trial, *, log: str = "") -> None:
-    """Tell how a trial of the search job ``key`` stands."""
+    """Store the state of a trial of the search job ``key``."""
     content = json.dumps(asdict(trial), allow_nan=False).encode()
     store.put(f"{trials_folder(key, log)}{trial.number:06d}.json", content)
 

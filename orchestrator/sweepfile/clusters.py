@@ -28,7 +28,7 @@ class SweptBackbone(Strict):
 
 
 class EmbedSpec(OneRule):
-    """Whose features are clustered: of a backbone of this sweep, or of another one with its weights (init)."""
+    """The network whose features are clustered: a backbone of this sweep, or another one with its weights (init)."""
 
     RULES: ClassVar[tuple[str, ...]] = ("backbone", "model")
 
@@ -100,9 +100,9 @@ def resolve_clusters(
         name: of the entry.
         spec: what the file says.
         dataset: its samples are clustered.
-        within: whose classes are clustered each by itself; None = the whole set.
+        within: the label space each of whose classes is clustered separately; None = the whole set.
         complaints: takes what is wrong.
-        auto_library: what ``library: auto`` means here.
+        auto_library: the library for ``library: auto``.
         only_block: name of the pretrain block where the sweep has a single one.
     """
     path: Path = ("labels", name, "clusters")
@@ -204,5 +204,5 @@ def _embedding(path: Path, spec: EmbedSpec, only_block: str, complaints: Complai
         seed=spec.backbone.seed if spec.backbone is not None else 0,
         model=model,
         initial=initial,
-        look=look if spec.output == "features" else {**look, "output": spec.output},  # former sweeps keep their keys
+        look=look if spec.output == "features" else {**look, "output": spec.output},  # earlier sweeps keep their keys
     )

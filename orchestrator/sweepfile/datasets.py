@@ -40,7 +40,7 @@ _JOBS = "Jobs that share the writing of its shards. Changes no key but their own
 _MIXTURE = "a mixture"
 _CONVERTED = "a conversion"
 _BUILTIN, _EXTERNAL = "a built-in data set", "external shards"  # no key of a sweep.yaml, or errors would point there
-_NOT_ASKED: Final = frozenset({"listing", "shard_mib", "shuffle"})
+_NOT_IN_LISTING: Final = frozenset({"listing", "shard_mib", "shuffle"})
 BUILTIN_VERSION = 1
 _SCANS_OF_DIGITS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
 """Scans of the digits 0 to 9 inside scikit-learn."""
@@ -85,7 +85,7 @@ class Digits(Strict):
 
 
 class BadSamplesSpec(Strict):
-    """What a sample does that cannot be used: a truncated image, a class that the table lacks, ..."""
+    """How to handle samples that cannot be used: a truncated image, a class that the table lacks, ..."""
 
     policy: Literal["fail", "replace"] = Field(
         "fail", description="fail: so does the job. replace: counted and left out, or replaced if it fails to decode."
@@ -143,7 +143,7 @@ class ExternalShards(Strict):
 
     @property
     def is_declared(self) -> bool:
-        """Whether the file says all that planning asks of a data set."""
+        """Whether the file declares all values that planning needs."""
         return None not in (self.levels, self.num_train, self.num_val, self.num_classes)
 
 
@@ -215,7 +215,7 @@ class ConvertedShards(Strict):
 
     @property
     def is_declared(self) -> bool:
-        """Whether the file says all that planning asks, so that nobody need list the source."""
+        """Whether the file declares all values that planning needs, so that the source need not be listed."""
         return self.convert.listing is not None
 
 
@@ -237,7 +237,7 @@ class MixtureSpec(Strict):
 
 
 def _form(value: object) -> str:
-    """Which member of the union a value is meant to be."""
+    """The member of the union to which a value belongs."""
     if isinstance(value, MixtureSpec) or (isinstance(value, Mapping) and "mixture" in value):
         return _MIXTURE
     if isinstance(value, ConvertedShards) or (isinstance(value, Mapping) and "convert" in value):
@@ -261,7 +261,7 @@ DatasetSpec = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """What was found of one external data set."""
+    """The information that was read about one external data set."""
 
     described: DatasetFile | None = None
     """Its ``dataset.json``, for ``from``."""
@@ -274,9 +274,9 @@ class Survey:
     splits: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """URI patterns of ``shards``."""
     source: Mapping[str, Any] = field(default_factory=dict)
-    """How the source of a conversion is listed."""
+    """Arguments with which the source of a conversion is listed."""
     listed: Mapping[str, Any] = field(default_factory=dict)
-    """What the source of a conversion holds; empty: nobody looked, since its listing is declared."""
+    """Content of the source of a conversion; empty: it was not listed, since its listing is declared."""
     missing: str = ""
     """Why the data set cannot be read, where it is declared in full; empty if it was."""
 
@@ -287,8 +287,8 @@ Surveys = Mapping[str, Survey]
 def source_arguments(entry: ConversionSpec) -> dict[str, Any]:
     """How the data plane lists a source, as JSON, with paths as the file has them. Pure."""
     # Left out at its default: nodes with an older version of this program do not know the field.
-    not_asked = _NOT_ASKED if entry.follow_links else _NOT_ASKED | {"follow_links"}
-    return entry.model_dump(exclude=set(not_asked))
+    excluded = _NOT_IN_LISTING if entry.follow_links else _NOT_IN_LISTING | {"follow_links"}
+    return entry.model_dump(exclude=set(excluded))
 
 
 # --------------------------------------------------------------------- built-in data sets, and shards that others wrote
@@ -306,7 +306,7 @@ def resolve_dataset(
     complaints: Complaints,
     survey: Survey | None = None,
 ) -> Dataset:
-    """A data set with its levels and sizes, as far as the file and a look at its shards tell."""
+    """A data set with its levels and sizes, as far as the file and its shards have them."""
     if isinstance(entry, ExternalShards):
         return _resolve_external(name, entry, survey or Survey(), complaints)
     if isinstance(entry, ConvertedShards):
@@ -376,7 +376,7 @@ def _resolve_external(name: str, entry: ExternalShards, survey: Survey, complain
 
 
 def _declared_shards(name: str, entry: ExternalShards, survey: Survey) -> Dataset:
-    """A data set that is not there, as its file declares it; its keys are those of no real one."""
+    """A missing data set, as its file declares it; its keys are not those of the real data."""
     return Dataset(
         name=name,
         readable=f"declared-{name}",
@@ -572,7 +572,7 @@ class SubsetSpec(Strict):
     seed: Seed = Field(0, description="Seed of the choice; never follows the other seeds.")
 
     def resolved(self) -> dict[str, Any]:
-        """What identities hold: the fields that limit something, and the seed; nothing if nothing does."""
+        """The identity's part: the fields that limit something, and the seed; empty without a limit."""
         given = self.model_dump(exclude_none=True, exclude={"fraction", "seed"})
         limits = given | ({"fraction": self.fraction} if self.fraction < 1 else {})
         return limits | {"seed": self.seed} if limits else {}

@@ -19,7 +19,7 @@ _BOUND = "{value} is refused: at most {limit}, because {reason}"
 
 
 def at_most(limit: int, reason: str) -> AfterValidator:
-    """Refuses larger numbers, and says why there is a bound at all."""
+    """Refuses larger numbers, with the reason for the limit."""
 
     def check(value: float) -> float:
         if value > limit:

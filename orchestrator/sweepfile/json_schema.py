@@ -85,7 +85,7 @@ def build_schema() -> Schema:
 
 
 def schema_text() -> str:
-    """What ``sweep.schema.json`` holds."""
+    """The content of ``sweep.schema.json``."""
     return json.dumps(build_schema(), indent=1, ensure_ascii=False) + "\n"
 
 
@@ -111,7 +111,7 @@ def _alternatives(model: type[BaseModel]) -> Schema:
 
 
 def _plain(schema: Any) -> Any:  # noqa: ANN401 - JSON
-    """What pydantic writes for the newest draft, in words of draft-07; without titles made of names."""
+    """Pydantic's schema of the newest draft, translated to draft-07; without titles made of names."""
     if isinstance(schema, list):
         return [_plain(item) for item in schema]
     if not isinstance(schema, dict):

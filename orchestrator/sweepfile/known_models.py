@@ -34,12 +34,12 @@ class TimmModel:
     """A size of which it is known that it and all below are refused; 0 = none."""
     has_batchnorm: bool | None
     accepts: tuple[str, ...]
-    """Which of the constructor's arguments for size and dropout it takes."""
+    """Arguments for size and dropout that the constructor takes."""
     tags: tuple[str, ...]
     """Tags of pretrained weights, the default one first."""
 
     def size_problem(self, image_size: int) -> str:
-        """Why the model refuses a size, and the nearest ones it takes; empty if it is not known to."""
+        """Why the model refuses a size, and the nearest accepted ones; empty if no refusal is known."""
         step = self.size_step
         if step and (image_size - self.image_size) % step:
             below = image_size - (image_size - self.image_size) % step
@@ -86,7 +86,7 @@ class ModelTable:
         return TimmModel(name=name.partition(".")[0], **(facts | lists))
 
     def name_problem(self, name: str) -> str:
-        """What is wrong with a model's name, and the nearest ones; empty if nothing is."""
+        """The error in a model's name, and the nearest names; empty if there is none."""
         model, tag = self.find(name), name.partition(".")[2]
         if model is None:
             near = get_close_matches(name.partition(".")[0].lower(), self.rows, n=3)
@@ -97,7 +97,7 @@ class ModelTable:
         return ""
 
     def tag_problem(self, name: str, tag: str) -> str:
-        """What is wrong with the tag of pretrained weights of an architecture; empty if nothing is."""
+        """The error in the tag of pretrained weights of an architecture; empty if there is none."""
         return self.name_problem(f"{name.partition('.')[0]}.{tag}")
 
     @staticmethod

@@ -28,7 +28,7 @@ ClassName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
 Synset = Annotated[str, Field(pattern=r"^n\d{8}$")]
 Definition = Mapping[str, Any]
 _LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
-_TAXONOMIC_CLASS = "taxonomic_class"  # what the rank "class" is called where `class` numbers the leaf classes
+_TAXONOMIC_CLASS = "taxonomic_class"  # name of the rank "class" where `class` numbers the leaf classes
 
 
 class RandomIds(Strict):
@@ -185,7 +185,7 @@ class LabelEntry(OneRule):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """What the data plane says of one definition."""
+    """The data plane's answer for one definition."""
 
     num_classes: int = 0
     multi_label: bool = False
@@ -193,7 +193,7 @@ class Counted:
     space: Definition = field(default_factory=dict)
     """The definition with the digests of its files."""
     problem: str = ""
-    """Why it does not fit the data set; empty if it does."""
+    """Why it does not fit the data set; empty if it fits."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Where its files lie, as absolute paths or URIs."""
 
@@ -248,7 +248,7 @@ def check_declared(name: str, entry: LabelEntry, spaces: Sequence[LabelSpace], c
 
 
 def _has_many_targets(space: Definition) -> bool:
-    """Whether a class may have several targets, as far as the rule tells."""
+    """Whether a class may have several targets, according to the rule."""
     rule = space.get("wordnet", {})
     is_level: bool = rule.get("level", 0) > 0 and rule.get("paths") == "all"
     return is_level
@@ -258,7 +258,7 @@ def _has_many_targets(space: Definition) -> bool:
 
 
 class CountClasses(Protocol):
-    """Asks the data plane for what only the class table and other files can tell."""
+    """Asks the data plane for facts that need the class table and other files."""
 
     def __call__(
         self, dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]
@@ -267,14 +267,14 @@ class CountClasses(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelSources:
-    """What label spaces are resolved with besides the file."""
+    """Sources of information about label spaces besides the file."""
 
     count: CountClasses | None = None
-    """How to learn numbers of classes that do not follow from the file; None: such spaces are refused."""
+    """Counts classes whose number does not follow from the file; None: such spaces are refused."""
     read_table: ReadClassTable | None = None
-    """How to learn the class table of a built-in data set; None: it cannot be mixed with others."""
+    """Reads the class table of a built-in data set; None: it cannot be mixed with others."""
     kmeans: str = "scikit-learn"
-    """What ``library: auto`` of clusters means."""
+    """The library for ``library: auto`` of clusters."""
     only_block: str = ""
     """Name of the pretrain block where the sweep has a single one; empty also where it has no name."""
 
@@ -316,7 +316,7 @@ def resolve_label_spaces(
         if given is not None and given.name in found.known(LABEL_SPACES):
             path: Path = ("labels", name, "plugin", "arguments")
             found.use(LABEL_SPACES, given.name, given.arguments, complaints.tree, path)
-    found.check()  # before classes are counted, which would fail of the same, with no place
+    found.check()  # before classes are counted, which would fail for the same reason, without a place
     resolver = _LabelResolver(entries, datasets, complaints, sources or LabelSources(), found.known(LABEL_SPACES))
     return {space.name: space for name in entries for space in resolver.entry(name)}
 

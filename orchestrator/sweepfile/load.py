@@ -36,21 +36,21 @@ from orchestrator.sweepfile.values import ResolvedSweep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A sweep and the texts that say it."""
+    """A sweep and its texts."""
 
     sweep: ResolvedSweep
     canonical: str
     """Its canonical form: complete in itself."""
     text: str
-    """What is kept with the sweep: its file where that says all of it, else the canonical form."""
+    """The stored text: the file if it is complete, else the canonical form."""
     scales: tuple[str, ...]
-    """Which scales the file has itself; what it includes is not looked at."""
+    """Scales of the file itself, without those of included files."""
     tree: Tree
-    """Where its values stand."""
+    """Places of its values."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes what this language, or another reader of YAML, would take for something else than text."""
+    """Quotes texts that this language, or another YAML reader, would not read as text."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ANN401 - PyYAML's signature
         return True
@@ -201,7 +201,7 @@ def shipped_recipes() -> RecipeBook:
 
 
 def _kmeans() -> str:
-    """The library of k-means where nothing is said; found without importing it."""
+    """The default library of k-means; found without importing it."""
     return "faiss" if importlib.util.find_spec("faiss") else "scikit-learn"
 
 

@@ -19,7 +19,7 @@ from orchestrator.sweepfile.plugin_uses import PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.values import Model
 
-# What the data plane passes to timm itself; a test keeps this equal to its list.
+# Arguments that the data plane sets itself; a test keeps this equal to its list.
 RESERVED_KWARGS = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
 # The same rule as workloads.models.batchnorm, which a test compares.
 DEFAULT_NORM_GROUP = 64
@@ -64,7 +64,7 @@ class ModelSpec(Strict):
 def _readable_uri(uri: str) -> str:
     """A URI of a file in a store that can be opened."""
     try:
-        check_store_uri(uri)  # first the whole one, so that messages name what was written
+        check_store_uri(uri)  # first the whole URI, so that messages have it as written
         if uri.endswith("/"):
             raise PydanticCustomError("refused", "this names a folder; give the URI of a weights file")
         split_object_uri(uri)
@@ -117,7 +117,7 @@ def resolve_model(path: Path, spec: ModelSpec, table: ModelTable, plugins: Plugi
 
 def check_model(path: Path, model: Model, table: ModelTable, complaints: Complaints) -> None:
     """Complain about a model that timm does not have, or an image size that it is known to refuse."""
-    if is_reference(model.name):  # which says itself what it takes
+    if is_reference(model.name):  # which checks its own arguments
         return
     problem = table.name_problem(model.name)
     if problem:
@@ -142,7 +142,7 @@ def check_arguments(
     check: CheckModels,
     complaints: Complaints,
 ) -> None:
-    """Complain about what only a built model can tell.
+    """Complain about errors that only a built model shows.
 
     Args:
         models: by where they stand; those without ``kwargs`` are known from the table.
@@ -151,18 +151,18 @@ def check_arguments(
         check: builds them.
         complaints: takes what is wrong.
     """
-    asked = [(path, model, False) for path, model in models.items() if model.kwargs]
-    asked += [((*path, "batch_size"), model, True) for path, model in alone.items()]
-    asked = [one for one in asked if not is_reference(one[1].name) and table.find(one[1].name) is not None]
-    if not asked:
+    checked = [(path, model, False) for path, model in models.items() if model.kwargs]
+    checked += [((*path, "batch_size"), model, True) for path, model in alone.items()]
+    checked = [one for one in checked if not is_reference(one[1].name) and table.find(one[1].name) is not None]
+    if not checked:
         return
     described = [
         {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)}
         | ({"is_alone": True} if single else {})
-        for _, model, single in asked
+        for _, model, single in checked
     ]
     for problem in check(described):
-        complaints.add((*asked[problem["model"]][0], *problem["path"]), problem["message"])
+        complaints.add((*checked[problem["model"]][0], *problem["path"]), problem["message"])
 
 
 def is_alone(recipe: Mapping[str, Any], model: Model, table: ModelTable) -> bool:

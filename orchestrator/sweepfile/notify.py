@@ -206,10 +206,10 @@ def _email(entry: EmailSpec) -> Email:
 
 
 def check_channel_of_sweep(channel: Channel) -> None:
-    """Refuse a sweep's channel that would use other secrets of the cluster, or tell one in clear.
+    """Refuse a sweep's channel that would use other secrets of the cluster, or that contains one in clear text.
 
     Raises:
-        UserError: and nothing was read.
+        UserError: no reference was read.
     """
     if isinstance(channel, ClusterChannel):
         raise UserError(
@@ -239,7 +239,7 @@ def _references(channel: Channel) -> Iterator[str]:
 
 
 def check_channels(channels: Sequence[Channel], complaints: Complaints) -> None:
-    """Refuse them here already: a controller would refuse them when there is something to tell, hours later."""
+    """Refuse them here already: a controller would refuse them only with the first notification, hours later."""
     for position, channel in enumerate(channels):
         try:
             check_channel_of_sweep(channel)

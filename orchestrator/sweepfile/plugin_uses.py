@@ -15,12 +15,12 @@ from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.problems import Complaints
 
 CheckPlugins = Callable[[Sequence[PluginUse]], Sequence[PluginProblem]]
-"""Asks the data plane what is wrong with some uses."""
+"""Asks the data plane to check the arguments of plug-ins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSources:
-    """What is installed, and who can check it."""
+    """The installed plug-ins, and the function that checks their arguments."""
 
     installed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By group of entry points: name -> reference."""
@@ -47,7 +47,7 @@ class PluginUses:
         return reference
 
     def check(self) -> None:
-        """Complain of all that was used since the last call and does not fit."""
+        """Complain about plug-ins used since the last call whose arguments are wrong."""
         used, self._open = tuple(self._open.values()), {}
         if not used or self._sources.check is None:
             return

@@ -65,7 +65,7 @@ class BackboneInitSpec(InitialSpec):
 
 Scalar = str | int | float
 FactorValues = Scalar | list[Scalar] | dict[str, dict[str, Any]]
-"""Of a factor: the block's own value, values of a field, or what each value changes."""
+"""A factor: the block's own value, values of a field, or the changes of each value."""
 
 
 class PretrainSpec(Strict):
@@ -102,7 +102,7 @@ class PretrainSpec(Strict):
 
 
 def _form(value: object) -> str:
-    """Several blocks if no key is a field of a block, and what stands below the keys could be blocks."""
+    """Several blocks if no key is a field of a block, and the values below the keys could be blocks."""
     if isinstance(value, Mapping) and value and not PretrainSpec.model_fields.keys() & value.keys():
         return _NAMED if all(isinstance(block, Mapping | PretrainSpec) for block in value.values()) else _ONE
     return _ONE
@@ -177,7 +177,7 @@ def _globs(
     chosen: dict[str, None] = {}
     for position, glob in enumerate(globs):
         matches = [name for name in labels if fnmatchcase(name, glob)]
-        # What is wrong with an entry is said there; that it gives nothing to match need not be.
+        # An error of the entry is reported at the entry, and not again here.
         if not matches and not complaints.doubts(("labels", glob.partition("/")[0])):
             complaints.add((*path, position), f"'{glob}' matches no label space: {did_you_mean(glob, labels)}")
         chosen.update(dict.fromkeys(matches))

@@ -26,7 +26,7 @@ _TYPES: Mapping[str, tuple[str, str]] = {
     "model_type": _MAPPING,
     "model_attributes_type": _MAPPING,
 }
-"""By kind of pydantic's error: what should stand there, and what to write."""
+"""By type of pydantic's error: the expected value, and what to write."""
 
 
 def validate(schema: type[Schema], value: object, tree: Tree, path: Path = ()) -> Schema:
@@ -44,7 +44,7 @@ def validate(schema: type[Schema], value: object, tree: Tree, path: Path = ()) -
 
 
 def _alike(detail: ErrorDetails, details: Sequence[ErrorDetails], root: object) -> list[str]:
-    """Types that would do at the place of an error: it has one error for each of them."""
+    """Types that are accepted at the place of an error: there is one error for each of them."""
     place = _real_path(detail["loc"], root)
     kinds = (one["type"] for one in details if one["type"] in _TYPES and _real_path(one["loc"], root) == place)
     return list(dict.fromkeys(kinds))
@@ -162,7 +162,7 @@ def _shown(value: object) -> str:
 
 
 class Complaints:
-    """Collects what is wrong with a sweep.yaml, each with its place in the file."""
+    """Collects the errors of a sweep.yaml, each with its place in the file."""
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
@@ -176,11 +176,11 @@ class Complaints:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What was complained of so far."""
+        """The complaints so far."""
         return tuple(self._problems)
 
     def add(self, path: Path, message: str) -> None:
-        """Complain about what stands at ``path``."""
+        """Complain about the value at ``path``."""
         self.doubt(path)
         self._problems.append(self._tree.problem(path, message))
 
@@ -189,7 +189,7 @@ class Complaints:
         self._doubted.update(path[:length] for length in range(len(path) + 1))
 
     def doubts(self, path: Path) -> bool:
-        """Whether there was a complaint about what stands at ``path`` or below it."""
+        """Whether there was a complaint about the value at ``path`` or below it."""
         return path in self._doubted
 
     def extend(self, error: SpecError) -> None:

@@ -42,9 +42,9 @@ RecipeBook = Mapping[str, Recipe]
 GivenRecipe = str | Recipe
 
 TRAINING = "training"
-"""Protocol of what is neither a probe nor nearest neighbours: all else that trains."""
+"""Protocol of all trainings except probes and nearest neighbours."""
 LOOK_FIELDS = ("resize", "interpolation", "decoder", "mean", "std", "precision")
-"""How images are seen before they become features; where a recipe leaves one open, as in the pretraining."""
+"""Fields of the preprocessing of images for features; a field without a value is as in the pretraining."""
 Holdout = Annotated[float, Field(gt=0, le=0.5)]
 _UNREAD_BY: Final[Mapping[PartialReader, str]] = {
     PartialReader.PROBE: (
@@ -160,7 +160,7 @@ class RecipeSpec(_TrainingFields):
     """Training hyper-parameters. ``base`` names a shipped recipe whose fields this one overrides."""
 
     def resolved(self) -> dict[str, Any]:
-        """The fields of an identity: those that stand there always, and the others where they are not at default."""
+        """The fields of an identity: those that are always in it, and others if they are not at their default."""
         defaults = {name: field.default for name, field in type(self).model_fields.items()}
         return {
             name: value
@@ -183,7 +183,7 @@ class RecipeSpec(_TrainingFields):
 
 
 def _distinct(values: list[Any]) -> list[Any]:
-    """The values, if none stands there twice."""
+    """The values, if none is given twice."""
     for position, value in enumerate(values):
         if value in values[:position]:
             raise PydanticCustomError("repeated", "{value} is given twice; keep one", {"value": value})
@@ -213,12 +213,12 @@ class CachedSgdSpec(ProbeSpec):
     solver: Literal["lbfgs", "sgd"] = Field("sgd", description="lbfgs: to the optimum; sgd: as the recipe says.")
 
     def resolved(self) -> dict[str, Any]:
-        """With where the features come from."""
+        """The fields, with the source of the features."""
         return {**super().resolved(), "features": "cached", "solver": "sgd"}
 
 
 class _Frozen(Strict):
-    """What recipes on cached features share."""
+    """Common fields of recipes on cached features."""
 
     select_holdout: Holdout = Field(
         0.1, description="Share of the training samples on which a choice is made, stratified and keyed by the seed."
@@ -272,7 +272,7 @@ class KnnSpec(_Frozen):
 
 
 def schema_of(recipe: Mapping[str, Any], protocol: str = "") -> type[RecipeSpec | LogisticSpec | KnnSpec]:
-    """What a recipe, with the fields of its base, may say; without a protocol as its own fields tell."""
+    """The form of a recipe with the fields of its base; without a protocol it follows from its own fields."""
     if protocol == "knn" or (not protocol and KnnSpec.KEYS & recipe.keys()):
         return KnnSpec
     is_probe = protocol == "probe" or (not protocol and LogisticSpec.KEYS & recipe.keys())
@@ -314,7 +314,7 @@ def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:
 
 
 def missing_fields(recipe: RecipeSpec) -> dict[str, str]:
-    """Fields that this recipe needs and does not give, and who needs them."""
+    """Missing fields of this recipe, and the options that need them."""
     return {
         name: f"'{name}' is missing, which {choice}: {getattr(recipe, choice)} needs; add it here"
         for choice, options in REGISTRIES.items()
@@ -327,7 +327,7 @@ def missing_fields(recipe: RecipeSpec) -> dict[str, str]:
 
 
 def given_fields(given: GivenRecipe) -> dict[str, Any]:
-    """What stands in the file as a mapping: a name alone is a base."""
+    """A recipe of the file as a mapping: a name alone is a base."""
     return {"base": given} if isinstance(given, str) else dict(given)
 
 
@@ -341,7 +341,7 @@ def over_base(base: Recipe, given: Recipe) -> dict[str, Any]:
 
 
 class Recipes(Mapping[str, Recipe]):
-    """All recipes of a sweep by name, without bases; remembers which ones were asked for."""
+    """All recipes of a sweep by name, without bases; records which ones were used."""
 
     def __init__(
         self, own: Mapping[str, Recipe], shipped: Mapping[str, Recipe], tree: Tree, complaints: Complaints
@@ -353,7 +353,7 @@ class Recipes(Mapping[str, Recipe]):
         self.broken: set[str] = set()
         """Recipes of the file about which there are complaints."""
         self.used: dict[str, Recipe] = {}
-        """What was asked for."""
+        """The recipes that were used."""
         for name in own:
             self._flat[name] = self._resolve(name)
 
@@ -406,7 +406,7 @@ class Recipes(Mapping[str, Recipe]):
         return ""
 
     def _check(self, name: str, given: Recipe, flat: Recipe, base: object) -> None:
-        """What it says must be right by itself; what it leaves out, whoever uses it gives."""
+        """Its own fields must be valid; missing ones come from the recipes that use it."""
         if base in self.broken:
             self.broken.add(name)
             return
@@ -463,7 +463,7 @@ class RecipeResolver:
         return tuple(schema_of(fields, protocol or TRAINING).model_fields)
 
     def elsewhere(self, moved: Mapping[Path, Path]) -> tuple[RecipeResolver, Complaints]:
-        """A resolver that complains of some places as of others, and what it complains to."""
+        """A resolver that reports some places as others, and its complaints."""
         complaints = Complaints(MovedTree.of(self._tree, moved))
         return RecipeResolver(self._book, self.plugins, complaints.tree, complaints), complaints
 
@@ -474,14 +474,14 @@ class RecipeResolver:
             self._complaints.add((*path, name), f"{given[name]!r} {ignored[name]}")
         for message in missing_fields(spec).values():
             self._complaints.add(path, message)
-        # What a base says about an optimiser or schedule that was overridden goes with it.
+        # Fields of the base for an overridden optimiser or schedule are dropped.
         fields = {name: getattr(spec, name) for name in spec.model_fields_set - ignored.keys()}
         return type(spec).model_construct(**{**fields, **self._plugins_of(path, spec, given, ignored)}).resolved()
 
     def _plugins_of(
         self, path: Path, spec: RecipeSpec, given: Mapping[str, Any], ignored: Mapping[str, str]
     ) -> dict[str, str]:
-        """What identities hold for the plug-ins that a recipe names; a field that nobody reads names none."""
+        """The references for the plug-ins that a recipe names; a field that is not read names none."""
         found: dict[str, str] = {"loss": spec.loss}
         for field, group, builtin in (("loss", OBJECTIVES, LOSSES), ("augment_plugin", AUGMENTATIONS, ())):
             name = getattr(spec, field)

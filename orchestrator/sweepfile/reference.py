@@ -92,7 +92,7 @@ def reference_text() -> str:
 
 
 def _sections(schema: Mapping[str, Any]) -> Mapping[str, list[str]]:
-    """What each section shows: parts that `_ORDER` does not name come last in the first section that needs them."""
+    """The parts of each section: those that `_ORDER` does not name come last in the first section that needs them."""
     found = {section: list(names) for section, names in _ORDER.items()}
     shown = {name for names in found.values() for name in names} | {"Substitution"}
     for section, names in found.items():

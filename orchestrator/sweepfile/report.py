@@ -119,7 +119,7 @@ def _check_baseline_space(path: Path, space: str, pretrained: Sequence[str], com
 
 
 def check_metric(spec: ReportSpec, complaints: Complaints) -> None:
-    """Complain of a metric that is nearly one that we record; others are of plug-ins, which nobody here knows."""
+    """Complain about a metric that is nearly one of ours; other names belong to plug-ins and cannot be checked."""
     name = spec.metric
     if name in RECORDED_METRICS or any(name.startswith(f"{known}_") for known in RECORDED_METRICS):
         return
@@ -130,7 +130,7 @@ def check_metric(spec: ReportSpec, complaints: Complaints) -> None:
 
 
 def resolve_rows(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints: Complaints) -> tuple[str, ...]:
-    """The factors of the rows; empty where the file does not say them."""
+    """The factors of the rows; empty if the file does not name them."""
     factors, rows = _factors(pretrains), spec.rows or []
     complaints.refuse_repeats(("report", "rows"), rows)
     for position, name in enumerate(rows):

@@ -84,7 +84,7 @@ class RangeSpec(OneRule):
 
 
 def _form_of(values: object) -> str:
-    """Only the form that was meant is complained of."""
+    """Only errors of the intended form are reported."""
     return "range" if isinstance(values, Mapping | RangeSpec) else "values"
 
 
@@ -139,26 +139,26 @@ class SearchedRecipe:
 
 
 def resolve_search(
-    asked: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints, *, holds_out: Mapping[str, Any]
+    searched: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints, *, holds_out: Mapping[str, Any]
 ) -> tuple[Search, Mapping[str, Any]]:
     """A search over a recipe, and the recipe's other fields; complains of what is wrong and goes on.
 
     Args:
-        asked: the search and its recipe.
-        recipes: what resolves the recipe.
-        complaints: collects what is wrong.
-        holds_out: what its trials' recipes get besides, so that they can be judged.
+        searched: the search and its recipe.
+        recipes: resolves the recipe.
+        complaints: collects errors.
+        holds_out: further fields of its trials' recipes, with which they are evaluated.
     """
-    spec, space = asked.spec, asked.spec.space or {}
-    search = _search(spec, trials=_num_trials(asked, complaints), holds_out=holds_out)
-    problems = [*_problems(asked, recipes.known_fields(asked.given))]
+    spec, space = searched.spec, searched.spec.space or {}
+    search = _search(spec, trials=_num_trials(searched, complaints), holds_out=holds_out)
+    problems = [*_problems(searched, recipes.known_fields(searched.given))]
     for place, message in problems:
         complaints.add(place, message)
     if problems:
         return search, {}
-    recipe = _check_values(asked, recipes, complaints)
+    recipe = _check_values(searched, recipes, complaints)
     if recipe and "epochs" not in recipe:
-        complaints.add(asked.path, f"{_JUDGED}; remove search, or choose a recipe with an optimiser")
+        complaints.add(searched.path, f"{_JUDGED}; remove search, or choose a recipe with an optimiser")
         return search, {}
     return search, {name: value for name, value in recipe.items() if name not in space}
 
@@ -175,11 +175,11 @@ def pretrain_search(
     """A search over fields of the recipe of each of some blocks; complains of what is wrong and goes on."""
     search = _search(spec, trials=None, probe=probe)
     for block in blocks:
-        if not block.recipe:  # which is complained of at its own place
+        if not block.recipe:  # which is reported at its own place
             continue
         own = {name: value for name, value in block.recipe.items() if name not in _unread(block.recipe)}
-        asked = SearchedRecipe(path=path, spec=spec, given=own, recipe_path=(*path_of(block), "recipe"))
-        found, _ = resolve_search(asked, recipes, complaints, holds_out={})
+        searched = SearchedRecipe(path=path, spec=spec, given=own, recipe_path=(*path_of(block), "recipe"))
+        found, _ = resolve_search(searched, recipes, complaints, holds_out={})
         search = with_grace(replace(found, probe=probe), block.recipe, path, complaints)
     return search
 
@@ -234,7 +234,7 @@ def check_searches(
     num_workers: Mapping[str, int],
     complaints: Complaints,
 ) -> None:
-    """Complain of searches that cannot be run as they are asked for; ``num_workers`` is by group of resources."""
+    """Complain about searches that cannot be run with these settings; ``num_workers`` is by group of resources."""
     for position, item in enumerate(transfers):
         if item.search is None:
             continue
@@ -294,14 +294,14 @@ def _dimension(values: list[Any] | RangeSpec) -> dict[str, Any]:
 
 
 def _ends(dimension: Mapping[str, Any]) -> list[Any]:
-    """Values that stand for all of them: each of a list, both ends of a range."""
+    """Representative values: each of a list, both ends of a range."""
     ((_, values),) = dimension.items()
     return list(values)
 
 
-def _num_trials(asked: SearchedRecipe, complaints: Complaints) -> int:
-    spec, sizes = asked.spec, []
-    for values in (asked.spec.space or {}).values():
+def _num_trials(searched: SearchedRecipe, complaints: Complaints) -> int:
+    spec, sizes = searched.spec, []
+    for values in (searched.spec.space or {}).values():
         if isinstance(values, list):
             sizes.append(len(values))
         else:
@@ -310,22 +310,22 @@ def _num_trials(asked: SearchedRecipe, complaints: Complaints) -> int:
     size = prod(sizes)
     if spec.trials is not None and sizes and spec.trials > size:
         message = f"{spec.trials} trials of a space of {size} combinations; use {size} or fewer, or a grid for all"
-        complaints.add((*asked.path, "trials"), message)
+        complaints.add((*searched.path, "trials"), message)
     return spec.trials or min(DEFAULT_TRIALS, size)
 
 
-def _problems(asked: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[Path, str]]:
-    space, path = asked.spec.space, (*asked.path, "space")
+def _problems(searched: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[Path, str]]:
+    space, path = searched.spec.space, (*searched.path, "space")
     if not space:
-        where = path if space is not None else asked.path
+        where = path if space is not None else searched.path
         yield where, "the space is empty; name recipe fields and their values (space: {lr: {log: [0.01, 1]}})"
         return
     for name, values in space.items():
         place: Path = (*path, name)
         if known and name not in known:
             yield place, f"'{name}' is not a field of this recipe: {did_you_mean(name, known)}"
-        elif asked.spec.over == "recipe" and isinstance(asked.given, Mapping) and name in asked.given:
-            yield place, f"recipe says {name}: {asked.given[name]!r} as well; keep one of the two"
+        elif searched.spec.over == "recipe" and isinstance(searched.given, Mapping) and name in searched.given:
+            yield place, f"recipe says {name}: {searched.given[name]!r} as well; keep one of the two"
         elif name == "select_holdout":
             yield place, "what is held out is what trials are judged by, the same for all; write it into recipe"
         if isinstance(values, list) and len(values) < 2:
@@ -339,9 +339,9 @@ def _problems(asked: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[Pat
                 yield (*place, position), f"{value!r} is given twice; keep one"
 
 
-def _check_values(asked: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints) -> Mapping[str, Any]:
+def _check_values(searched: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints) -> Mapping[str, Any]:
     """Resolve the recipe at each listed value and each end of a range, with the first of all others."""
-    space = {name: _dimension(values) for name, values in (asked.spec.space or {}).items()}
+    space = {name: _dimension(values) for name, values in (searched.spec.space or {}).items()}
     first, seen = {name: _ends(dimension)[0] for name, dimension in space.items()}, set[str]()
     recipe: Mapping[str, Any] = {}
     for name, dimension in space.items():
@@ -349,17 +349,23 @@ def _check_values(asked: SearchedRecipe, recipes: ProtocolRecipes, complaints: C
             chosen = {**first, name: value}
             inside = dict.fromkeys(space, 0) | {name: position}
             moved = {
-                (*asked.recipe_path, field): (*asked.path, "space", field, *(() if key == "values" else (key,)), place)
+                (*searched.recipe_path, field): (
+                    *searched.path,
+                    "space",
+                    field,
+                    *(() if key == "values" else (key,)),
+                    place,
+                )
                 for field, place in inside.items()
                 for key in space[field]
             }
             resolver, problems = recipes.elsewhere(moved)
-            found = resolver.resolve(asked.recipe_path, {**given_fields(asked.given), **chosen})
+            found = resolver.resolve(searched.recipe_path, {**given_fields(searched.given), **chosen})
             complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
             seen.update(problems.problems)
             recipe = recipe or found
             if found.get("features") == "cached" and name in LOOK_FIELDS:
                 message = "decides how images become features, which are computed once; remove it from the space"
-                complaints.add((*asked.path, "space", name), f"'{name}' {message}")
+                complaints.add((*searched.path, "space", name), f"'{name}' {message}")
                 return {}
     return recipe

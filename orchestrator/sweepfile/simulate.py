@@ -172,16 +172,16 @@ def resolve_simulations(
     specs: Mapping[str, SimulateSpec], sources: SimulationSources, complaints: Complaints
 ) -> tuple[Simulation, ...]:
     """All simulations; complains of what is wrong and goes on."""
-    asked = [_Asked.of(name, spec, complaints) for name, spec in specs.items()]
-    if not asked or sources.check is None or any(complaints.doubts(one.path) for one in asked):
-        return tuple(one.resolved() for one in asked)
-    reply = sources.check([one.request(sources) for one in asked])
+    checks = [_SimulationCheck.of(name, spec, complaints) for name, spec in specs.items()]
+    if not checks or sources.check is None or any(complaints.doubts(one.path) for one in checks):
+        return tuple(one.resolved() for one in checks)
+    reply = sources.check([one.request(sources) for one in checks])
     known = [*reply["shipped"], *sources.plugins]
-    return tuple(one.checked(found, known, complaints) for one, found in zip(asked, reply["checked"], strict=True))
+    return tuple(one.checked(found, known, complaints) for one, found in zip(checks, reply["checked"], strict=True))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
+class _SimulationCheck:
     """One simulation as it stands in the file."""
 
     name: str
@@ -217,7 +217,7 @@ class _Asked:
         return {"run": run, "plugin": sources.plugins.get(run, ""), "folder": sources.folder, "cells": cells}
 
     def checked(self, found: Mapping[str, Any], known: Sequence[str], complaints: Complaints) -> Simulation:
-        """With what the data plane says of it."""
+        """The simulation with the data plane's answer."""
         run = self.spec.run
         if found.get("is_unknown"):
             complaints.add((*self.path, "run"), f"'{run}' is no simulation: {did_you_mean(run, known)}")
@@ -235,7 +235,7 @@ class _Asked:
         return replace(self.resolved(), run=found["name"], file=found["file"], cells=cells)
 
     def _place(self, cell: SimulatedCell, at: Sequence[str | int]) -> Path:
-        """Where the parameter stands that a simulation refuses."""
+        """Place of the parameter that a simulation refuses."""
         factor = at[0] if at else ""
         if factor in cell.factors:
             position = self.spec.factors[str(factor)].index(cell.factors[str(factor)])

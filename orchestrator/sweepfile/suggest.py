@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 _MAX_LISTED = 12
-# What others call the same, or what people type.
+# Names of other tools for the same thing, and frequent typing errors.
 _SYNONYMS = {
     "learning_rate": "lr",
     "lerning_rate": "lr",

@@ -70,7 +70,7 @@ _LOOK_AT_CODE: Final = "look at what their packages do when they are imported"
 
 
 def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
-    """Look at every external data set of a schema-valid sweep.
+    """Read the descriptions of every external data set of a schema-valid sweep.
 
     Raises:
         SpecError: a store, shard or file is not there or not what it should be; one line each. Where a data set is
@@ -94,10 +94,12 @@ def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
 
 
 def require_datasets(sweep: ResolvedSweep) -> None:
-    """What may only be planned is not run. Raises ``SpecError``: a data set is declared, but not there."""
+    """Refuse to run a sweep that can only be planned. Raises ``SpecError``: a data set is declared, but not there."""
     missing = [dataset.missing for dataset in sweep.datasets.values() if dataset.missing]
     if missing:
-        raise SpecError(tuple(f"{line}; what is declared suffices to plan, but not to run" for line in missing))
+        raise SpecError(
+            tuple(f"{line}; its declaration suffices to plan the sweep, but not to run it" for line in missing)
+        )
 
 
 class _SurveyError(Exception):
@@ -146,7 +148,7 @@ def _at(path: TreePath, read: Callable[[], Found]) -> Found:
         return read()
     except (StorageError, BadDataError) as error:
         message = str(error)
-        # The reader speaks of stores; here somebody wrote a data set.
+        # The reader's message is about a store; here it must name the data set.
         if message.startswith("store "):
             message = message.replace("store", "data set", 1)
         if isinstance(error, NotFoundError):
@@ -178,7 +180,7 @@ def ask_listing(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _in_fields(message: str) -> str:
-    """A message of the converters, which speak of the flags of ``orchestrator data shard``, in fields of the sweep."""
+    """A message of the converters, with the flags of ``orchestrator data shard`` replaced by fields of the sweep."""
     message = re.sub(r"--split (\w+)=([^\s;,]+)", r"splits: {\1: \2}", message)
     return _FLAG.sub(lambda flag: _FIELDS[flag.group(1)], message)
 
@@ -231,14 +233,14 @@ def _checked_models(models: str) -> Sequence[ModelProblem]:
     ]
 
 
-def check_simulations(asked: Sequence[Mapping[str, Any]]) -> SimulationsAnswer:
-    """What the data plane says of simulations and their parameters. Raises ``UserError``: it does not answer."""
-    request = SimulationsRequest(simulations=[*asked])
+def check_simulations(simulations: Sequence[Mapping[str, Any]]) -> SimulationsAnswer:
+    """The data plane's check of simulations and their parameters. Raises ``UserError``: it does not answer."""
+    request = SimulationsRequest(simulations=[*simulations])
     return _ask(SIMULATIONS, request, "simulations could not be checked", _LOOK_AT_CODE)
 
 
 def ask_labels(question: Question[Asked, Told], request: Asked, task: str = _COUNTING) -> Told:
-    """What the data plane says of label spaces. Raises ``UserError``: ``task``, which was not done, and why."""
+    """The data plane's answer about label spaces. Raises ``UserError`` with ``task``, which failed, and the reason."""
     return _ask(question, request, task, "look at the files and images they name")
 
 

@@ -150,11 +150,11 @@ def resolve_sweep(
         spec: the validated file.
         tree: the file with places.
         recipes: the shipped ones.
-        surveys: what external data sets are.
-        plugins: what other packages offer.
-        labels: what counts classes.
-        simulations: what checks parameters, and installed simulations of other packages.
-        check_models: builds models without computing; None: what the table of models does not tell is left to jobs.
+        surveys: descriptions of external data sets.
+        plugins: plug-ins of other packages.
+        labels: counts classes.
+        simulations: checks parameters, and has the installed simulations of other packages.
+        check_models: builds models without computing; None: facts that the table of models lacks are checked by jobs.
 
     Raises:
         SpecError: a reference, glob, level or recipe is wrong; all problems found, one line each.
@@ -233,8 +233,8 @@ class _Resolver:
             baseline_values=baseline,
             rows=rows,
             metric=spec.report.metric,
-            resources={kind: resolve_resources(asked) for kind, asked in resources.items()},
-            num_workers={kind: asked.num_workers for kind, asked in resources.items()},
+            resources={kind: resolve_resources(requested) for kind, requested in resources.items()},
+            num_workers={kind: requested.num_workers for kind, requested in resources.items()},
             compute=spec.compute.model_dump(),
             store=spec.store,
             tracking_uri=spec.tracking.uri,
@@ -299,7 +299,7 @@ class _Resolver:
                     check_recipe_of_model(path, recipe, model, table, self._complaints, num_workers=workers)
 
     def _check_code(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:
-        """What plug-ins and built models tell; the latter takes seconds, and is not asked before all else is right."""
+        """Check plug-ins and built models; the latter takes seconds, and is done only if there are no other errors."""
         self._recipes.plugins.check()
         self._complaints.raise_any()
         if self._check_arguments is None:

@@ -36,7 +36,7 @@ MAX_CELLS: Final = 1000
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
 Grid = Mapping[str, Sequence[Any]]
 SELECT_HOLDOUT: Final = 0.1
-"""Of the training samples, where a grid is selected on them and its recipe says nothing else."""
+"""Default share of the training samples on which a grid is selected."""
 _KEEPING: Final = "pretrain.checkpoints.keep.epochs"
 
 
@@ -178,14 +178,14 @@ def resolve_transfer(
     *,
     pretrains: Sequence[Pretrain],
 ) -> Transfer:
-    """The transfer of the entry at a position of the list; complains of what is wrong and goes on.
+    """The transfer of the entry at a position of the list; complains about errors and continues.
 
     Args:
         position: of the entry.
         entry: as it stands in the file.
         labels: the sweep's label spaces.
-        recipes: what recipes are resolved by.
-        complaints: collects what is wrong.
+        recipes: resolve recipes.
+        complaints: collects errors.
         pretrains: the sweep's blocks, resolved.
     """
     path: Path = ("transfer", position)
@@ -242,7 +242,7 @@ class RecipeUse:
 
 
 def uses_of(position: int, transfer: Transfer) -> Iterator[RecipeUse]:
-    """What a transfer trains: each of its recipes, on its smallest part of the training split."""
+    """The trainings of a transfer: each of its recipes, on its smallest part of the training split."""
     smallest = {"fraction": min(transfer.fractions)} if transfer.fractions else {}
     for recipe in transfer.recipes:
         subset = {**transfer.subset, **smallest}
@@ -250,7 +250,7 @@ def uses_of(position: int, transfer: Transfer) -> Iterator[RecipeUse]:
 
 
 def check_targets(transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace], complaints: Complaints) -> None:
-    """Complain of targets that no validation sample can tell anything about."""
+    """Complain about targets that cannot be evaluated on validation samples."""
     for position, item in enumerate(transfer):
         space = labels.get(item.target)
         if space is not None and space.space.keys() & {"random", "split"}:
@@ -267,7 +267,7 @@ def _search_and_cells(
     measured: Sequence[Pretrain],
     target: LabelSpace | None,
 ) -> tuple[Search | None, tuple[Cell, ...]]:
-    """What chooses values, and the recipes to run."""
+    """The search or grid that chooses values, and the recipes to run."""
     spec, where = entry.search, (*path, "search")
     if spec is None:
         return None, _cells(path, entry, recipes, complaints)
@@ -277,8 +277,8 @@ def _search_and_cells(
     given: GivenRecipe = entry.recipe if entry.recipe is not None else f"default-{entry.protocol}"
     if spec.over == "recipe":
         holds_out = {"select_holdout": SELECT_HOLDOUT} if entry.select_on != "val" else {}
-        asked = SearchedRecipe(path=where, spec=spec, given=given, recipe_path=(*path, "recipe"))
-        search, recipe = resolve_search(asked, recipes.of(entry.protocol), complaints, holds_out=holds_out)
+        searched = SearchedRecipe(path=where, spec=spec, given=given, recipe_path=(*path, "recipe"))
+        search, recipe = resolve_search(searched, recipes.of(entry.protocol), complaints, holds_out=holds_out)
         if "select_holdout" in recipe:
             search = replace(search, holds_out={})
         return with_grace(search, recipe, where, complaints), (Cell(recipe=recipe),)

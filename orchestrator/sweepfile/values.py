@@ -33,7 +33,7 @@ class Dataset:
     num_classes: int
     num_train: int
     location: Mapping[str, Any] = field(default_factory=dict)
-    """Where its shards lie that others wrote, and what is declared of them (``Execution.data_location``)."""
+    """Location and declared sizes of its external shards (``Execution.data_location``)."""
     jobs: int = 1
     """Jobs that share the writing of its shards."""
     listing: Mapping[str, Any] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Dataset:
     components: tuple[str, ...] = ()
     """Data sets that this one mixes; empty otherwise."""
     missing: str = ""
-    """Why it cannot be read, where it is known by its declaration alone; empty if it is there."""
+    """Why it cannot be read, if only its declaration is known; empty if it exists."""
 
     @property
     def is_written(self) -> bool:
@@ -85,7 +85,7 @@ class Embedding:
     initial: Mapping[str, str]
     """Weights of ``model``: one of ``artifact``, ``uri`` with ``sha256``, ``timm``."""
     look: Mapping[str, Any]
-    """How images are seen; None = as the weights were trained."""
+    """Preprocessing of images; None = as in the training of the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +188,7 @@ class Search:
     probe: Mapping[str, Any] = field(default_factory=dict)
     """Recipe of the cached probe that judges pretrainings."""
     holds_out: Mapping[str, Any] = field(default_factory=dict)
-    """What is added to the recipes of trials alone, so that they can be judged."""
+    """Fields that only recipes of trials get, with which they are evaluated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,7 +206,7 @@ class Transfer:
     fractions: tuple[float, ...] = ()
     """Parts of the training split, one job each; empty = ``subset`` alone."""
     subset_seed: int | None = None
-    """What draws the fractions; None: each transfer seed its own ones."""
+    """Seed that draws the fractions; None: each transfer seed draws its own ones."""
     checkpoints: tuple[int, ...] = ()
     """Epochs of the pretraining to measure; empty = its final weights."""
     select_on: str = ""
@@ -317,7 +317,7 @@ class Simulation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnalysisPlan:
-    """What is measured of the features of backbones."""
+    """An analysis of the features of backbones."""
 
     name: str
     measures: Mapping[str, Mapping[str, Any]]
@@ -415,7 +415,7 @@ class PriorityClass(IntEnum):
     NORMAL = 0
     HIGH = 10
     URGENT = 100
-    """Out of reach of whatever has waited for long."""
+    """Above every priority that has risen by waiting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -432,7 +432,7 @@ class Policy:
     max_failures: int = 3
     """Failed attempts per job before the job fails; preemptions, lost nodes and failures of storage do not count."""
     max_preemptions: int = 3
-    """Times that the scheduler may take a job's room for a sweep of higher priority."""
+    """How often the scheduler may preempt a job for a sweep of higher priority."""
     breaker: int = 5
     """Jobs that fail in the same way, with none of their kind done, before the sweep stops; 0 = never."""
     gpu_hours: float | None = None
@@ -440,11 +440,11 @@ class Policy:
     gpu_hour_price: float = 0.0
     """Cost of one GPU-hour, in the currency of ``cost``."""
     deadline_s: float | None = None
-    """Unix seconds from which on nothing is started."""
+    """Unix seconds from which on no job is started."""
     time_limit_s: float | None = None
-    """Seconds after submission from which on nothing is started."""
+    """Seconds after submission from which on no job is started."""
     users: tuple[str, ...] = ()
-    """Who may give the sweep orders besides its owner."""
+    """Users besides the owner who may control the sweep."""
     fails_on_expectations: bool = False
     """Whether a submit ends with an error where an expectation of a simulation does not hold."""
 
@@ -472,7 +472,7 @@ class Occasion(StrEnum):
     FAILED = "failed"
     """The sweep has ended without some results, or the circuit breaker stopped it."""
     STALLED = "stalled"
-    """Nothing has happened for long though nobody paused it."""
+    """Nothing has happened for long although the sweep is not paused."""
     BUDGET = "budget"
     """A budget is nearly or wholly spent, or a deadline has passed."""
 
@@ -487,7 +487,7 @@ class Security(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Email:
-    """A mail server and who writes to whom."""
+    """A mail server, the sender and the recipients."""
 
     to: tuple[str, ...]
     sender: str
@@ -506,7 +506,7 @@ class Email:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Channel:
-    """One way to tell somebody; exactly one of ``webhook``, ``slack`` and ``email`` is there."""
+    """One channel of notifications; exactly one of ``webhook``, ``slack`` and ``email`` is set."""
 
     on: tuple[Occasion, ...] = tuple(Occasion)
     webhook: str = ""
@@ -514,7 +514,7 @@ class Channel:
     secret: str = ""
     """Reference to the key that signs what a webhook gets; empty = not signed."""
     slack: str = ""
-    """Reference to an incoming webhook of Slack or what understands the same."""
+    """Reference to an incoming webhook of Slack or of a compatible service."""
     email: Email | None = None
     stalled_after_s: float = 1800.0
 

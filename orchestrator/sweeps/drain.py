@@ -30,25 +30,25 @@ class Drain:
     reason: str = ""
     sender: str = ""
     drained_at_s: float | None = None
-    """When nothing ran any more, unix seconds; none = something does."""
+    """When the last attempt had ended, unix seconds; None = some attempt runs."""
     nonce: str = ""
 
 
 def drain(
     store: ObjectStore, cluster: str, *, running: Running = Running.FINISH, reason: str = "", sender: str = ""
 ) -> None:
-    """Bring a cluster to rest. Works while no controller runs; asked again, the later way counts."""
+    """Drain a cluster. Works while no controller runs; a repeated call replaces the earlier request."""
     request = Drain(cluster=cluster, running=running, reason=reason, sender=sender, nonce=secrets.token_hex(8))
     store.put(drain_name(cluster), _encode(request))
 
 
 def end_drain(store: ObjectStore, cluster: str) -> None:
-    """Let a cluster work again; one that is not drained is left as it is."""
+    """End a cluster's drain; no effect if it is not drained."""
     store.delete(drain_name(cluster))
 
 
 def read_drain(store: ObjectStore, cluster: str) -> Drain | None:
-    """The drain of a cluster; ``None`` if it works.
+    """The drain of a cluster; ``None`` if it is not drained.
 
     Raises:
         ControllerError: the object is of a newer version, or damaged.
@@ -58,7 +58,7 @@ def read_drain(store: ObjectStore, cluster: str) -> Drain | None:
 
 
 def note_drained(store: ObjectStore, cluster: str, now: float) -> None:
-    """Write down that nothing runs any more; a drain that was changed or ended meanwhile is left alone."""
+    """Record that no attempt runs any more; no effect on a drain that was changed or ended meanwhile."""
     with suppress(PreconditionFailedError, NotFoundError, ControllerError):
         found = _read(store, cluster)
         if found is not None and found[0].drained_at_s is None:

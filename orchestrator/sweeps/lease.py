@@ -31,7 +31,7 @@ class LeaseLostError(ControllerError):
 
 
 class StaleLeaseError(LeaseLostError):
-    """A journal names a later epoch than the lease: another controller has started, or an old lease was put back."""
+    """A journal names a later epoch than the lease: another controller has started, or an old lease was restored."""
 
     def __init__(self, sweep: str, epoch: int, own_epoch: int) -> None:
         super().__init__(sweep, epoch, own_epoch)
@@ -57,7 +57,7 @@ class LeaseState:
 
     @classmethod
     def from_bytes(cls, name: str, content: bytes) -> Self:
-        """Inverse of ``to_bytes``. Raises ``ValueError`` or ``TypeError`` for what is no lease, or was changed."""
+        """Inverse of ``to_bytes``. Raises ``ValueError`` or ``TypeError`` if it is no lease, or was altered."""
         document = parse_json(content)
         state = cls(**document)
         numbers: tuple[object, ...] = state.epoch, state.expires_at_s
@@ -73,13 +73,13 @@ class LeaseState:
 
 
 def read_lease(store: ObjectStore, cluster: str) -> LeaseState | None:
-    """The lease as it stands; ``None`` if the cluster never had a controller. Raises ``ControllerError``."""
+    """The present lease; ``None`` if the cluster never had a controller. Raises ``ControllerError``."""
     found = _find(store, lease_name(cluster))
     return None if found is None else found[0]
 
 
 def _find(store: ObjectStore, name: str) -> tuple[LeaseState, ObjectStat] | None:
-    """A lease and its etag. Raises ``ControllerError`` for one that cannot be read: its epoch is not to be guessed."""
+    """A lease and its etag. Raises ``ControllerError`` for one that cannot be read: its epoch must not be guessed."""
     try:
         content, stat = store.get_with_stat(name, max_bytes=SMALL_BYTES)
         return LeaseState.from_bytes(name, content), stat
@@ -95,7 +95,7 @@ def _find(store: ObjectStore, name: str) -> tuple[LeaseState, ObjectStat] | None
 
 
 class Lease:
-    """One controller's hold on its cluster."""
+    """The lease of one controller on its cluster."""
 
     def __init__(self, store: ObjectStore, cluster: str, holder: str, now: Callable[[], float]) -> None:
         self._store = store
@@ -108,7 +108,7 @@ class Lease:
         """0 until acquired."""
 
     def acquire(self, above: int = 0) -> int:
-        """Start a new epoch, whoever held the last one; it is higher than ``above``, which a journal may name.
+        """Start a new epoch, whoever has the last one; it is higher than ``above``, the latest epoch in journals.
 
         Raises:
             LeaseLostError: others kept starting at the same time.
@@ -126,7 +126,7 @@ class Lease:
         raise LeaseLostError(message)
 
     def keep(self) -> None:
-        """Renew the lease when it is time.
+        """Renew the lease if due.
 
         Raises:
             LeaseLostError: a controller with a higher epoch holds it.

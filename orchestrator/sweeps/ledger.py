@@ -52,19 +52,19 @@ _JOBS_PER_SEGMENT = 50
 """Large sweeps: 50 jobs take as long to write as one segment, so that snapshots stay a small part of the work."""
 PROVENANCE_VERSION = 1
 _PROSE = ("message", "reason", "traceback")
-"""Fields of events that hold prose; all others are names and numbers, which must stay as they are."""
+"""Fields of events with free text; all others are names and numbers, which must not change."""
 _SEED = "seed"
 _UNUSABLE = (ControllerError, NotFoundError, ValueError, TypeError, KeyError)
 _LOG = logging.getLogger(__name__)
 
 
 def _snapshot_distance(snapshot: Snapshot) -> int:
-    """Segments after which another snapshot is worth its cost."""
+    """Number of segments after which another snapshot is stored."""
     return max(SNAPSHOT_EVERY, len(snapshot.jobs) // _JOBS_PER_SEGMENT)
 
 
 class DocumentDamagedError(ControllerError):
-    """A plan, spec or provenance is not what the sweep's journal says that it is."""
+    """A plan, spec or provenance does not match its digest in the sweep's journal."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(name, reason)
@@ -83,7 +83,7 @@ def read_document(store: ObjectStore, name: str, documents: Mapping[str, str], *
 
     Raises:
         NotFoundError: there is none.
-        DocumentDamagedError: it has another digest, or is larger than any program writes it.
+        DocumentDamagedError: it has another digest, or is larger than the limit.
     """
     try:
         content = store.get(name, max_bytes=max_bytes)
@@ -121,8 +121,8 @@ def read_plan(
 
 
 def misaddressed(plan: Plan) -> str:
-    """Which job's key is not the address of its identity, so that its result would be filed under another's; empty if
-    none is. Raises ``ValueError`` for an identity that has no canonical form.
+    """A message about the first job whose key does not match its identity; empty if all match. Raises ``ValueError``
+    for an identity that has no canonical form.
     """
     wrong = next((job for job in plan.jobs if not has_its_key(job.key, job.identity)), None)
     return "" if wrong is None else f"the key {wrong.key} of job {wrong.name} does not belong to its identity"
@@ -174,11 +174,11 @@ class SweepLedger:
         return self.snapshot
 
     def adopt(self, adoption: SweepAdopted) -> None:
-        """Put this event before the next ones appended: it fences whoever wrote before."""
+        """Put this event before the next appended ones: it fences earlier writers."""
         self._adoption = adoption
 
     def check_fence(self) -> None:
-        """Raise ``JournalFencedError`` if another controller has appended; a sweep that is silent would not notice."""
+        """Raise ``JournalFencedError`` if another controller has appended; for sweeps without new events."""
         if self._store.exists(journal_segment(self.sweep, self._journal.next_sequence)):
             message = f"sweep {self.sweep} has a segment {self._journal.next_sequence} of another controller"
             raise JournalFencedError(message)
@@ -191,7 +191,7 @@ class SweepLedger:
             StorageError: it is unknown whether the events are in the journal; read it again in a new ledger.
         """
         segment = [*([self._adoption] if self._adoption else []), *map(redact_event, events)]
-        # Folded first: events that cannot follow must never reach the journal, where every reader would trip over them.
+        # Folded first: events that cannot follow must never reach the journal, where every reader would fail.
         snapshot = apply(self.snapshot, segment, self._accepted_plan)
         self._journal.append([encode_event(event) for event in segment])
         self._adoption = None
@@ -215,7 +215,7 @@ class SweepLedger:
         return revision, {**plan, **store_once(self._store, name, spec_text.encode())}
 
     def know_plan(self, revision: int, plan: Plan) -> None:
-        """What a revision that was just added says: reading it would hold a large plan in memory twice."""
+        """Pass the plan of a new revision: reading it would keep a large plan in memory twice."""
         self._plans[revision] = replace(plan, revision=revision)
 
     def _resume(self) -> None:
@@ -281,10 +281,9 @@ def plan_content(document: Mapping[str, object], revision: int) -> bytes:
 
 # ------------------------------------------------------------------------------------------------------ what is written
 def redact_event(event: Event) -> Event:
-    """The event with its prose redacted: the last filter before it is stored, shown and published.
+    """The event with its text redacted: the last filter before it is stored, shown and published.
 
-    Runners redact what they know; a controller may know secrets that a runner does not, and words of its own quote
-    errors.
+    Runners redact the secrets that they know; a controller may know others, and its own messages quote errors.
     """
     prose = {name: text for name in _PROSE if (text := getattr(event, name, ""))}
     cleaned: dict[str, Any] = {name: clean for name, text in prose.items() if (clean := redacted(text)) != text}
@@ -333,12 +332,12 @@ def describe_plan(plan: Plan) -> dict[str, Any]:
 
 
 def keys_digest(plan: Plan) -> str:
-    """Sha256 over names and keys: two plans with the same one want the same results under the same names."""
+    """Sha256 over names and keys: two plans with the same digest have the same results under the same names."""
     return sha256_hex(canonical_json({job.name: job.key for job in plan.jobs}))
 
 
 def _seeds(plan: Plan) -> Mapping[str, list[int]]:
-    """All that are called a seed in facets and parameters, by kind of job or facet."""
+    """All seeds in facets and parameters, by kind of job or facet."""
     found: dict[str, set[int]] = {}
     for job in plan.jobs:
         facets = {name: value for name, value in job.facets.items() if name.endswith(_SEED)}
@@ -366,7 +365,7 @@ def check_exists(store: ObjectStore, sweep: str) -> None:
 
 
 def load_snapshot(store: ObjectStore, sweep: str) -> Snapshot:
-    """Where a sweep stands, from its plan and journal alone. Raises ``NotFoundError`` for an unknown sweep.
+    """A sweep's snapshot, from its plan and journal alone. Raises ``NotFoundError`` for an unknown sweep.
 
     To follow a sweep, keep one ``SweepLedger(store, sweep)`` and call ``refresh`` on it: it reads only what is new.
     """

@@ -23,7 +23,7 @@ from orchestrator.storage.protocol import ObjectStore
 
 WRITE_EVERY_S = 1.0
 SLOW_FROM = 1.5
-"""A rank is slow whose own time per step is so many times that of the others."""
+"""A rank is slow if its own time per step is at least so many times that of the others."""
 _UNCOMPILED = " runs without torch.compile, although compute.compile asks for it: its log says why"
 PRESENCE_EVERY_S = 5.0
 
@@ -39,12 +39,12 @@ class LiveProgress:
     attempt_id: str
     progress: Progress
     num_behind: int = 0
-    """Of a job that waits: how many more ready ones wait for the same, and have no line of their own."""
+    """For a waiting job: how many more ready jobs wait for the same reason, without an entry of their own."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """What is shown of one job; without an attempt, why it waits."""
+    """The progress of one job; without an attempt, why it waits."""
 
     attempt_id: str
     progress: Progress
@@ -73,7 +73,7 @@ class ProgressBoard:
         self._write_at_s = 0.0
 
     def show(self, job: str, attempt_id: str, progress: Progress, worker_nodes: Sequence[str] = ()) -> None:
-        """Note where an attempt is; of a gang, on which nodes its ranks are."""
+        """Note the progress of an attempt, and for a gang the nodes of its ranks."""
         self._current[job] = _Line(attempt_id, progress)
         slowest = SlowRank.of(progress, worker_nodes)
         if slowest is not None:
@@ -85,7 +85,7 @@ class ProgressBoard:
         self._slowest.pop(job, None)
 
     def explain(self, waits: Mapping[str, str], behind: Mapping[str, int]) -> None:
-        """Note why jobs wait, and how many more behind each, in place of what was told before.
+        """Replace the reasons why jobs wait, with the number of further jobs behind each.
 
         A running attempt's own progress goes first.
         """
@@ -110,7 +110,7 @@ class ProgressBoard:
         return dict(self._slowest)
 
     def warn(self, *warnings: str) -> None:
-        """Note what people should know of the sweep as a whole, in place of what was told before."""
+        """Replace the warnings about the sweep as a whole."""
         found = [warning for warning in warnings if warning]
         for job, samples in list(self._quarantined.items())[:1]:
             others = f" and {len(self._quarantined) - 1} more jobs" if len(self._quarantined) > 1 else ""
@@ -120,7 +120,7 @@ class ProgressBoard:
         self._warnings = (*found, *_first(slow, ""), *_first(uncompiled, _UNCOMPILED))
 
     def quarantine(self, job: str, samples: tuple[str, ...]) -> None:
-        """Note that a job has done without some of its samples; that stays."""
+        """Note that a job has replaced unreadable samples; this stays."""
         if samples:
             self._quarantined[job] = samples
 
@@ -129,7 +129,7 @@ class ProgressBoard:
         return now >= self._write_at_s and self._written != (self._current, self._warnings)
 
     def flush(self, now: float) -> None:
-        """Write what has changed, when it is time."""
+        """Write changes, if due."""
         if not self.is_due(now):
             return
         # Only here: a controller sees a thousand attempts ten times a second and writes once.
@@ -150,7 +150,7 @@ def _first(found: Sequence[str], what: str) -> list[str]:
 
 
 def read_warnings(store: ObjectStore, sweep: str) -> tuple[str, ...]:
-    """What people should know of an unfinished sweep as a whole: bounds that it comes close to, and the like."""
+    """Warnings about an unfinished sweep as a whole, such as limits that it is close to."""
     try:
         document = parse_json(store.get(progress_name(sweep), max_bytes=PROGRESS_BYTES))
     except NotFoundError:
@@ -180,7 +180,7 @@ def read_progress(store: ObjectStore, sweep: str) -> Mapping[str, LiveProgress]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePresence:
-    """One node that is there."""
+    """One present node."""
 
     name: str
     cpus: float = 0.0
@@ -188,13 +188,13 @@ class NodePresence:
     accelerator: str = ""
     is_spot: bool = False
     is_leaving: bool = False
-    """Whether it is about to go, and takes nothing new."""
+    """Whether it is being drained and takes no new work."""
     idle_runners: int = 0
-    """Runners that wait there for their next attempt, and hold what they were started with."""
+    """Number of idle runners on it, which hold their resources."""
 
 
 class PresenceBoard:
-    """Writes the nodes of one cluster whenever something about them has changed, and not more often than it should."""
+    """Writes the nodes of one cluster whenever they have changed, at a limited rate."""
 
     def __init__(self, store: ObjectStore, cluster: str) -> None:
         self._store = store
@@ -203,11 +203,11 @@ class PresenceBoard:
         self._write_at_s = 0.0
 
     def is_due(self, now: float) -> bool:
-        """Whether it is time to look again."""
+        """Whether the next update is due."""
         return now >= self._write_at_s
 
     def show(self, machines: Sequence[Node], idle_runners: Mapping[str, int], now: float) -> None:
-        """Write how it is now, unless that is known."""
+        """Write the present nodes, unless they are unchanged."""
         self._write_at_s = now + PRESENCE_EVERY_S
         found = [_presence(node, idle_runners.get(node.name, 0)) for node in machines if node.name and node.is_alive]
         if found != self._written:
@@ -217,7 +217,7 @@ class PresenceBoard:
 
 
 def read_presence(store: ObjectStore, cluster: str) -> tuple[NodePresence, ...]:
-    """The nodes as they were told last; none where nobody told, or where that cannot be read."""
+    """The nodes as last written; empty if they were never written, or if they cannot be read."""
     try:
         document = parse_json(store.get(nodes_name(cluster), max_bytes=PROGRESS_BYTES))
         return tuple(decode_value(NodePresence, one) for one in document["nodes"])
@@ -239,24 +239,24 @@ def _presence(node: Node, idle_runners: int) -> NodePresence:
 
 # ------------------------------------------------------------------------------------------------ trouble of publishing
 class PublishingTrouble:
-    """What the publisher of a store last told of each sweep; use from one thread.
+    """The publisher's last problem of each sweep; use from one thread.
 
-    Only what changes is written. A sweep that is published for the first time by this process loses what an earlier
-    publisher has left.
+    Only changes are written. When this process first publishes a sweep, it removes the problem that an earlier
+    publisher has stored.
     """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._problems: dict[str, str] = {}
 
-    def tell(self, sweep: str, why: str) -> bool:
-        """Note why a sweep is not published now; whether that is news."""
+    def report(self, sweep: str, why: str) -> bool:
+        """Note why a sweep is not published now; returns whether the reason is new."""
         if self._problems.get(sweep) == why:
             return False
         self._problems[sweep] = why
         try:
             self._store.put(publication_name(sweep), json.dumps({"problem": redacted(why)}).encode())
-        except OrchestratorError:  # the store's own outage is told by everybody else
+        except OrchestratorError:  # all other components report an outage of the store
             self._problems.pop(sweep)
         return True
 
@@ -272,5 +272,5 @@ def read_trouble(store: ObjectStore, sweep: str) -> tuple[str, ...]:
     try:
         problem = parse_json(store.get(publication_name(sweep))).get("problem")
     except (OrchestratorError, ValueError, AttributeError):
-        return ()  # absent, as it should be; what people read about a sweep must not fail for this
+        return ()  # absent in the normal case; status commands must not fail because of it
     return (f"not published to MLflow: {problem}",) if problem else ()

@@ -23,9 +23,9 @@ from orchestrator.storage.seals import parse_sealed, seal
 __all__ = ["ANYBODY", "Cap", "Quotas", "change_quotas", "read_quotas", "write_quotas"]
 
 Quotas: TypeAlias = Mapping[str, Cap]
-"""Bounds by user; ``*`` (``ANYBODY``) are all who have none of their own."""
+"""Limits by user; ``*`` (``ANYBODY``) is for all users without their own."""
 _TRIES = 20
-"""Each is lost to a change by somebody else in the milliseconds between a read and a write."""
+"""Number of tries; a try fails if another client writes in the milliseconds between a read and a write."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +36,7 @@ class _Quotas:
 
 
 def write_quotas(store: ObjectStore, cluster: str, users: Quotas) -> None:
-    """Bound what users hold at once, in place of all earlier bounds; ``*`` are those who have none of their own.
+    """Set the limits of all users, in place of all earlier ones; ``*`` is for users without their own.
 
     Works while no controller runs.
 
@@ -47,20 +47,21 @@ def write_quotas(store: ObjectStore, cluster: str, users: Quotas) -> None:
 
 
 def change_quotas(store: ObjectStore, cluster: str, change: Callable[[Quotas], Quotas]) -> Quotas:
-    """Make other bounds out of those that hold; of changes at the same time none is lost. Returns what holds now.
+    """Change the present limits; concurrent changes are not lost. Returns the new limits.
 
     Args:
         store: of the cluster.
         cluster: its name.
-        change: from all bounds to all bounds; called again if somebody else was faster. If it raises, nothing changes.
+        change: maps all limits to all new limits; called again after a concurrent change. If it raises, nothing
+            changes.
 
     Raises:
-        ControllerError: as ``read_quotas`` and ``write_quotas``; or others never stop changing them.
+        ControllerError: as ``read_quotas`` and ``write_quotas``; or there were too many concurrent changes.
     """
     name = quotas_name(cluster)
     for _ in range(_TRIES):
         try:
-            # Without a nonce: whoever wrote the bytes that were read, the change is one of these very bounds.
+            # Without a nonce: equal bytes are equal limits, whoever wrote them.
             content, stat = store.get_with_stat(name, max_bytes=SMALL_BYTES)
         except NotFoundError:
             content, stat = b"{}", None
@@ -82,7 +83,7 @@ def change_quotas(store: ObjectStore, cluster: str, change: Callable[[Quotas], Q
 
 
 def read_quotas(store: ObjectStore, cluster: str) -> Quotas:
-    """Bounds by user; empty without any.
+    """Limits by user; empty without any.
 
     Raises:
         ControllerError: the object is of a newer version, or damaged.
@@ -119,7 +120,7 @@ def _unreadable(store: ObjectStore, cluster: str, error: Exception) -> Controlle
 
 
 def _checked(users: Quotas) -> Quotas:
-    """The same. Raises ``TypeError`` for a bound that is no number, which every round of decisions would trip over."""
+    """The limits unchanged. Raises ``TypeError`` for a limit that is no number: rounds of decisions would fail."""
     for user, cap in users.items():
         for bound in (cap.max_gpus, cap.max_concurrent):
             if bound is not None and not isinstance(bound, int | float):

@@ -2,7 +2,7 @@
 
 Invariants:
 
-- What ``handle_request`` returns always settles the message: a request that cannot be accepted is refused with a
+- The events of ``handle_request`` always settle the message: a request that cannot be accepted is refused with a
   reason, so that it does not come back in every round and block the other requests of its sweep.
 - A new plan's revision is in the store before the event that names it.
 - Plans are not trusted: names, keys and amounts are checked before they become names of objects.
@@ -60,7 +60,7 @@ def handle_request(
     except RefusalError as refusal:
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=str(refusal))]
     except _MALFORMED as error:
-        # It would raise at every look, and keep its sweep from all other messages.
+        # It would raise at every attempt, and block all other messages of its sweep.
         reason = f"it cannot be followed ({error!r}): it is not as this version writes it; send it again"
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=str(message.sender), reason=reason)]
     snapshot = ledger.snapshot
@@ -77,7 +77,7 @@ def _check_sender(snapshot: Snapshot, message: ClientMessage) -> None:
     if message.sender != plan.owner and message.sender not in plan.policy.users:
         raise RefusalError(
             f"sweep {snapshot.sweep} belongs to {plan.owner}, and this was sent by {message.sender}: ask them, let "
-            "them list you under policy.users, or insist with --force"
+            "them list you under policy.users, or use --force"
         )
 
 
@@ -110,19 +110,19 @@ def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
     known: set[str] = set()
     for job in plan.jobs:
         if absent := job.execution.data_location.get(MISSING_DATA):
-            return f"{absent}; what is declared suffices to plan, but not to run"
+            return f"{absent}; its declaration suffices to plan the sweep, but not to run it"
         if problem := _unsafe(job):
             return problem
         missing = [need for need in job.needs if need not in known]
         if missing or job.name in known:
-            return f"job {job.name} stands twice in the plan or before {missing}, which it needs; plan the sweep again"
+            return f"job {job.name} is twice in the plan or before {missing}, which it needs; plan the sweep again"
         known.add(job.name)
     wrong = misaddressed(plan)
     return f"{wrong}: the message was damaged, or another program wrote it; plan the sweep again" if wrong else ""
 
 
 def _unsafe(job: Job) -> str:
-    """Why a job's name or key cannot be that of objects and folders; empty if they can. Plans come from anybody."""
+    """Why a job's name or key cannot be part of names of objects; empty if it can. Plans are not trusted."""
     if not _is_well_formed(job):
         return f"job {str(job.name)[:80]!r} is not as a planner writes it; plan the sweep again with `orchestrator`"
     try:
@@ -136,7 +136,7 @@ def _unsafe(job: Job) -> str:
 
 
 def _is_well_formed(job: Job) -> bool:
-    """Whether what later steps build upon has the right types; JSON of others may hold anything anywhere."""
+    """Whether the fields that later steps use have the right types; the JSON may contain anything."""
     identity: Any = job.identity
     parts = [identity.get(name, {}) for name in ("parameters", "inputs")] if isinstance(identity, Mapping) else []
     amounts: tuple[Any, ...] = (
@@ -191,7 +191,7 @@ def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: 
 
 
 def _owned(plan: Plan, message: Submit, snapshot: Snapshot) -> Plan:
-    """A sweep stays its first submitter's, unless somebody else insists."""
+    """The owner of a sweep stays its first submitter, unless another user forces the submit."""
     current = snapshot.plan
     if current is not None and current.owner and message.consent is Consent.ASK:
         return replace(plan, owner=current.owner)

@@ -43,7 +43,7 @@ _OPEN = (JobState.PENDING, JobState.RUNNING)
 
 
 class RefusalError(Exception):
-    """Why a request cannot be followed, and what to do; ends up in the journal."""
+    """Why a request cannot be followed, and what to do; the text is recorded in the journal."""
 
 
 class Ownership(StrEnum):
@@ -51,11 +51,11 @@ class Ownership(StrEnum):
 
     KEEP = "keep"
     TAKE = "take"
-    """Adopt it; what the other cluster still runs for it is done again or found committed."""
+    """Adopt it; jobs that the other cluster still runs are run again or found committed."""
 
 
 class Consent(StrEnum):
-    """Whether a client insists, though the sweep is somebody else's."""
+    """Whether a client forces a request to a sweep of another user."""
 
     ASK = "ask"
     FORCE = "force"
@@ -63,19 +63,19 @@ class Consent(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientMessage:
-    """Base of what clients send. Names of senders are as they say: nobody checks them, they prevent accidents only."""
+    """Base of messages of clients. Names of senders are not checked: they only prevent accidents."""
 
     NAME: ClassVar[str]
     """Its type in the store."""
     message_id: str
     sender: str = ""
-    """User name; empty = not told, which every sweep accepts."""
+    """User name; empty = not given, which every sweep accepts."""
     consent: Consent = Consent.ASK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit(ClientMessage):
-    """Run this plan on this cluster. See ``request_handling`` for what becomes of it."""
+    """Run this plan on this cluster. See ``request_handling`` for how it is handled."""
 
     NAME: ClassVar[str] = "submit"
     cluster: str
@@ -88,7 +88,7 @@ class Submit(ClientMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LifecycleRequest(ClientMessage):
-    """A request about a sweep that is there: it becomes one event, or is refused."""
+    """A request about an existing sweep: it becomes one event, or is refused."""
 
     ACTION: ClassVar[str]
     """In words, as a refusal says it: ``pause it``."""
@@ -125,7 +125,7 @@ class LifecycleRequest(ClientMessage):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel(LifecycleRequest):
-    """End the sweep: stop what runs, start nothing. With ``jobs`` only these: names, or patterns as of a shell."""
+    """End the sweep: stop attempts, start no jobs. With ``jobs`` only these: names, or patterns as of a shell."""
 
     NAME: ClassVar[str] = "cancel"
     ACTION: ClassVar[str] = "cancel some of its jobs"
@@ -146,7 +146,7 @@ class Cancel(LifecycleRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause(LifecycleRequest):
-    """Start nothing new until told to resume."""
+    """Start no jobs until a resume request."""
 
     NAME: ClassVar[str] = "pause"
     ACTION: ClassVar[str] = "pause it"
@@ -171,7 +171,7 @@ class Resume(LifecycleRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stop(LifecycleRequest):
-    """Start nothing new any more, let what runs end, then end the sweep."""
+    """Start no more jobs, let running attempts end, then end the sweep."""
 
     NAME: ClassVar[str] = "stop"
     ACTION: ClassVar[str] = "stop it"
@@ -183,14 +183,14 @@ class Stop(LifecycleRequest):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry(LifecycleRequest):
-    """Give jobs that ended without an artifact a new chance; without ``jobs`` all that failed or were skipped."""
+    """Retry jobs that ended without an artifact; without ``jobs`` all that failed or were skipped."""
 
     NAME: ClassVar[str] = "retry"
     ACTION: ClassVar[str] = "retry its jobs"
     jobs: tuple[str, ...] = ()
 
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:
-        """Another chance of the jobs, of what they need and of what was skipped because of them."""
+        """The retry of the jobs, of jobs that they need, and of jobs that were skipped because of them."""
         self._allowed(snapshot, events.JobsRetried)
         if self.jobs:
             chosen = _selected(snapshot, self.jobs, _HOPELESS, "failed, skipped or cancelled")
@@ -218,7 +218,7 @@ class SetPriority(LifecycleRequest):
 
 
 REQUESTS: tuple[type[Submit | LifecycleRequest], ...] = (Submit, Cancel, Pause, Resume, Stop, Retry, SetPriority)
-"""All that a client can ask for; the order means nothing."""
+"""All requests of clients, in any order."""
 _TYPES: Mapping[str, type[Submit | LifecycleRequest]] = {type_.NAME: type_ for type_ in REQUESTS}
 
 
@@ -246,7 +246,7 @@ def _matching(snapshot: Snapshot, pattern: str) -> list[str]:
 
 
 def _with_relatives(snapshot: Snapshot, chosen: Sequence[str]) -> list[str]:
-    """Also what the chosen jobs need and does not exist, and what was skipped because of any of them."""
+    """Also missing jobs that the chosen ones need, and jobs that were skipped because of any of them."""
     jobs = _plan(snapshot).by_name()
     retried, waiting = set(chosen), list(chosen)
     while waiting:
@@ -277,7 +277,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded:
-    """A submit to another cluster, which one that was sent after it has overtaken."""
+    """A submit to another cluster that was superseded by a later submit."""
 
     message_id: str
     reason: str
@@ -304,13 +304,13 @@ def post(store: ObjectStore, sweep: str, message: ClientMessage) -> None:
 
 
 def read_markers(store: ObjectStore) -> list[tuple[str, str]]:
-    """Sweep and id of the messages that markers tell of; some are settled already."""
+    """Sweep and id of the messages with markers; some are settled already."""
     names = [stat.name.removeprefix(MARKERS) for stat in store.list_objects(MARKERS)]
     return [(sweep, message_id) for sweep, _, message_id in (name.partition("/") for name in names) if message_id]
 
 
 def discard_marker(store: ObjectStore, sweep: str, message_id: str) -> None:
-    """Delete the marker of a settled message; one that stays costs a look. Raises nothing."""
+    """Delete the marker of a settled message; a remaining one costs a read. Raises nothing."""
     with suppress(StorageError):
         store.delete(marker_name(sweep, message_id))
 
@@ -330,7 +330,7 @@ def read_inbox(
         message_id = name.removesuffix(".json")
         if message_id in skip:
             continue
-        # Nothing here holds on to the text: that of a large sweep's plan is a third of what settling it takes.
+        # No reference to the text is kept: for a large plan it is a third of the memory for handling it.
         message = _read(store, sweep, message_id)
         if message is not None:
             yield message
@@ -365,7 +365,7 @@ def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:
 
 # ------------------------------------------------------------------------------------------------- what clients call
 class Envelope(TypedDict, total=False):
-    """What every request takes: who sends it, whether they insist, and the time (unix seconds)."""
+    """Arguments of every request: its sender, whether it is forced, and the time (unix seconds)."""
 
     sender: str | None
     """None = this user."""
@@ -375,19 +375,19 @@ class Envelope(TypedDict, total=False):
 
 
 class SubmitFields(Envelope, total=False):
-    """What a submit may say besides its plan: fields of ``Submit``, those of its envelope included."""
+    """Optional arguments of a submit: fields of ``Submit``, including those of its envelope."""
 
     ownership: Ownership
     provenance: Mapping[str, Any] | None
     """What is known of where the plan comes from (``tracking.provenance.capture``); it is kept with the revision."""
     message_id: str
-    """Of who may have to send the same submit twice: it is followed once. Empty = a new one."""
+    """Id for a submit that may be sent twice: it is followed once. Empty = a new id."""
 
 
 def new_submit(plan: Plan, spec_text: str, cluster: str, options: SubmitFields) -> Submit:
     """The message of a submit."""
-    said = {name: value for name, value in options.items() if name != "now" and value}
-    return Submit(**(new_envelope(options) | said), cluster=cluster, plan=plan.to_json(), spec_text=spec_text)
+    given = {name: value for name, value in options.items() if name != "now" and value}
+    return Submit(**(new_envelope(options) | given), cluster=cluster, plan=plan.to_json(), spec_text=spec_text)
 
 
 def cancel(store: ObjectStore, sweep: str, *, jobs: Collection[str] | None = None, **envelope: Unpack[Envelope]) -> str:
@@ -405,12 +405,12 @@ def cancel(store: ObjectStore, sweep: str, *, jobs: Collection[str] | None = Non
 
 
 def pause(store: ObjectStore, sweep: str, *, running: Running = Running.FINISH, **envelope: Unpack[Envelope]) -> str:
-    """Ask that nothing new starts for now; see ``cancel``. Submitting the sweep again resumes it, too."""
+    """Ask that no job starts until a resume; see ``cancel``. Submitting the sweep again resumes it, too."""
     return _send(store, sweep, Pause(**new_envelope(envelope), running=running))
 
 
 def resume(store: ObjectStore, sweep: str, **envelope: Unpack[Envelope]) -> str:
-    """Ask that a paused sweep goes on; see ``cancel``."""
+    """Ask that a paused sweep continues; see ``cancel``."""
     return _send(store, sweep, Resume(**new_envelope(envelope)))
 
 
@@ -420,7 +420,7 @@ def stop(store: ObjectStore, sweep: str, **envelope: Unpack[Envelope]) -> str:
 
 
 def retry(store: ObjectStore, sweep: str, *, jobs: Collection[str] | None = None, **envelope: Unpack[Envelope]) -> str:
-    """Ask for another chance of some jobs, or of all that failed, were skipped or cancelled; see ``cancel``.
+    """Ask for a retry of some jobs, or of all that failed, were skipped or cancelled; see ``cancel``.
 
     With a job comes what it needs and does not exist, and what was skipped because of it. Sweeps that have ended,
     cancelled ones too, go on.
@@ -434,7 +434,7 @@ def set_priority(store: ObjectStore, sweep: str, priority: int, **envelope: Unpa
 
 
 def current_user() -> str:
-    """Name of whoever runs this process; empty where the system has none (as in some containers)."""
+    """Name of this process's user; empty if the system has none (as in some containers)."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

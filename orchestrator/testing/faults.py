@@ -20,7 +20,7 @@ class SimulatedCrash(BaseException):
 
 
 class Harm(StrEnum):
-    """What happens to the content at the chosen read."""
+    """Damage of the content at the chosen read."""
 
     FLIPPED = "flipped"
     """One bit in its middle is another."""
@@ -31,7 +31,7 @@ class Harm(StrEnum):
 
 
 class Moment(StrEnum):
-    """What happens at the chosen write."""
+    """The fault at the chosen write."""
 
     ERROR_BEFORE = "error_before"
     """The write fails and leaves nothing."""

@@ -80,7 +80,7 @@ def test_growth_of_a_wrong_file_is_none_and_told(monkeypatch, tmp_path, caplog, 
     path.write_text(text)
     monkeypatch.setenv(GROUPS_VARIABLE, str(path))
     assert growth() is None
-    assert "the cluster is taken not to grow" in caplog.text
+    assert "the cluster counts as one that does not grow" in caplog.text
 
 
 def test_job_for_nodes_that_may_come_is_launched_and_one_for_none_is_refused(monkeypatch):

@@ -9,7 +9,7 @@ import ray
 
 from orchestrator.backends.protocol import AttemptStatus, Placement
 from orchestrator.backends.ray.backend import RayBackend
-from orchestrator.backends.ray.runner.runner import ANY_SITE, UNHEARD_S, create_runner
+from orchestrator.backends.ray.runner.runner import ANY_SITE, UNCALLED_S, create_runner
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
@@ -74,7 +74,7 @@ def test_runner_that_no_controller_calls_leaves_long_before_its_idle_timeout(ray
         return any(actor["namespace"] == namespace for actor in ray_cluster.util.list_named_actors(all_namespaces=True))
 
     assert is_there()
-    until(lambda: not is_there(), 2 * UNHEARD_S)
+    until(lambda: not is_there(), 2 * UNCALLED_S)
 
 
 def test_attempt_goes_to_the_node_it_was_sent_to_and_says_so(backend, store, finish):

@@ -111,10 +111,10 @@ def test_runner_that_stands_still_for_a_while_stops_no_rank_and_a_dead_one_does_
     pid, _ = ray_cluster.get(desk.state.remote())
     with RunnerLine("desk", namespace, "k.1", 3, every_s=60.0) as line:
         os.kill(pid, signal.SIGSTOP)
-        assert not line.tell({"process": "here"})
+        assert not line.send({"process": "here"})
         assert not line.must_stop.is_set()
         os.kill(pid, signal.SIGCONT)
-        until(lambda: line.tell({"progress": 1}))
+        until(lambda: line.send({"progress": 1}))
         assert {"process": "here", "progress": 1} in ray_cluster.get(desk.state.remote())[1]
         os.kill(pid, signal.SIGKILL)
-        until(lambda: not line.tell({"progress": 2}) and line.must_stop.is_set())
+        until(lambda: not line.send({"progress": 2}) and line.must_stop.is_set())

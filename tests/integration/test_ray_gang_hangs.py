@@ -76,7 +76,7 @@ def test_gang_with_a_stopped_rank_ends_and_says_that_it_is_silent(backend, store
     assert report.failure is not None, report
     assert report.failure.kind is FailureKind.HANG
     assert "rank 0 on node" in report.failure.message
-    assert "says nothing any more" in report.failure.message
+    assert "does not report any more" in report.failure.message
     assert "rank 1" not in report.failure.message.partition("; the stacks")[0]
     until(lambda: not _alive(tmp_path))
 

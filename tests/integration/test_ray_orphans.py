@@ -71,7 +71,7 @@ def test_gang_killed_while_there_is_no_controller_is_cleared_up_by_the_next_one(
 def test_reservation_that_ray_gives_up_late_is_found_by_the_gang_that_waits_for_it(
     ray_cluster, namespace, store, gate, until, finish, monkeypatch
 ) -> None:
-    monkeypatch.setattr(placement_groups, "LOOKS_AFTER_S", ())  # as if Ray took longer to notice than all of them
+    monkeypatch.setattr(placement_groups, "SCANS_AFTER_S", ())  # as if Ray took longer to notice than all of them
     backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     backend.announce(1)
     before = reservations(ray_cluster)

@@ -175,7 +175,7 @@ def test_search_whose_trial_ray_loses_is_lost_in_time_and_goes_on_from_its_log(
             os.kill(stopped, signal.SIGKILL)
     assert report.failure is not None, report
     assert report.failure.kind is FailureKind.NODE_LOST
-    assert "nothing has been heard of trial" in report.failure.message
+    assert "no report has come from trial" in report.failure.message
     until(lambda: reservations(ray_cluster) == 0)
     backend.release(gated.attempt_id)
     gate.open()

@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         name="stop is followed by no end",
         where="orchestrator.controller.attempt_tracker:StopRequests.retry_or_kill",
-        old="if now >= stop.asked_at_s + stop.grace_s:",
+        old="if now >= stop.requested_at_s + stop.grace_s:",
         new="if False:",
         family=Family.CLIENTS,
     ),
@@ -347,7 +347,7 @@ MUTANTS = (
     Mutant(
         name="no share grows while a round goes on",
         where="orchestrator.scheduling.fairness:FairShare.add",
-        old="self.live = plus(self.live, asked)",
+        old="self.live = plus(self.live, requested)",
         new="del asked",
         family=Family.SHARES,
     ),

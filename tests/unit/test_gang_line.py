@@ -69,35 +69,35 @@ def test_failed_calls_stop_no_rank_for_two_minutes_and_what_they_carried_is_told
     fake: FakeRay, line: RunnerLine, error: Callable[[], Exception]
 ) -> None:
     fake.error = error()
-    assert not line.tell({"process": "here"})
+    assert not line.send({"process": "here"})
     fake.now_s += TOLERATED_S - 1.0
-    line.tell({"progress": 1})
+    line.send({"progress": 1})
     assert not line.must_stop.is_set()
     fake.error = None
-    line.tell({"progress": 2})
+    line.send({"progress": 2})
     assert fake.heard == [{"process": "here", "progress": 2}]
     fake.error = error()
     fake.now_s += TOLERATED_S - 1.0  # counted from the last call that was heard
-    line.tell({"progress": 3})
+    line.send({"progress": 3})
     assert not line.must_stop.is_set()
     fake.now_s += 1.0
-    line.tell({"progress": 4})
+    line.send({"progress": 4})
     assert line.must_stop.is_set()
 
 
 def test_dead_runner_stops_a_rank_at_once(fake: FakeRay, line: RunnerLine) -> None:
     fake.error = ActorDiedError()
-    line.tell({"progress": 1})
+    line.send({"progress": 1})
     assert line.must_stop.is_set()
 
 
 def test_failure_is_told_until_it_is_heard_or_the_runner_given_up(fake: FakeRay, line: RunnerLine) -> None:
     failure = JobFailure(attempt_id="k.1", key="k", kind=FailureKind.UNKNOWN, message="a bug")
     fake.error = FAILED_CALLS[0]()
-    line.tell_failure(failure)
+    line.report_failure(failure)
     assert fake.now_s >= 1000.0 + TOLERATED_S
     fake.error = None
-    line.tell_failure(failure)  # once only
+    line.report_failure(failure)  # once only
     assert fake.heard == []
 
 

@@ -6,19 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.backends.ray.gang.hangs import UNHEARD_S, HangWatch, behind_on_device, judge_hang, tell_hang
-from orchestrator.backends.ray.gang.mailbox import HeardRank
+from orchestrator.backends.ray.gang.hangs import RANK_SILENT_S, HangWatch, behind_on_device, describe_hang, judge_hang
+from orchestrator.backends.ray.gang.mailbox import RankStatus
 from orchestrator.core.activity import Activity, RankActivity
 
 WORLD = 4
 EVERY_S = 5.0
 
 
-def rank(number: int, doing: str, *, entered: int = 7, stage: str = "train") -> HeardRank:
-    return HeardRank(
+def rank(number: int, doing: str, *, entered: int = 7, stage: str = "train") -> RankStatus:
+    return RankStatus(
         rank=number,
         node=f"node{number}",
-        heard_at_s=0.0,
+        reported_at_s=0.0,
         doing=doing,
         stage=stage,
         num_entered=entered,
@@ -26,18 +26,18 @@ def rank(number: int, doing: str, *, entered: int = 7, stage: str = "train") -> 
     )
 
 
-def gang(*, odd: str, entered: int = 6, stage: str = "train") -> dict[int, HeardRank]:
+def gang(*, odd: str, entered: int = 6, stage: str = "train") -> dict[int, RankStatus]:
     """Three ranks that wait for others, and rank 3."""
     ranks = {number: rank(number, "peers", stage=stage) for number in range(WORLD - 1)}
     return ranks | {3: rank(3, odd, entered=entered, stage=stage)}
 
 
-def seconds_to_hang(ranks: dict[int, HeardRank], *, silent: tuple[int, ...] = (), limit_s: float = 2000.0) -> float:
+def seconds_to_hang(ranks: dict[int, RankStatus], *, silent: tuple[int, ...] = (), limit_s: float = 2000.0) -> float:
     """When the watch says so; infinite if it does not before ``limit_s``."""
     watch, now_s = HangWatch(world_size=WORLD), 0.0
     while now_s < limit_s:
-        heard = {n: one if n in silent else replace(one, heard_at_s=now_s) for n, one in ranks.items()}
-        if watch.look(heard, now_s):
+        heard = {n: one if n in silent else replace(one, reported_at_s=now_s) for n, one in ranks.items()}
+        if watch.update(heard, now_s):
             return now_s
         now_s += EVERY_S
     return float("inf")
@@ -54,7 +54,7 @@ def test_rank_that_says_what_it_waits_for_is_waited_for(excuse: str) -> None:
 
 
 def test_excuse_of_a_rank_that_speaks_no_more_ends() -> None:
-    assert seconds_to_hang(gang(odd="data"), silent=(3,)) == pytest.approx(100.0 + UNHEARD_S, abs=2 * EVERY_S)
+    assert seconds_to_hang(gang(odd="data"), silent=(3,)) == pytest.approx(100.0 + RANK_SILENT_S, abs=2 * EVERY_S)
 
 
 def test_gang_whose_ranks_all_work_is_no_hang_of_this_kind() -> None:
@@ -69,13 +69,13 @@ def test_gang_of_slow_steps_gets_five_of_its_longest() -> None:
     watch, now_s = HangWatch(world_size=WORLD), 0.0
     for step in range(3):
         for _ in range(12):  # a minute of work per step
-            heard = {n: replace(rank(n, "peers", entered=step), heard_at_s=now_s) for n in range(WORLD)}
-            assert not watch.look(heard, now_s)
+            heard = {n: replace(rank(n, "peers", entered=step), reported_at_s=now_s) for n in range(WORLD)}
+            assert not watch.update(heard, now_s)
             now_s += EVERY_S
     assert watch._longest_s == pytest.approx(60.0, abs=EVERY_S)
     stuck = {n: rank(n, "peers" if n else "work", entered=9) for n in range(WORLD)}
     waited = 0.0
-    while not watch.look({n: replace(one, heard_at_s=now_s) for n, one in stuck.items()}, now_s):
+    while not watch.update({n: replace(one, reported_at_s=now_s) for n, one in stuck.items()}, now_s):
         now_s, waited = now_s + EVERY_S, waited + EVERY_S
     assert waited == pytest.approx(300.0, abs=5 * EVERY_S)
 
@@ -83,40 +83,40 @@ def test_gang_of_slow_steps_gets_five_of_its_longest() -> None:
 def test_time_in_which_nobody_looked_counts_ten_seconds() -> None:
     watch = HangWatch(world_size=WORLD)
     for now_s in (0.0, 1000.0):
-        assert not watch.look({n: replace(one, heard_at_s=now_s) for n, one in gang(odd="work").items()}, now_s)
+        assert not watch.update({n: replace(one, reported_at_s=now_s) for n, one in gang(odd="work").items()}, now_s)
     assert watch.waited_s == pytest.approx(10.0)
 
 
-def told(ranks: dict[int, HeardRank], records: dict[int, dict[str, object]] | None = None) -> str:
+def described(ranks: dict[int, RankStatus], records: dict[int, dict[str, object]] | None = None) -> str:
     watch = HangWatch(world_size=WORLD, waited_s=100.0, limit_s=100.0)
-    return tell_hang(judge_hang(watch, ranks, asked_at_s=50.0), records or {}, {"node3": "host-c/12345678"})
+    return describe_hang(judge_hang(watch, ranks, requested_at_s=50.0), records or {}, {"node3": "host-c/12345678"})
 
 
-def answered(ranks: dict[int, HeardRank], *, silent: tuple[int, ...] = ()) -> dict[int, HeardRank]:
-    return {n: one if n in silent else replace(one, heard_at_s=60.0) for n, one in ranks.items()}
+def answered(ranks: dict[int, RankStatus], *, silent: tuple[int, ...] = ()) -> dict[int, RankStatus]:
+    return {n: one if n in silent else replace(one, reported_at_s=60.0) for n, one in ranks.items()}
 
 
 def test_rank_that_says_nothing_any_more_is_named_with_its_node() -> None:
-    message = told(answered(gang(odd="peers", entered=7), silent=(3,)))
+    message = described(answered(gang(odd="peers", entered=7), silent=(3,)))
     assert "3 rank(s) have waited 100 s (100 s are allowed) for others in collective operation 7 (sum)" in message
-    assert "rank 3 on node host-c/12345678 says nothing any more" in message
+    assert "rank 3 on node host-c/12345678 does not report any more" in message
 
 
 def test_rank_that_did_not_enter_is_named_with_what_it_does() -> None:
-    message = told(answered(gang(odd="work")))
+    message = described(answered(gang(odd="work")))
     assert "rank 3 on node host-c/12345678 did not enter it: it is at operation 6 (sum), doing: work" in message
 
 
 def test_ranks_that_have_ended_wait_for_the_one_that_has_not() -> None:
     ranks = {n: rank(n, "ended") for n in range(WORLD - 1)} | {3: rank(3, "peers", entered=6)}
     assert seconds_to_hang(ranks, silent=(0, 1, 2, 3)) == 100.0
-    message = told(answered(ranks, silent=(0, 1, 2, 3)))
-    assert "rank 3 on node host-c/12345678 says nothing any more" in message
+    message = described(answered(ranks, silent=(0, 1, 2, 3)))
+    assert "rank 3 on node host-c/12345678 does not report any more" in message
     assert "rank 0" not in message
 
 
 def test_rank_that_waits_in_an_earlier_operation_is_named() -> None:
-    assert "rank 3 on node host-c/12345678 did not enter it" in told(answered(gang(odd="peers", entered=5)))
+    assert "rank 3 on node host-c/12345678 did not enter it" in described(answered(gang(odd="peers", entered=5)))
 
 
 def record(begun: int) -> dict[str, object]:
@@ -126,14 +126,16 @@ def record(begun: int) -> dict[str, object]:
 def test_gang_whose_hosts_all_wait_is_told_by_what_their_devices_have_begun() -> None:
     records = {0: record(9), 1: record(9), 2: record(8), 3: record(9)}
     assert behind_on_device(records) == (2,)
-    message = told(answered(gang(odd="peers", entered=7)), records)
+    message = described(answered(gang(odd="peers", entered=7)), records)
     assert "the device of rank 2 did not begin it" in message
     assert "flight records of ranks 0, 1, 2, 3 are beside their logs" in message
 
 
 def test_gang_where_nobody_is_behind_points_at_the_network() -> None:
     records = {n: record(-1) for n in range(WORLD)}  # gloo tells no begin
-    assert "all of them have entered it: look at the network" in told(answered(gang(odd="peers", entered=7)), records)
+    assert "all of them have entered it: look at the network" in described(
+        answered(gang(odd="peers", entered=7)), records
+    )
 
 
 def test_activity_tells_what_is_done_now_and_goes_back_to_what_was_before() -> None:
@@ -153,11 +155,11 @@ def test_gang_of_slow_steps_is_given_its_first_update_as_a_measure() -> None:
         ends_s = now_s + step_s
         while now_s < ends_s:
             ranks = {n: rank(n, "peers", entered=entered, stage=stage) for n in range(WORLD)}
-            heard = {n: replace(one, heard_at_s=now_s) for n, one in ranks.items()}
-            assert not watch.look(heard, now_s), f"operation {entered} of {stage}"
+            heard = {n: replace(one, reported_at_s=now_s) for n, one in ranks.items()}
+            assert not watch.update(heard, now_s), f"operation {entered} of {stage}"
             now_s += EVERY_S
 
 
 def test_rank_that_never_spoke_is_named() -> None:
     ranks = {n: rank(n, "peers") for n in range(WORLD - 1)}
-    assert "rank 3 says nothing any more" in told(answered(ranks))
+    assert "rank 3 does not report any more" in described(answered(ranks))

@@ -50,7 +50,7 @@ def test_node_that_is_left_out_already_is_not_left_out_again() -> None:
 
 
 def gang_beside_an_excluded_node(gpus: int, *, min_gpus: int = 0, maximum: tuple[Node, ...] | None = None):
-    """Launches of a job of so many GPUs on two nodes of eight, one of which is left out; and the scheduler."""
+    """Launches of a job of so many GPUs on two nodes of eight, one of which is excluded; and the scheduler."""
     job, scheduler = gpu_job("pretrain/gang", gpus=gpus, min_gpus=min_gpus), Scheduler()
     total = Resources(cpus=128.0, gpus=16.0)
     commands = scheduler.decide(
@@ -69,25 +69,25 @@ def gang_beside_an_excluded_node(gpus: int, *, min_gpus: int = 0, maximum: tuple
 def test_gang_that_needs_all_nodes_starts_on_the_one_that_is_left_out_and_says_so() -> None:
     (command,), _ = gang_beside_an_excluded_node(16)
     assert set(command.nodes) == {BAD, GOOD}
-    assert f"the nodes that are left out count ({BAD}): the others are too few for it" in command.reason
+    assert f"the excluded nodes count ({BAD}): the others are too few for it" in command.reason
     job = gpu_job("pretrain/gang", gpus=16)
     running = after(plan_of("s", job), launched(job, *command.nodes, at_s=10.0))
     scheduler = Scheduler()
     scheduler.decide(ClusterView(snapshots=[running], total=Resources(), nodes=NODES, now=20.0, former=[ended_sweep()]))
-    assert f"pretrain/gang runs on nodes that are left out ({BAD})" in scheduler.warnings["s"]
+    assert f"pretrain/gang runs on excluded nodes ({BAD})" in scheduler.warnings["s"]
 
 
 def test_gang_that_fits_elsewhere_keeps_away_from_the_node_that_is_left_out() -> None:
     (command,), scheduler = gang_beside_an_excluded_node(8)
     assert set(command.nodes) == {GOOD}
-    assert "left out" not in command.reason
+    assert "excluded" not in command.reason
     assert not scheduler.warnings
 
 
 def test_elastic_gang_starts_smaller_rather_than_on_a_node_that_is_left_out() -> None:
     (command,), _ = gang_beside_an_excluded_node(16, min_gpus=4)
     assert (set(command.nodes), command.num_workers) == ({GOOD}, 8)
-    assert f"at full size it would need nodes that are left out ({BAD})" in command.reason
+    assert f"at full size it would need excluded nodes ({BAD})" in command.reason
 
 
 def test_elastic_gang_does_not_grow_onto_a_node_that_is_left_out_before_its_time() -> None:

@@ -93,7 +93,7 @@ def test_node_that_fails_its_first_check_is_left_out_until_it_passes_one(tmp_pat
     world.tick()
     found = world.snapshot().excluded["bad"]
     assert (
-        found.reason == "node bad is left out until it passes a check: cuda:3: 5 entries of a matrix product are wrong"
+        found.reason == "node bad is excluded until it passes a check: cuda:3: 5 entries of a matrix product are wrong"
     )
     assert found.until_s - world.clock() == pytest.approx(REPEATED_S, abs=60)
 
@@ -108,7 +108,7 @@ def test_node_left_out_for_a_failure_is_checked_and_let_in_at_once_if_it_passes(
     backend.ended = {"bad": ""}
     world.tick()
     assert until_s(world) <= world.clock()
-    assert world.snapshot().excluded["bad"].reason == "node bad is let back in: it has passed its check"
+    assert world.snapshot().excluded["bad"].reason == "node bad is used again: it has passed its check"
 
 
 def test_node_that_keeps_failing_its_check_never_comes_back_by_the_clock(blamed: tuple[World, CheckedBackend]) -> None:

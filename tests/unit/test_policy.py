@@ -72,7 +72,7 @@ def test_object_that_no_waiting_brings_back_is_bad_data(error: type[StorageError
 
 
 def test_job_that_always_takes_its_node_down_is_given_up() -> None:
-    budget = POLICY[FailureKind.NODE_LOST].budget
+    budget = POLICY[FailureKind.NODE_LOST].max_failures_of_kind
     assert budget is not None
     assert isinstance(judge(view(*[FailureKind.NODE_LOST] * budget), max_failures=99), GiveUp)
 

@@ -52,12 +52,12 @@ def test_death_as_ray_tells_it_is_understood(text: str, kind: FailureKind, ended
     error.error_msg = text
     death = death_of(error)
     assert (death.kind, death.ended) == (kind, ended)
-    assert words in death.told
-    assert "\n" not in death.told
+    assert words in death.description
+    assert "\n" not in death.description
 
 
 def told(text: str, node: str = NODE, runner: str = RUNNER) -> str:
-    return death_of(RayActorError(error_msg=text)).tell(runner, node)
+    return death_of(RayActorError(error_msg=text)).describe(runner, node)
 
 
 def test_killed_process_is_told_from_a_node_that_died() -> None:

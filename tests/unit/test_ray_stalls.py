@@ -8,21 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.backends.ray.gang.mailbox import GangShape
-from orchestrator.backends.ray.placement_groups import LOOK_EVERY_S, StallTimer, watch_placement
+from orchestrator.backends.ray.placement_groups import POLL_EVERY_S, StallTimer, watch_placement
 from orchestrator.backends.ray.search.mailbox import TrialMailbox
 from orchestrator.core.contract import Progress
 
 HELD, ASKED = {"a": True}, {"a": False}
 
 
-def waited_s(looks, *, counts_without_room: bool = True, every_s: float = LOOK_EVERY_S) -> float:
-    patience = StallTimer(counts_without_room=counts_without_room)
-    return [patience.look(rooms, number * every_s) for number, rooms in enumerate(looks)][-1]
+def waited_s(looks, *, counts_without_room: bool = True, every_s: float = POLL_EVERY_S) -> float:
+    timer = StallTimer(counts_without_room=counts_without_room)
+    return [timer.update(rooms, number * every_s) for number, rooms in enumerate(looks)][-1]
 
 
 def test_time_counts_from_the_look_at_which_room_was_made():
     assert waited_s([ASKED, ASKED, HELD]) == 0
-    assert waited_s([ASKED, ASKED, HELD, HELD, HELD]) == 2 * LOOK_EVERY_S
+    assert waited_s([ASKED, ASKED, HELD, HELD, HELD]) == 2 * POLL_EVERY_S
 
 
 def test_wait_for_room_never_counts():
@@ -35,27 +35,27 @@ def test_new_reservation_begins_anew():
 
 
 def test_time_before_any_reservation_counts_for_a_gang_and_not_for_a_search():
-    assert waited_s([{}] * 5) == 4 * LOOK_EVERY_S
+    assert waited_s([{}] * 5) == 4 * POLL_EVERY_S
     assert waited_s([{}] * 5, counts_without_room=False) == 0
 
 
 @given(st.lists(st.sampled_from([HELD, ASKED, {}, None]), min_size=1, max_size=30), st.booleans())
 def test_time_in_which_nobody_can_tell_never_counts(looks, counts_without_room):
     told = [rooms for rooms in looks if rooms is not None]
-    patience = StallTimer(counts_without_room=counts_without_room)
+    timer = StallTimer(counts_without_room=counts_without_room)
     result = 0.0
     for number, rooms in enumerate(looks):
-        before, result = result, patience.look(rooms, number * LOOK_EVERY_S)
+        before, result = result, timer.update(rooms, number * POLL_EVERY_S)
         assert rooms is not None or result == before
-    assert result <= len(told) * LOOK_EVERY_S
+    assert result <= len(told) * POLL_EVERY_S
 
 
 def test_gap_of_a_process_that_slept_counts_as_two_looks_at_most():
-    assert waited_s([HELD, HELD], every_s=3600.0) == 2 * LOOK_EVERY_S
+    assert waited_s([HELD, HELD], every_s=3600.0) == 2 * POLL_EVERY_S
 
 
 def test_watch_ends_with_what_is_reserved_or_with_nothing_when_it_is_over(monkeypatch):
-    clock = itertools.count(step=LOOK_EVERY_S)
+    clock = itertools.count(step=POLL_EVERY_S)
     monkeypatch.setattr("orchestrator.backends.ray.placement_groups.time.monotonic", lambda: next(clock))
     assert watch_placement(lambda: HELD, StallTimer(counts_without_room=True), 60.0, lambda _: False) == HELD
     assert watch_placement(dict, StallTimer(counts_without_room=True), 60.0, lambda _: False) == {}
@@ -75,11 +75,11 @@ def silent_trial(looks, *, heard: dict[int, int] | None = None, trials: int = 1)
     for number, rooms in enumerate(looks):
         if number in (heard or {}):
             mailbox.on_report((heard or {})[number], {"progress": Progress(phase="train").to_json()})
-        found = mailbox.silent_trial(rooms, number * LOOK_EVERY_S, LIMIT_S)
+        found = mailbox.silent_trial(rooms, number * POLL_EVERY_S, LIMIT_S)
     return found
 
 
-NUM_LOOKS = int(LIMIT_S / LOOK_EVERY_S) + 1
+NUM_LOOKS = int(LIMIT_S / POLL_EVERY_S) + 1
 
 
 def test_trial_that_never_comes_although_its_room_is_reserved_is_lost():

@@ -133,7 +133,7 @@ def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
 def test_node_whose_hardware_is_named_is_excluded_at_once() -> None:
     snapshot = failing_on("node-0002", 1, "CUDA error: uncorrectable ECC error encountered", FailureKind.NODE_LOST)
     (command,) = of_type(decide(snapshot, nodes=gpu_nodes(80)), ExcludeNode)
-    assert command.reason.startswith("node node-0002 is left out for 1 h: broken GPU")
+    assert command.reason.startswith("node node-0002 is excluded for 1 h: broken GPU")
 
 
 def test_jobs_keep_away_from_an_excluded_node_until_its_time_is_over() -> None:

@@ -47,7 +47,7 @@ class Calls:
 def stack(tmp_path, monkeypatch):
     """A running one, whose supervisor is this very process."""
     monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path))
-    monkeypatch.setattr(module, "LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr(module, "POLL_EVERY_S", 0.0)
     monkeypatch.setattr(module, "ServiceCalls", Calls)
     pid, pid_started_at = own_identity()
     described = Stack(

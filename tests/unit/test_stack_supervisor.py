@@ -79,7 +79,7 @@ class Running:
             self._lock.__exit__()
 
     def end(self) -> None:
-        self.supervisor.tell_to_end()
+        self.supervisor.request_end()
         self.thread.join(WITHIN_S)
         assert not self.thread.is_alive()
 

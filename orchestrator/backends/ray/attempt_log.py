@@ -81,7 +81,7 @@ class PrintedRecords:
                 self._take(text)
 
     def close(self) -> None:
-        """Let go of what has no end yet."""
+        """Flush text that has no end of line yet."""
         with self._lock:
             self._end_traceback()
             if self._line:
@@ -154,7 +154,7 @@ def write_stacks_into(log: TextIO) -> None:
 
 
 def examine(process: LoggedProcess, store_uri: str) -> ray.ObjectRef[Any]:
-    """Start to bring a process's stacks into its log; the answer comes when that is done. Does not wait."""
+    """Start to write a process's stacks into its log; the reference is ready when that is done. Does not wait."""
     strategy = NodeAffinitySchedulingStrategy(process.node_id, soft=False)
     task: Any = ray.remote(_examine).options(num_cpus=0, max_retries=0, scheduling_strategy=strategy)
     ref: ray.ObjectRef[Any] = task.remote(process.to_json(), store_uri)
@@ -162,7 +162,7 @@ def examine(process: LoggedProcess, store_uri: str) -> ray.ObjectRef[Any]:
 
 
 def _examine(document: Mapping[str, Any], store_uri: str) -> int:
-    """On the process's node. Returns the number of bytes that the log has got."""
+    """Runs on the process's node. Returns by how many bytes the log has grown."""
     process = LoggedProcess.from_json(document)
     path = Path(process.log_path)
     before = path.stat().st_size  # fails if the process has ended and taken its log along: then it needs no signal
@@ -173,7 +173,7 @@ def _examine(document: Mapping[str, Any], store_uri: str) -> int:
 
 
 def _wait_for_more(path: Path, before: int) -> None:
-    """Until the file has grown and grows no more, or for a few seconds."""
+    """Wait until the file has grown and grows no more, or for a few seconds."""
     deadline_s, last = time.monotonic() + _WRITTEN_WITHIN_S, before
     while time.monotonic() < deadline_s:
         time.sleep(0.1)
@@ -184,12 +184,12 @@ def _wait_for_more(path: Path, before: int) -> None:
 
 
 def _py_spy(pid: int) -> bytes:
-    """Native stacks too, where py-spy is installed and may look into other processes."""
+    """Native stacks too, where py-spy is installed and is allowed to inspect other processes."""
     program = shutil.which("py-spy")
     if program is None:
         return b""
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [program, "dump", "--native", "--pid", str(pid)],
             capture_output=True,
             timeout=_PY_SPY_TIMEOUT_S,
@@ -197,7 +197,7 @@ def _py_spy(pid: int) -> bytes:
         )
     except (OSError, subprocess.TimeoutExpired):
         return b""
-    return b"\n" + told.stdout if told.returncode == 0 else b""
+    return b"\n" + result.stdout if result.returncode == 0 else b""
 
 
 _in_handler = threading.local()
@@ -229,7 +229,7 @@ def _uncopied(emit: Callable[[logging.LogRecord], None]) -> Callable[[logging.Lo
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Ray's own words, such as a second copy of a traceback, are in the node's files."""
+    """Ray's own messages, such as a second copy of a traceback, are in the node's files."""
     return not record.name.startswith("ray.")
 
 
@@ -237,7 +237,7 @@ class _RecordFile:
     """The file of the records. Line buffered: what was printed before a kill -9 is in it, and a later upload has it."""
 
     def __init__(self, path: Path, context: LogContext) -> None:
-        # Others must not read what a job prints, and the directory for scratch is everybody's.
+        # Other users must not read what a job prints, and all users share the directory for scratch.
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self.file = os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1)
         self._context = context
@@ -284,7 +284,7 @@ class _Tee:
         self._original.flush()
 
     def close_copy(self) -> None:
-        """Let go of what has no end of line yet."""
+        """Flush text that has no end of line yet."""
         self._copy.close()
         self._redacted.finish()
 
@@ -315,7 +315,7 @@ class AttemptLog:
             _Tee(stream, PrintedRecords(self._records.add, source))
             for stream, source in zip(self._streams, (STDOUT, STDERR), strict=True)
         ]
-        tees: list[Any] = list(self._tees)  # as far as anybody uses them, they are text streams
+        tees: list[Any] = list(self._tees)  # they have all methods of text streams that anybody calls
         sys.stdout, sys.stderr = tees
         self._handler = _RecordHandler(self._records)
         root = logging.getLogger()
@@ -368,5 +368,5 @@ class AttemptLog:
         try:
             upload()
         except StorageError as error:
-            # A log is never worth an attempt; the next upload carries what this one did not.
+            # A failed upload of the log must not end the attempt; the next upload carries what this one did not.
             print(f"log {self._name} was not stored: {error}", file=self._streams[1])

@@ -1,4 +1,4 @@
-"""What all processes that run an attempt have in common: runners, ranks of gangs and actors of trials.
+"""The setup that all processes share that run an attempt: runners, ranks of gangs and actors of trials.
 
 The attempt has its own scratch folder, the node's cache, and a log with everything that the process prints until the
 attempt has ended, including the traceback of a failure. The data plane is loaded by name.
@@ -42,7 +42,7 @@ class EntryPoint:
         self.is_warm = False
 
     def warm_up(self) -> None:
-        """Import ahead of the attempts. A failing import is met again, and reported, by the attempt that needs it."""
+        """Import ahead of the attempts. A failing import fails again in the attempt that needs it, which reports it."""
         self.is_warm = True
         try:
             self.load()
@@ -58,7 +58,7 @@ class EntryPoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptPlace:
-    """What an attempt works with in this process."""
+    """The store, folders and log of an attempt in this process."""
 
     store: ObjectStore
     scratch: Path
@@ -79,7 +79,7 @@ def attempt_place(
     folder: str = "attempt",
     on_error: Callable[[BaseException], None] = _nothing,
 ) -> Iterator[AttemptPlace]:
-    """Set up what an attempt works with, and take it down again; the log is stored at the end.
+    """Set up the store, folders and log of an attempt, and clean up at the end; the log is stored last.
 
     Args:
         request: of the attempt.
@@ -103,7 +103,7 @@ def attempt_place(
 
 
 def retire_reason(outcome: JobFailure) -> str:
-    """Why a process that met this failure must not run another attempt; empty = it may."""
+    """Why a process that had this failure must not run another attempt; empty = it may."""
     text = f"{outcome.message}\n{outcome.traceback}"
     if outcome.kind is FailureKind.OUT_OF_MEMORY or _DEVICE_ERROR.search(text):
         return f"attempt {outcome.attempt_id} ended with: {outcome.message}"

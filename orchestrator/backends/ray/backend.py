@@ -55,14 +55,14 @@ from orchestrator.planning.graph.plan import Plan
 ANNOUNCE_TIMEOUT_S = 20.0
 """A runner that does not acknowledge a new epoch in this time counts as lost."""
 UNCLAIMED_S = 30.0
-"""An attempt that nobody asks about for this long is ended: no journal knows it."""
+"""An attempt about which no controller asks for this long is ended: no journal knows it."""
 ROOM_AFTER_S = 15.0
-"""A runner that cannot be placed for this long makes idle runners of any shape leave: resources may be fragmented."""
+"""When a runner cannot be placed for this long, idle runners of any shape are ended: resources may be fragmented."""
 FIND_EVERY_S = 5.0
 MANY_CALLS = 64
-"""More calls in flight than this are looked at in turns: each runner answers once a second even without news."""
+"""More calls in flight than this are polled in turns: each runner answers once a second even without news."""
 STACKS_WITHIN_S = 30.0
-"""The stacks of an attempt that hangs are waited for so long."""
+"""How long to wait for the stacks of an attempt that hangs."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -99,7 +99,7 @@ class RayBackend:
         self._find_runners()
 
     def why_not(self, plan: Plan) -> str:
-        """See ``Backend``: a simulation in a plain file must have come along, or lie here."""
+        """See ``Backend``: a simulation in a plain file must have come with the submit, or be on this node."""
         return why_absent(plan)
 
     def capacity(self) -> Capacity:
@@ -122,7 +122,7 @@ class RayBackend:
         return [self._report(attempt_id) for attempt_id in attempt_ids]
 
     def wait(self, timeout_s: float) -> None:
-        """Return with the first news of a runner, or after this time. Many runners always have news: then it sleeps."""
+        """Return when a runner has news, or after this time. With many runners one always has news: then it sleeps."""
         refs = [ref for link in self._alive() for ref in link.refs]
         if refs and len(refs) <= MANY_CALLS:
             ray.wait(refs, num_returns=1, timeout=timeout_s, fetch_local=False)
@@ -151,7 +151,7 @@ class RayBackend:
         """See ``Backend``."""
         link = self._attempts.pop(attempt_id, None)
         if link is not None and link.gang is not None and link.report.get("status") == AttemptStatus.FAILED:
-            # Ray Train answers the loss of a reservation with another one, and its runner leaves now.
+            # Ray Train replaces a lost reservation with another one, and this runner leaves now.
             self._orphaned_groups.scan_after_death()
         if link is None:
             self._released.add(attempt_id)
@@ -170,31 +170,31 @@ class RayBackend:
 
     # Placing
 
-    def _place(self, request: JobRequest, asked: Resources, placement: Placement) -> None:
-        resources, site = asked.bare, self._site(asked, placement)
+    def _place(self, request: JobRequest, requested: Resources, placement: Placement) -> None:
+        resources, site = requested.bare, self._site(requested, placement)
         node_ids = self._capacity.ids_of(placement.nodes)
         gang = GangShape.of(request, resources, node_ids, site.excluded_ids, site.selector)
         if gang is not None:
             self._make_room_for_gang(gang, placement)
-            # On the gang's first node, where that is known: no other node's end should end the gang.
+            # On the gang's first node, where that is known: the loss of another node should not end the gang.
             where = site if site.node else ANY_SITE
             link = self._choose_idle(COORDINATOR, where) or self._create(COORDINATOR, site)
         else:
             link = self._choose_idle(resources, site) or self._create_with_spares(resources, site)
-        link.placement, link.asked = placement, asked
+        link.placement, link.requested = placement, requested
         link.start(request, gang)
         self._attempts[request.attempt_id] = link
 
-    def _site(self, asked: Resources, placement: Placement) -> RunnerSite:
-        """Where an attempt's runner may be: on the node that was chosen, or on one that the cluster is to get."""
+    def _site(self, requested: Resources, placement: Placement) -> RunnerSite:
+        """Where an attempt's runner may be: on the chosen node, or on one that the autoscaler is to add."""
         capacity, node_ids = self.capacity(), self._capacity.ids_of(placement.nodes)
         excluded = self._avoidable(placement.exclude)
         excluded_ids = self._capacity.ids_of(excluded)
         if node_ids:
             node = self._capacity.name_of(node_ids[0])
             return RunnerSite(node=node, node_id=node_ids[0], excluded=excluded, excluded_ids=excluded_ids)
-        unsuited = tuple(machine.name for machine in capacity.machines if not machine.suits(asked))
-        selector = selector_of(asked) if capacity.maximum is not None else {}
+        unsuited = tuple(machine.name for machine in capacity.machines if not machine.suits(requested))
+        selector = selector_of(requested) if capacity.maximum is not None else {}
         return RunnerSite(excluded=excluded + unsuited, excluded_ids=excluded_ids, selector=selector)
 
     def _avoidable(self, excluded: tuple[str, ...]) -> tuple[str, ...]:
@@ -222,7 +222,7 @@ class RayBackend:
         handle = create_runner(name, self._namespace, resources, self._settings, site)
         link = RunnerLink(name, resources, handle, LinkState.CREATED)
         link.node = site.node
-        link.digests, link.on_other_code = current_digests(self._digest), self._tell_other_code
+        link.digests, link.on_other_code = current_digests(self._digest), self._describe_other_code
         link.digests_now = lambda: current_digests(self._digest)
         link.announce(self._epoch)
         self._links[name] = link
@@ -267,7 +267,7 @@ class RayBackend:
     def _poll(self) -> None:
         if time.monotonic() >= self._find_at_s:
             self._find_runners()
-        for link in self._alive():  # before Ray's own answer, which names no node
+        for link in self._alive():  # before Ray's own error, which names no node
             if gone := self._gone_before_use(link):
                 link.kill(f"node {gone}, where workers of its gang were to go, is gone")
         poll_links(list(self._links.values()))
@@ -281,7 +281,7 @@ class RayBackend:
         self._forget_gone()
 
     def _find_runners(self) -> None:
-        """Look for runners that another controller of this namespace created, before or beside this one."""
+        """Find runners that another controller of this namespace created, earlier or at the same time."""
         self._find_at_s = time.monotonic() + FIND_EVERY_S
         for actor in ray.util.list_named_actors(all_namespaces=True):
             name, shape = actor["name"], shape_of(actor["name"])
@@ -296,7 +296,7 @@ class RayBackend:
             self._links[name] = link
 
     def _adopt(self, link: RunnerLink) -> None:
-        """Carry out what was asked about an attempt before its runner was found."""
+        """Carry out the requests for an attempt that arrived before its runner was found."""
         attempt_id = link.attempt_id
         if not attempt_id or link.state is not LinkState.READY or attempt_id in self._attempts:
             return
@@ -328,27 +328,27 @@ class RayBackend:
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
 
-    def _tell_other_code(self, link: RunnerLink) -> str:
+    def _describe_other_code(self, link: RunnerLink) -> str:
         link.node = self._capacity.name_of(link.node_id) or link.node
         return other_code(f"runner {link.name} on node '{link.node}'", link.digest, self._digest)
 
     def _gone_before_use(self, link: RunnerLink) -> str:
-        """A node that a gang waits for in vain: Ray would try for minutes before it says so."""
+        """A node of a gang that is gone: Ray would retry for minutes before it reports this."""
         is_waiting = link.state is LinkState.CREATED or _is_placing(link)
         return self._capacity.first_gone(link.gang.node_ids) if link.gang is not None and is_waiting else ""
 
     def _place_again(self, link: RunnerLink) -> None:
-        """The runner never took the attempt, so another one may, under the same id."""
+        """The runner never accepted the attempt, so another one may, under the same id."""
         request = link.request
         link.forget_attempt()
         link.give_up("it takes no attempts any more")
         if request is not None:
-            self._place(request, link.asked, link.placement)
+            self._place(request, link.requested, link.placement)
 
     def _forget_gone(self) -> None:
         for link in self._links.values():
-            if link.state is LinkState.GONE and link.shape == COORDINATOR and not link.is_buried:
-                link.is_buried = True
+            if link.state is LinkState.GONE and link.shape == COORDINATOR and not link.is_cleaned_up:
+                link.is_cleaned_up = True
                 self._orphaned_groups.scan_after_death()
             if link.state is LinkState.GONE and link.placement_group:
                 # A reservation may outlive the runner that was killed, and would hold its GPUs for ever.
@@ -360,7 +360,7 @@ class RayBackend:
             del self._links[name]
 
     def _end_unclaimed(self, attempt_ids: Collection[str]) -> None:
-        """End what the journals do not know: its controller died between the last event and the release."""
+        """End attempts that no journal knows: their controller died between the last event and the release."""
         now_s = time.monotonic()
         unclaimed = {attempt_id for attempt_id in self._attempts if attempt_id not in attempt_ids}
         self._unclaimed_since_s = {a: self._unclaimed_since_s.get(a, now_s) for a in unclaimed}
@@ -389,7 +389,7 @@ class RayBackend:
         return replace(report, worker_nodes=tuple(map(name, worker_node_ids(link))), machines=machines)
 
     def _report_unknown(self, attempt_id: str) -> AttemptReport:
-        # Whether one that waited for room has it is not known either: it is taken to wait still, or to its end.
+        # Whether an attempt that waited for resources has them is not known either: it counts as still waiting.
         if any(link.state is LinkState.FOUND for link in self._alive()):
             return AttemptReport(
                 attempt_id=attempt_id,
@@ -412,6 +412,6 @@ def _is_placing(link: RunnerLink) -> bool:
 
 
 def _left_unnoticed(link: RunnerLink) -> bool:
-    """Whether an idle runner left before the attempt reached it; one that died in its first job did not."""
+    """Whether an idle runner left before the attempt reached it; a runner that died in its first job did not."""
     is_gone = link.state is LinkState.GONE
     return is_gone and link.was_warm and not link.is_started and link.request is not None and link.refused is None

@@ -31,15 +31,15 @@ GROUPS_VARIABLE = "ORCHESTRATOR_NODE_GROUPS"
 MARKET_LABEL = "ray.io/market-type"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
 LABELS_VARIABLE = "RAY_OVERRIDE_LABELS"
-"""Ray's: labels of the node that is started, as JSON."""
+"""Ray's environment variable: labels of the node that is started, as JSON."""
 _RAY_LABELS = "ray.io/"
 _ZONE_OF_RAY = "ray.io/availability-zone"
-"""Ray fills it in from a variable of the node's environment, which Kubernetes sites set."""
+"""Ray sets this label from a variable of the node's environment, which Kubernetes sites set."""
 _SUFFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LOG = logging.getLogger(__name__)
 _READ_EVERY_S = 2.0
 _MAY_COME_BACK_S = 3600.0
-"""A node that is gone for longer does not come back."""
+"""A node that is gone for longer than this does not come back."""
 _ROUNDING = 1e-6
 _ACCELERATOR_RESOURCE = "accelerator_type:"
 
@@ -59,7 +59,7 @@ def _growth_of(path: str) -> tuple[Node, ...] | None:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         return node_groups([one for one in yaml.safe_load_all(text) if isinstance(one, Mapping)], path)
     except (OSError, yaml.YAMLError, OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
-        _LOG.warning("%s: %r; the cluster is taken not to grow", GROUPS_VARIABLE, error)
+        _LOG.warning("%s: %r; the cluster counts as one that does not grow", GROUPS_VARIABLE, error)
         return None
 
 
@@ -80,7 +80,7 @@ def node_groups(documents: list[Mapping[str, Any]], source: str) -> tuple[Node, 
 
 
 def _launched(config: Mapping[str, Any]) -> Iterator[Node]:
-    """Of ``available_node_types``; the head is there already."""
+    """Node types of ``available_node_types``, without the head, which exists already."""
     types: Mapping[str, Mapping[str, Any]] = config["available_node_types"]
     for name, one in types.items():
         if name != config.get("head_node_type") and one.get("max_workers", 1):
@@ -148,10 +148,10 @@ class ClusterCapacity:
         self._read_at_s = 0.0
         self._capacity = Capacity(total=Resources(cpus=0.0))
         self._ids: dict[str, str] = {}
-        """Ray's id by name, of nodes that are gone, too."""
+        """Ray's ids by name; also of nodes that are gone."""
         self._names: dict[str, str] = {}
         self._seen: dict[str, tuple[Node, float]] = {}
-        """By name, the nodes of the last hour, and when each was there."""
+        """The nodes of the last hour by name, and when each was last alive."""
 
     def read(self) -> Capacity:
         """Resources of all nodes that are alive. A local request to Ray's control store, milliseconds."""
@@ -172,7 +172,7 @@ class ClusterCapacity:
         return self._capacity
 
     def _absent(self, machines: list[Node]) -> tuple[Node, ...]:
-        """Nodes that were here within the last hour and are not now."""
+        """Nodes that were alive within the last hour and are not now."""
         now_s = time.monotonic()
         self._seen.update({machine.name: (machine, now_s) for machine in machines})
         self._seen = {name: seen for name, seen in self._seen.items() if now_s - seen[1] < _MAY_COME_BACK_S}
@@ -180,7 +180,7 @@ class ClusterCapacity:
         return tuple(replace(node, is_alive=False) for name, (node, _) in self._seen.items() if name not in here)
 
     def name_of(self, node_id: str) -> str:
-        """Our name of a node; empty for one that was never seen."""
+        """Our name of a node; empty for a node that was never seen."""
         if node_id and node_id not in self._names:
             self._read_at_s = 0.0
             self.read()
@@ -197,11 +197,11 @@ class ClusterCapacity:
         return next((self._names.get(node_id, node_id) for node_id in node_ids if node_id not in alive), "")
 
     def is_leaving(self, name: str) -> bool:
-        """Whether a node is about to go, and takes nothing new."""
+        """Whether a node is being drained and takes no new work."""
         return any(machine.name == name and machine.leaves_at_s is not None for machine in self.read().machines)
 
     def room_of(self, name: str) -> Resources:
-        """What a node has in all; nothing for one that is gone."""
+        """Total resources of a node; none for a node that is gone."""
         found = (machine.resources for machine in self.read().machines if machine.name == name)
         return next(found, Resources(cpus=0.0))
 
@@ -212,7 +212,7 @@ def _nodes() -> list[dict[str, Any]]:
 
 
 def node_name(node: Mapping[str, Any]) -> str:
-    """Of a row of ``ray.nodes()``: the host's name, which people know, and a part of Ray's id."""
+    """The name of a row of ``ray.nodes()``: the host's name, which people know, and a part of Ray's id."""
     return f"{node.get('NodeManagerHostname', 'node')}/{node.get('NodeID', '')[:8]}"
 
 
@@ -233,7 +233,7 @@ def _machine(node: Mapping[str, Any], leaving: Mapping[str, float]) -> tuple[str
 
 
 def fits(resources: Resources, others: Iterable[Resources], room: Resources) -> bool:
-    """Whether a runner fits beside others into a node, or into the whole cluster."""
+    """Whether a runner fits beside the others on a node, or in the whole cluster."""
     needed = _sum([resources, *others])
     return (
         needed.cpus <= room.cpus + _ROUNDING

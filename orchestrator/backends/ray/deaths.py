@@ -17,7 +17,7 @@ _MEMORY_MONITOR = "killed due to the node running low on memory"
 _SIGTERM = "receives a SIGTERM"
 _NODE_DIED = re.compile(r"its node has died(?:\..*?node was terminated[^:\n]*: (?P<why>[^\n]+))?", re.DOTALL)
 _PROCESS_DIED = "worker process has died"
-"""Ray's control store was told so by the daemon of the node, which was alive then."""
+"""The node's daemon, which was alive, reported this to Ray's control store."""
 _DETAIL = re.compile(r"Worker exit detail: (.*?)(?: Some common causes include|$)", re.DOTALL)
 _NOTHING_MORE = "connection error code 2. End of file"
 """All that Ray knows of a process that was killed or that crashed."""
@@ -25,10 +25,10 @@ _KILLED = "was killed (as by signal 9) or crashed; dmesg there tells if memory r
 
 
 class Ended(StrEnum):
-    """What it was that ended, and took the actor along."""
+    """Whether the actor's process or its whole node ended."""
 
     PROCESS = "process"
-    """The actor's alone: its node was alive."""
+    """Only the actor's process: its node was alive."""
     NODE = "node"
     UNKNOWN = "unknown"
 
@@ -37,14 +37,15 @@ class Ended(StrEnum):
 class Death:
     """The end of a process."""
 
-    told: str
+    description: str
     """One line for people."""
     kind: FailureKind = FailureKind.NODE_LOST
-    """``NODE_LOST`` where nobody knows better: what follows is the same whether the process went or its node."""
+    """``NODE_LOST`` where the cause is not known: the policy is the same for a lost process and a lost node."""
     ended: Ended = Ended.UNKNOWN
 
-    def tell(self, runner: str, node: str) -> str:
-        """The same with names, what matters first. The node's is quoted: a particular makes no two deaths unlike.
+    def describe(self, runner: str, node: str) -> str:
+        """The description with the names of runner and node. The node's name is quoted, so that messages of
+        the same cause are grouped whatever the node.
 
         Args:
             runner: its name.
@@ -52,24 +53,26 @@ class Death:
         """
         shown = f"node '{node}'" if node else "its node"
         if self.ended is Ended.NODE:
-            return f"{shown} died: {self.told} ({runner})"
+            return f"{shown} died: {self.description} ({runner})"
         if self.ended is Ended.PROCESS:
-            told, semicolon, advice = self.told.partition("; ")
-            return f"its process {told}, while {shown} was alive ({runner}){semicolon}{advice}"
-        return f"{runner} has died: {self.told}"
+            description, semicolon, advice = self.description.partition("; ")
+            return f"its process {description}, while {shown} was alive ({runner}){semicolon}{advice}"
+        return f"{runner} has died: {self.description}"
 
 
 def death_of(error: RayActorError) -> Death:
-    """What an error of Ray's says of the actor that it could not reach any more."""
+    """The cause of death that Ray's error gives for an actor that it cannot reach any more."""
     text = str(error).strip()
     found = _diagnose(text)
     advice = f"; {found.advice}" if found.advice else ""
     is_known = found.kind is not FailureKind.UNKNOWN
-    told, ended = _told(text)
-    return Death(told=f"{told}{advice}", kind=found.kind if is_known else FailureKind.NODE_LOST, ended=ended)
+    description, ended = _what_ended(text)
+    return Death(
+        description=f"{description}{advice}", kind=found.kind if is_known else FailureKind.NODE_LOST, ended=ended
+    )
 
 
-def _told(text: str) -> tuple[str, Ended]:
+def _what_ended(text: str) -> tuple[str, Ended]:
     if node := _NODE_DIED.search(text):
         return node["why"] or "Ray gives no reason", Ended.NODE
     if _NOTHING_MORE in text:
@@ -80,7 +83,7 @@ def _told(text: str) -> tuple[str, Ended]:
         return f"ended ({detail.group(1).strip().rstrip('.')})", Ended.PROCESS
     if _PROCESS_DIED in text:
         return _KILLED, Ended.PROCESS
-    # Ray begins with a line that says only that something died; what follows its fields says how.
+    # The first line of Ray's text says only that the actor died; the cause follows after a list of fields.
     lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("\t")]
     return lines[-1] if lines else "Ray gives no reason", Ended.UNKNOWN
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 _PACKAGES = ("orchestrator", "workloads")
 _REUSED_S = 5.0
-"""How long what was read from disk stands for what lies there: many runners may start at once."""
+"""How long a digest that was read from disk is reused: many runners may start at once."""
 
 
 def code_digest() -> str:
@@ -56,12 +56,12 @@ def _digest_at(_period: int) -> str:
 
 
 def other_code(who: str, digest: str, own: str) -> str:
-    """Why a process is refused, in one line; see the signature "other code".
+    """Why a process is refused, in one line; see the failure signature "other code".
 
     Args:
-        who: it is, with the node's name or id in quotes.
-        digest: its code's.
-        own: of those whom it was to join.
+        who: the process, with the node's name or id in quotes.
+        digest: of its code.
+        own: digest of the processes that it was to join.
     """
     theirs = f"runs code {digest}" if digest else "runs code of an earlier version"
     return f"{who} {theirs}, and not {own} as the others: results of two versions must not mix"

@@ -19,7 +19,7 @@ _TIMEOUT_S = 5.0
 
 
 class DrainError(OrchestratorError):
-    """Ray could not be told that a node leaves."""
+    """Ray could not be informed that a node leaves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class RayNode:
 
 
 def leaving_nodes() -> dict[str, float]:
-    """Ray's ids of nodes that are being drained, with when they will be gone: unix seconds, infinity = not said.
+    """Ray's ids of nodes that are being drained, with the time when they will be gone: unix seconds, inf = unknown.
 
     A request to Ray's control store; this process must be connected to Ray.
     """
@@ -45,7 +45,7 @@ def leaving_nodes() -> dict[str, float]:
 
 
 class ControlStore:
-    """Ray's control store, asked without joining the cluster as a driver: tens of milliseconds instead of seconds."""
+    """A client of Ray's control store that does not join the cluster as a driver, which would take seconds."""
 
     def __init__(self, address: str) -> None:
         """``address`` is host:port of the head. Raises ``DrainError`` if nothing answers there."""
@@ -62,11 +62,11 @@ class ControlStore:
         try:
             found: dict[Any, Any] = self._client.get_all_node_info(timeout=_TIMEOUT_S)
         except Exception as error:
-            raise DrainError(f"Ray at {self._address} does not tell its nodes ({error}); try again") from error
+            raise DrainError(f"Ray at {self._address} does not list its nodes ({error}); try again") from error
         return list(_alive(found))
 
     def drain(self, node_id: str, reason: str, seconds_left: float) -> None:
-        """Tell Ray that a node will be gone in so many seconds; telling it again changes the deadline only."""
+        """Ask Ray to drain a node that will be gone in so many seconds; a second call changes the deadline only."""
         from ray.core.generated import autoscaler_pb2
 
         deadline_ms = int((time.time() + seconds_left) * 1000)
@@ -75,7 +75,7 @@ class ControlStore:
         try:
             is_accepted, refusal = self._client.drain_node(node_id, kind, reason, deadline_ms, timeout=_TIMEOUT_S)
         except Exception as error:
-            raise DrainError(f"Ray at {self._address} was not told that node {node_id} leaves ({error})") from error
+            raise DrainError(f"Ray at {self._address} did not learn that node {node_id} leaves ({error})") from error
         if not is_accepted:
             raise DrainError(f"Ray at {self._address} refuses to drain node {node_id}: {refusal}")
 

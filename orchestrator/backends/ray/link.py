@@ -23,12 +23,12 @@ from orchestrator.core.contract import JobFailure, JobRequest, JobResult, Progre
 from orchestrator.core.errors import FailureKind
 
 REPORT_WAIT_S = 1.0
-"""How long a runner holds a question for news; its answer then brings the newest progress."""
+"""How long a runner may hold a ``report`` call until it has news; the answer then has the newest progress."""
 _LOG = logging.getLogger(__name__)
 
 
 def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
-    """What is known of the attempt of a runner; of one that has ended, its last progress, too."""
+    """The report on the attempt of a runner; for an ended one, with its last progress."""
     report = link.report
     if link.is_overtaken:
         reason = link.gone_reason or f"runner {link.name} obeys a later controller"
@@ -36,7 +36,7 @@ def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
     if link.state is LinkState.GONE and not link.has_ended:
         return _ended_by_force(attempt_id, link)
     status = AttemptStatus(report.get("status", AttemptStatus.RUNNING))
-    # A runner of an earlier version tells no progress with the end.
+    # A runner of an earlier version sends no progress with the end.
     progress = Progress.from_json(report["progress"]) if "progress" in report else None
     if status is AttemptStatus.SUCCEEDED:
         result = JobResult.from_json(report["result"])
@@ -69,11 +69,11 @@ def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
 
 
 def placed_for_s(link: RunnerLink) -> float | None:
-    """For how long the attempt of a runner has had its room; none = it has had none yet."""
+    """Seconds since the attempt of a runner got its resources; None = it has none yet."""
     if "placed_for_s" in link.report:
-        told: float | None = link.report["placed_for_s"]
-        return told
-    if link.gang is not None:  # a runner of an earlier version, or one that has said nothing yet
+        placed_s: float | None = link.report["placed_for_s"]
+        return placed_s
+    if link.gang is not None:  # a runner of an earlier version, or one that has not reported yet
         is_up = link.report.get("progress", {}).get("phase", PLACING_WORKERS) != PLACING_WORKERS
     else:
         is_up = bool(link.node_id) or link.death is not None
@@ -81,20 +81,18 @@ def placed_for_s(link: RunnerLink) -> float | None:
 
 
 def lost(attempt_id: str, reason: str, node: str = "") -> AttemptReport:
-    """Nothing of the attempt will ever take effect again."""
+    """A report that the attempt is lost: nothing that it does will have an effect."""
     return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.LOST, lost_reason=reason, node=node)
 
 
 def machines_of(link: RunnerLink) -> dict[str, Mapping[str, Any]]:
-    """What the nodes of a runner and of its gang's workers are, by Ray's ids, as far as they have said it."""
-    told = {link.node_id: link.machine, **link.report.get("machines", {})}
-    return {node_id: machine for node_id, machine in told.items() if node_id and machine}
+    """Hardware of the nodes of a runner and of its gang's workers, by Ray's ids, as far as they have reported it."""
+    machines = {link.node_id: link.machine, **link.report.get("machines", {})}
+    return {node_id: machine for node_id, machine in machines.items() if node_id and machine}
 
 
 def worker_node_ids(link: RunnerLink) -> list[str]:
-    """Ray's ids of the nodes of a gang's workers, by rank once all of them are up; empty before there is room for them,
-    and without a gang.
-    """
+    """Ray's ids of the nodes of a gang's workers, by rank once all are up; empty without resources or a gang."""
     if link.gang is None:
         return []
     ids = [LoggedProcess.from_json(one).node_id for one in link.report.get("processes", ())]
@@ -103,23 +101,23 @@ def worker_node_ids(link: RunnerLink) -> list[str]:
 
 
 def names_culprit(link: RunnerLink) -> bool:
-    """Whether something better is known of the node at fault than where the runner is, be it that nobody knows.
+    """Whether the report says which node is at fault, or that none can be named; else the runner's own node counts.
 
     A gang's runner is on one of the gang's nodes: it shows a fault of that node only if it died itself.
     """
     if link.state is LinkState.GONE and not link.has_ended:
         return link.gang is not None and link.death is None and link.is_started
-    return "node_id" in link.report.get("failure", {})  # a runner of an earlier version does not say
+    return "node_id" in link.report.get("failure", {})  # a runner of an earlier version does not report it
 
 
 def culprit_id(link: RunnerLink) -> str:
-    """Ray's id of the node at fault, as the runner says; empty = none can be named."""
+    """Ray's id of the node at fault, as the runner reports it; empty = none can be named."""
     node_id: str = link.report.get("failure", {}).get("node_id", "") if link.has_ended else ""
     return node_id
 
 
 def stacks_of(link: RunnerLink) -> list[ray.ObjectRef[Any]]:
-    """Start to bring the stacks of an attempt's processes into their logs."""
+    """Start to write the stacks of an attempt's processes into their logs."""
     request = link.request
     store_uri = request.store_uri if request is not None else link.report.get("store_uri", "")
     processes = [LoggedProcess.from_json(one) for one in link.report.get("processes", ())]
@@ -145,15 +143,15 @@ def _ended_by_force(attempt_id: str, link: RunnerLink) -> AttemptReport:
 
 
 class LinkState(StrEnum):
-    """Whether a runner may be given work."""
+    """State of a runner as seen by this backend; it decides whether the runner may get work."""
 
     CREATED = "created"
-    """By this backend; its process may not be up yet, but calls queue."""
+    """Created by this backend; its process may not be up yet, but calls queue."""
     FOUND = "found"
-    """By its name: another controller created it, and it has not acknowledged our epoch yet."""
+    """Found by its name: another controller created it, and it has not acknowledged our epoch yet."""
     READY = "ready"
     GONE = "gone"
-    """Dead, killed, or refusing: nothing here counts any more."""
+    """Dead, killed, or refusing: its answers are ignored."""
 
 
 class _RunnerCall(StrEnum):
@@ -166,12 +164,12 @@ class _RunnerCall(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class PendingKill:
-    """An attempt that is to be ended whatever it does, and what is done before."""
+    """A pending kill of an attempt, after its stacks have been written."""
 
     reason: str
     kind: FailureKind
     until_s: float = 0.0
-    """On the monotonic clock: when the stacks are waited for no longer."""
+    """On the monotonic clock: until when to wait for the stacks."""
     stacks: list[ray.ObjectRef[Any]] = field(default_factory=list)
 
     @property
@@ -187,11 +185,11 @@ class RunnerLink:
     """Use from one thread. ``poll_links`` moves all links on."""
 
     digests: tuple[str, ...] = ()
-    """Of code that the runner may run; empty = any."""
+    """Digests of code that the runner may run; empty = any."""
     digests_now: Callable[[], tuple[str, ...]] = staticmethod(tuple)
-    """The same as of now: a package may have been upgraded since the runner was made."""
+    """The same at this moment: a package may have been upgraded since the runner was created."""
     on_other_code: Callable[[RunnerLink], str] = staticmethod(lambda link: f"runner {link.name} runs other code")
-    """Says why one of other code gets no work."""
+    """Returns why a runner of other code gets no work."""
 
     def __init__(self, name: str, shape: Resources, handle: ActorHandle[Any], state: LinkState) -> None:
         self.name = name
@@ -203,11 +201,11 @@ class RunnerLink:
         self.attempt_id = ""
         """The attempt that occupies the runner; empty = none."""
         self.request: JobRequest | None = None
-        """Known only for attempts that this backend started."""
+        """Request of the attempt; known only for attempts that this backend started."""
         self.gang: GangShape | None = None
         """Shape of the gang that works on the attempt."""
         self.placement_group = ""
-        """Id of that gang's reservation, which may outlive the runner; empty = none is known."""
+        """Id of that gang's reservation, which may outlive the runner; empty = unknown."""
         self.is_started = False
         """Whether the runner has acknowledged the attempt."""
         self.refused: RunnerAnswer | None = None
@@ -220,24 +218,24 @@ class RunnerLink:
         self.node_id = ""
         """Ray's id of the node where it is, once it is up."""
         self.machine: Mapping[str, Any] = {}
-        """What that node is, as the runner says."""
+        """Hardware of that node, as the runner reports it."""
         self.placement = ANYWHERE
-        """Where its attempt was to go."""
-        self.asked = shape
-        """What its attempt asked for, conditions included."""
+        """Placement of its attempt."""
+        self.requested = shape
+        """Resources that its attempt requested, with their conditions."""
         self.pending_kill: PendingKill | None = None
-        """Why its attempt is to be ended by force."""
+        """Why its attempt must be ended by force."""
         self.was_found = state is LinkState.FOUND
-        """Whether another controller created it, perhaps of other code."""
+        """Whether another controller created it, perhaps with other code."""
         self.was_warm = False
-        """Whether it was up when it was given its attempt: it may have left just then."""
+        """Whether it was up when it got its attempt: it may have left at that moment."""
         self.report: Mapping[str, Any] = {}
         """Last report on the attempt."""
         self.gone_reason = ""
         self.death: Death | None = None
-        """What ended it, if nobody here did."""
-        self.is_buried = False
-        """Whether what it may have left has been seen to."""
+        """Its cause of death, if this backend did not end it."""
+        self.is_cleaned_up = False
+        """Whether the reservation that it may have left behind has been handled."""
         self._handle: Any = handle  # Ray's types know no remote methods of an actor found by name
         self._epoch = 0
         self._to_release = ""
@@ -246,12 +244,12 @@ class RunnerLink:
 
     @property
     def is_idle(self) -> bool:
-        """Whether an attempt may be given to it."""
+        """Whether it may get an attempt."""
         return not self.attempt_id and self.state in {LinkState.CREATED, LinkState.READY}
 
     @property
     def holds(self) -> Resources:
-        """What this runner and the workers of its gang occupy."""
+        """Resources of this runner and of the workers of its gang."""
         return self.gang.total if self.gang is not None else self.shape
 
     @property
@@ -270,7 +268,7 @@ class RunnerLink:
         self._calls[_RunnerCall.ANNOUNCE] = self._handle.announce.remote(epoch)
 
     def start(self, request: JobRequest, gang: GangShape | None = None) -> None:
-        """Give the runner an attempt, and let go of the former one."""
+        """Give the runner an attempt, and release the previous one."""
         self.attempt_id, self.request, self.gang = request.attempt_id, request, gang
         self.was_warm = self.state is LinkState.READY
         releases, self._to_release = self._to_release, ""
@@ -279,7 +277,7 @@ class RunnerLink:
     def _call_start(self, request: JobRequest, releases: str) -> None:
         gang = self.gang.to_json() if self.gang is not None else None
         # Queued behind the first call of a runner that is new, whose answer says which code it runs: one of other code
-        # must refuse by itself, and one of a version that knows no digests fails at the argument.
+        # must refuse by itself, and a runner of a version without digests fails at the argument.
         digests = [] if self.was_warm else [list(self.digests)]
         self._calls[_RunnerCall.START] = self._handle.start.remote(
             request.to_json(), self._epoch, releases, gang, *digests
@@ -292,14 +290,14 @@ class RunnerLink:
             self._calls[_RunnerCall.STOP] = self._handle.stop.remote(self.attempt_id, self._epoch)
 
     def release(self) -> None:
-        """Let go of the ended attempt; the next ``start`` repeats this, should it overtake the call."""
+        """Release the ended attempt; the next ``start`` repeats this, in case it overtakes the call."""
         self._to_release = self.attempt_id
         self._calls[_RunnerCall.RELEASE] = self._handle.release.remote(self.attempt_id, self._epoch)
         self._calls.pop(_RunnerCall.REPORT, None)
         self.forget_attempt()
 
     def forget_attempt(self) -> None:
-        """The runner is not occupied any more, as far as this backend is concerned."""
+        """Mark the runner as free in this backend."""
         self.attempt_id, self.request, self.report = "", None, {}
         self.gang, self.placement_group = None, ""
         self.is_started, self.refused, self._must_stop, self.pending_kill = False, None, False, None
@@ -320,13 +318,13 @@ class RunnerLink:
         self._calls.clear()
 
     def settle(self, ready: set[ray.ObjectRef[Any]]) -> None:
-        """Take the answers that have come, and ask for news of a running attempt."""
+        """Take the answers that have arrived, and ask for news of a running attempt."""
         for call, ref in list(self._calls.items()):
             if ref in ready and self._calls.get(call) == ref:
                 del self._calls[call]
                 self._take(call, ref)
-        is_asked = _RunnerCall.REPORT in self._calls or self.has_ended
-        if self.state is LinkState.READY and self.attempt_id and self.is_started and not is_asked:
+        is_polled = _RunnerCall.REPORT in self._calls or self.has_ended
+        if self.state is LinkState.READY and self.attempt_id and self.is_started and not is_polled:
             self._calls[_RunnerCall.REPORT] = self._handle.report.remote(
                 self.attempt_id, min(REPORT_WAIT_S, MAX_WAIT_S)
             )
@@ -340,7 +338,7 @@ class RunnerLink:
             self._repeat(call)
         except RayActorError as error:
             self.death = death_of(error)
-            self.give_up(self.death.tell(self.name, self.node))
+            self.give_up(self.death.describe(self.name, self.node))
         except RayError as error:
             self.kill(f"runner {self.name} failed in {call}: {_first_line(error)}")
         else:
@@ -389,7 +387,7 @@ class RunnerLink:
 
 
 def poll_links(links: list[RunnerLink]) -> None:
-    """Take every answer that is there; waits for none."""
+    """Take every answer that has arrived; does not wait."""
     refs = [ref for link in links for ref in link.refs]
     ready: set[ray.ObjectRef[Any]] = set()
     if refs:

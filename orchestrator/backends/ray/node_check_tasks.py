@@ -28,9 +28,9 @@ _DEVICES_S = 15.0
 """Of it, for repetitions on the devices."""
 _REDUCE_SHARE = 0.5
 _STORE_UNTIL = 0.9
-"""Part of the limit; a store that answers later says nothing of the node."""
+"""Part of the limit; a later answer of the store does not count against the node."""
 _GIVEN_UP_AFTER = 3.0
-"""Times the limit. A check that has not begun by then: something else holds the GPUs."""
+"""So many limits after the start, a check that has not begun is dropped: something else holds the GPUs."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -40,7 +40,7 @@ class _Check:
     began_at_s: float
     limit_s: float
     start: Callable[[float], ray.ObjectRef[Any]]
-    """Begins another one, given its limit."""
+    """Starts another check with the given limit in seconds."""
 
 
 class NodeChecks:
@@ -65,7 +65,7 @@ class NodeChecks:
     def finished(self) -> dict[str, str]:
         """Checks that have ended since the last call: what is wrong with the node, empty = nothing.
 
-        Those that could not be made are left out: they say nothing of the node.
+        Checks that could not be made are left out: they do not count against the node.
         """
         found: dict[str, str] = {}
         for name, check in list(self._running.items()):
@@ -77,40 +77,40 @@ class NodeChecks:
                 ray.cancel(check.answer, force=True)
                 continue
             try:
-                told = ray.get(check.answer)
+                answer = ray.get(check.answer)
             except RayError:  # the node is gone, or the task could not start there
                 continue
-            if told is None:
+            if answer is None:
                 continue
-            if not_made(told):
-                _LOG.warning("the check of node %s could not be made: %s", name, not_made(told))
+            if not_made(answer):
+                _LOG.warning("the check of node %s could not be made: %s", name, not_made(answer))
                 continue
-            if not faults(told) and timed_out(told) and check.limit_s == self._limit_s:
-                # Cold disks and busy processors are no faults: once more, with twice the time.
+            if not faults(answer) and timed_out(answer) and check.limit_s == self._limit_s:
+                # Cold disks and busy processors are no faults: check once more, with twice the time.
                 self._begin(name, check.start, 2 * self._limit_s)
                 continue
-            found[name] = "; ".join(faults(told)) or timed_out(told)
+            found[name] = "; ".join(faults(answer)) or timed_out(answer)
         return found
 
 
-def faults(told: Mapping[str, Any]) -> list[str]:
+def faults(answer: Mapping[str, Any]) -> list[str]:
     """What ``workloads.node_check`` found wrong; a compiler that is missing is no fault of the hardware."""
-    if "error" in told:
-        return [str(told["error"])]
-    if "devices" not in told:
+    if "error" in answer:
+        return [str(answer["error"])]
+    if "devices" not in answer:
         return []
-    wrong = [f"{one['device']}: {error}" for one in told["devices"] for error in one["errors"]]
-    return wrong + list(told.get("node", {}).get("errors", ()))
+    wrong = [f"{one['device']}: {error}" for one in answer["devices"] for error in one["errors"]]
+    return wrong + list(answer.get("node", {}).get("errors", ()))
 
 
-def timed_out(told: Mapping[str, Any]) -> str:
-    """What did not end in time; empty = all did."""
-    return str(told.get("timed_out") or told.get("node", {}).get("timed_out", ""))
+def timed_out(answer: Mapping[str, Any]) -> str:
+    """The parts of the check that did not end in time; empty = all did."""
+    return str(answer.get("timed_out") or answer.get("node", {}).get("timed_out", ""))
 
 
-def not_made(told: Mapping[str, Any]) -> str:
-    """Why a check that found no fault is none; empty = it is one."""
-    return "" if faults(told) or timed_out(told) else "; ".join(told.get("node", {}).get("not_made", ()))
+def not_made(answer: Mapping[str, Any]) -> str:
+    """Why a check without faults was not made; empty = it was made."""
+    return "" if faults(answer) or timed_out(answer) else "; ".join(answer.get("node", {}).get("not_made", ()))
 
 
 def _check(store_uri: str, accepted: Sequence[str], limit_s: float) -> dict[str, Any] | None:

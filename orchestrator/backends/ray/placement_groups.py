@@ -4,8 +4,9 @@ To start an actor, Ray asks a node for a process. If the head dies in between, t
 get an answer: the actor is then pending without end. Ray Train limits only the wait for resources, so the runner
 limits the rest.
 
-Ray ends a placement group with its creator's job, not with its creator, and Ray Train's own cleaner knows a group only
-when all workers run. So a process that sees a gang's runner die asks Ray which groups dead Ray Train controllers have
+Ray ends a placement group with its creator's job, not with its creator, and Ray Train's own cleaner finds a group
+only when all workers run. So a process that sees a gang's runner die asks Ray which groups dead Ray Train
+controllers have
 left; it needs no report of the runner.
 """
 
@@ -26,15 +27,15 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 _HEAD = "node:__internal_head__"
 _LOG = logging.getLogger(__name__)
-LOOKS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
-"""After a death: Ray takes a while to notice that what the dead process owned is dead, too."""
+SCANS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
+"""Scans after a death, in seconds: Ray takes a while to notice that what the dead process owned is dead, too."""
 AGAIN_AFTER_S = 10.0
-"""While something waits for room: after a head that was away, Ray may take longer than any fixed time."""
+"""Between scans while an attempt waits for resources: after a restart of the head, Ray may take any time."""
 _MAKERS = frozenset({"TrainController", "Runner"})
-"""Classes of actors: Ray Train's for gangs, and a runner itself, which makes those of a search's trials."""
-LOOK_EVERY_S = 5.0
-MAX_GAP_S = 2 * LOOK_EVERY_S
-"""Of the time between two looks, no more than this counts."""
+"""Actor classes that create them: Ray Train's controller for gangs, and a runner for a search's trials."""
+POLL_EVERY_S = 5.0
+MAX_GAP_S = 2 * POLL_EVERY_S
+"""Of the time between two polls, at most this counts."""
 
 
 def remove_reservation(group_id: str) -> None:
@@ -59,41 +60,41 @@ def off_the_head() -> NodeAffinitySchedulingStrategy | None:
 
 
 class OrphanedPlacementGroups:
-    """Finds orphaned reservations after each ``scan_after_death``, and for as long as something waits for room.
+    """Finds orphaned reservations after each ``scan_after_death``, and while an attempt waits for resources.
 
-    A look costs one request to Ray's tables.
+    A scan costs one request to Ray's tables.
     """
 
     def __init__(self) -> None:
-        self._looks_at_s: list[float] = []
+        self._scans_at_s: list[float] = []
 
     def scan_after_death(self) -> None:
-        """A gang's runner may have died just now."""
+        """Call it when a gang's runner may have died."""
         now_s = time.monotonic()
-        self._looks_at_s = [now_s + after_s for after_s in LOOKS_AFTER_S]
+        self._scans_at_s = [now_s + after_s for after_s in SCANS_AFTER_S]
 
     def scan_again_later(self) -> None:
-        """Something waits for room for long; what it waits for may be held by nobody."""
-        if not self._looks_at_s:
-            self._looks_at_s = [time.monotonic() + AGAIN_AFTER_S]
+        """Call it when an attempt has waited long for resources, which an orphaned reservation may hold."""
+        if not self._scans_at_s:
+            self._scans_at_s = [time.monotonic() + AGAIN_AFTER_S]
 
     def scan(self) -> None:
-        """Give back what is orphaned, if it is time to look."""
-        if not self._looks_at_s or time.monotonic() < self._looks_at_s[0]:
+        """Give orphaned reservations back, if a scan is due."""
+        if not self._scans_at_s or time.monotonic() < self._scans_at_s[0]:
             return
-        self._looks_at_s = [at_s for at_s in self._looks_at_s[1:] if at_s > time.monotonic()]
+        self._scans_at_s = [at_s for at_s in self._scans_at_s[1:] if at_s > time.monotonic()]
         try:
             for group_id in orphaned_groups():
                 _LOG.info("placement group %s of a dead gang is given back", group_id)
                 remove_reservation(group_id)
         except (RayError, RuntimeError, ValueError) as error:
-            _LOG.warning("nobody knows now which reservations dead gangs have left: %s", error)
+            _LOG.warning("Ray does not list now which reservations dead gangs have left: %s", error)
 
 
 def orphaned_groups() -> Iterator[str]:
     """Ids, hexadecimal, of placement groups that a Ray Train controller or a runner made which is dead, still there.
 
-    Such a group is of no use to anybody: nothing else knows it, and Ray Train's own cleaner would remove it, too.
+    Such a group is unused: no other process refers to it, and Ray Train's own cleaner would remove it, too.
     """
     for group in _live_groups():
         if not group.is_detached and _is_dead_maker(group.creator_actor_id):
@@ -106,7 +107,7 @@ def _is_dead_maker(actor_id: bytes) -> bool:
 
 
 def _actor(actor_id: bytes) -> ActorTableData | None:
-    """What Ray's tables say of an actor, which may be dead; none where it is not known."""
+    """The row of an actor in Ray's tables, which may be dead; None if there is none."""
     from ray import ActorID
 
     if not actor_id or ActorID(actor_id).is_nil():
@@ -117,20 +118,20 @@ def _actor(actor_id: bytes) -> ActorTableData | None:
 
 @dataclass(slots=True, kw_only=True)
 class StallTimer:
-    """How long nothing has happened that a gang's workers could wait for. Time counts only while somebody looks."""
+    """How long a gang's reservations have not changed. Time counts only between calls of ``update``."""
 
     counts_without_room: bool
-    """Whether time without any reservation counts: Ray Train asks for one at once, a search when it has a trial."""
+    """Whether time without any reservation counts: Ray Train creates one at once, a search when it has a trial."""
     waited_s: float = 0.0
     _rooms: Mapping[str, bool] = field(default_factory=dict)
     _seen_at_s: float | None = None
 
-    def look(self, rooms: Mapping[str, bool] | None, now_s: float) -> float:
-        """Take what is there now; returns the seconds waited since it changed.
+    def update(self, rooms: Mapping[str, bool] | None, now_s: float) -> float:
+        """Take the current reservations; returns the seconds waited since they changed.
 
         Args:
-            rooms: the gang's reservations by id, and whether each holds something; None = nobody can tell now.
-            now_s: on a clock that never goes back.
+            rooms: the gang's reservations by id, and whether each has its resources; None = Ray does not tell now.
+            now_s: time of a monotonic clock.
         """
         gap_s = 0.0 if self._seen_at_s is None else min(now_s - self._seen_at_s, MAX_GAP_S)
         self._seen_at_s = now_s
@@ -149,10 +150,10 @@ class PlacementGroupFinder:
         self._worker_id, self._actor_id = worker_id, actor_id
         self._is_own: dict[str, bool] = {}
         self.node_ids: tuple[str, ...] = ()
-        """Of those that held something at the latest look: Ray's ids of their nodes, one per bundle."""
+        """For reservations that had their resources at the latest poll: Ray's ids of their nodes, one per bundle."""
 
     def find(self) -> dict[str, bool] | None:
-        """By id, hexadecimal, whether each holds something yet; None while Ray does not tell."""
+        """Whether each reservation, by id (hexadecimal), has its resources; None while Ray does not tell."""
         try:
             groups = [group for group in _live_groups() if self._is_mine(group)]
             made = [group for group in groups if group.state == PlacementGroupTableData.CREATED]
@@ -164,7 +165,7 @@ class PlacementGroupFinder:
 
     def _is_mine(self, group: PlacementGroupTableData) -> bool:
         group_id = group.placement_group_id.hex()
-        if group_id not in self._is_own:  # who made a group never changes
+        if group_id not in self._is_own:  # the creator of a group never changes
             self._is_own[group_id] = self._has_made(group.creator_actor_id)
         return self._is_own[group_id]
 
@@ -187,16 +188,16 @@ def watch_placement(
     limit_s: float,
     is_over: Callable[[float], bool],
 ) -> Mapping[str, bool] | None:
-    """Look until a gang has waited ``limit_s`` seconds; returns its reservations then, or None if it was over before.
+    """Poll until a gang has waited ``limit_s`` seconds; returns its reservations then, or None if the wait ended first.
 
     Args:
-        find: its reservations, as ``StallTimer.look`` takes them.
-        timer: what counts.
+        find: returns its reservations, as ``StallTimer.update`` takes them.
+        timer: measures the wait.
         limit_s: seconds.
         is_over: waits so many seconds; true once nothing has to be watched any more.
     """
     rooms: Mapping[str, bool] | None = None
-    while timer.look(rooms := find(), time.monotonic()) < limit_s:
-        if is_over(LOOK_EVERY_S):
+    while timer.update(rooms := find(), time.monotonic()) < limit_s:
+        if is_over(POLL_EVERY_S):
             return None
     return rooms or {}

@@ -18,7 +18,7 @@ from orchestrator.backends.ray.digest import code_digest
 from orchestrator.core.security import redaction
 
 BUSY_PAUSE_S = 0.005
-"""Ends that come together are taken together; each end waits for it, so that short jobs pay for a longer one."""
+"""Pause in which ends of attempts are collected into one round; short jobs wait longer if it is longer."""
 ACTIVE_PAUSE_S = 0.1
 IDLE_PAUSE_S = 0.5
 MAX_BACKOFF_S = 10.0
@@ -26,10 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class LoopActor:
-    """An actor whose work is one background thread; its methods only look. Started anew by Ray, it just goes on."""
+    """An actor whose work is one background thread; its methods only read. After a restart by Ray it continues."""
 
     final_errors: tuple[type[Exception], ...] = ()
-    """Errors of a round that end the actor for good: a restart would only meet them again."""
+    """Errors of a round that end the actor for good: after a restart they would occur again."""
 
     def __init__(self) -> None:
         redaction.install()
@@ -43,10 +43,10 @@ class LoopActor:
 
     @abstractmethod
     def turn(self) -> float:
-        """One round; returns how many seconds to pause unless there are news."""
+        """One round; returns for how many seconds to pause if there is no news."""
 
     def ping(self) -> dict[str, Any]:
-        """Who this is and how its loop fares."""
+        """Identity of this actor and state of its loop."""
         return {
             "pid": os.getpid(),
             "digest": self._digest,
@@ -55,7 +55,7 @@ class LoopActor:
         }
 
     def stamp(self) -> None:
-        """Tell, within a round that takes long and goes on, that it does not hang; from the loop's thread."""
+        """Call it during a long round, from the loop's thread, to show that the loop does not hang."""
         self._turned_at_s = time.monotonic()
 
     def _loop(self) -> None:

@@ -14,7 +14,7 @@ from orchestrator.core.errors import StorageDeniedError
 
 SETUP_HANG_S: Final = 300.0
 TRAIN_HANG_S: Final = 100.0
-"""How long a gang may enter no further collective operation before it is ended, while it is set up and while it trains.
+"""Seconds without a further collective operation after which a gang is ended, during its setup and its training.
 ``gang.hangs`` is the rule."""
 
 
@@ -30,26 +30,29 @@ class RunnerSettings:
 
     entry_point: str = ENTRY_POINT
     namespace: str = ""
-    """Ray namespace of the runner itself, by which a gang's workers find it; filled in by the backend."""
+    """Ray namespace of the runner, in which a gang's workers look it up; set by the backend."""
     idle_timeout_s: float = 300.0
-    """An idle runner leaves after this time and gives its resources back."""
+    """An idle runner leaves after so many seconds and gives its resources back."""
     max_jobs: int = 500
     """A runner leaves after so many jobs: slow leaks of native libraries end with it."""
     log_every_s: float = 3.0
     """Longest age of what the store has of a running attempt's log."""
     gang_start_s: float = 900.0
-    """A gang is lost whose workers are not at work so long after room was made. Cold file systems take minutes, and
-    ranks that do not find each other 5 minutes, after which Ray Train's own error says more."""
+    """A gang is lost if its workers have not started so long after it got its resources. Cold file systems take
+    minutes, and ranks that do not find each other 5 minutes, after which Ray Train's own error says more.
+    """
     setup_hang_s: float = SETUP_HANG_S
-    """A gang hangs whose ranks wait so long for one of them before the first step; see ``hangs``."""
+    """A gang hangs if its ranks wait so long for one of them before the first step; see ``hangs``."""
     train_hang_s: float = TRAIN_HANG_S
-    """The same once it trains; at least five of its longest pauses between collective operations."""
+    """The same during training; at least five of its longest pauses between collective operations."""
     room_s: float = 240.0
-    """A gang that was sent to certain nodes gives its reservation up if they have had no room for it for so long, and
-    is scheduled again: others may have come first. One that the cluster is to grow for waits without end."""
+    """A gang with chosen nodes gives its reservation up if they have had no free resources for so long, and is
+    scheduled again: another job may have taken them. A gang for which the autoscaler adds nodes waits without limit.
+    """
     collectives: str = ""
-    """What joins a gang's ranks, as ``torch.distributed`` names it; empty = NCCL and gloo where the workers have GPUs,
-    gloo where they have none. Others are for accelerators that do not speak NCCL."""
+    """Backend of ``torch.distributed`` for a gang's ranks; empty = NCCL and gloo for workers with GPUs, gloo for
+    others. Other backends are for accelerators without NCCL.
+    """
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -68,15 +71,17 @@ def cache_directory() -> Path:
 
 
 def make_cache() -> Path:
-    """The same, which exists now.
+    """The same; creates it.
 
     Raises:
-        StorageDeniedError: somebody else has made the usual one, whose name can be guessed, and could change what
-            attempts read from it.
+        StorageDeniedError: the default directory, whose name can be guessed, belongs to another user, who could
+            change what attempts read from it.
     """
     cache = cache_directory()
     is_usual = CACHE_VARIABLE not in os.environ
     cache.mkdir(mode=0o700 if is_usual else 0o777, parents=True, exist_ok=True)
     if is_usual and (cache.is_symlink() or cache.stat().st_uid != os.getuid()):
-        raise StorageDeniedError(f"{cache} is somebody else's; remove it, or set {CACHE_VARIABLE} to a folder of yours")
+        raise StorageDeniedError(
+            f"{cache} belongs to another user; remove it, or set {CACHE_VARIABLE} to a folder of yours"
+        )
     return cache

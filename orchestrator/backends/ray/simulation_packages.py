@@ -28,13 +28,13 @@ _NAMESPACE: Final = b"pretraining-orchestrator-simulations"
 
 
 def keep_packages(packages: Mapping[str, bytes]) -> None:
-    """Keep packages by the digest of their sources, for all runners of the cluster we are connected to."""
+    """Keep packages by the digest of their sources, for all runners of the connected cluster."""
     for digest, package in packages.items():
         _internal_kv_put(digest.encode(), package, overwrite=True, namespace=_NAMESPACE)
 
 
 def why_absent(plan: Plan) -> str:
-    """Why the simulations of a plan cannot be run by this cluster; empty if they can."""
+    """Why this cluster cannot run the simulations of a plan; empty if it can."""
     for digest, file in sorted(plan.simulation_files.items()):
         if not _internal_kv_exists(digest.encode(), namespace=_NAMESPACE) and not _is_here(file):
             return (

@@ -15,7 +15,7 @@ from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 
 NO_ROOM_S = 240.0
-"""As a gang of the Ray backend that was sent to nodes where others came first."""
+"""As for a gang of the Ray backend whose chosen nodes have been taken by other jobs."""
 PREEMPTED = (FailureKind.PREEMPTED, "asked to stop: wrote a checkpoint and ended")
 
 
@@ -24,7 +24,7 @@ class JobWork:
     """What one job needs on its planned resources."""
 
     work_s: float
-    """Seconds of work proper, without start-up, checkpoints and interruptions."""
+    """Seconds of work, without start-up, checkpoints and interruptions."""
     checkpoint_every_s: float = 0.0
     """Seconds of work between two checkpoints; 0 = none, so that every interruption loses all."""
     checkpoint_stall_s: float = 0.0
@@ -46,7 +46,7 @@ class SimulatedEnding(StrEnum):
     FAIL = "fail"
     """With a failure of ``Fate.kind``."""
     HANG = "hang"
-    """It makes no step any more and does not end by itself."""
+    """It makes no steps any more and does not end by itself."""
     DIE = "die"
     """Its runner is gone."""
     COMMIT_AND_DIE = "commit_and_die"
@@ -63,19 +63,19 @@ class SimulatedEnding(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fate:
-    """What becomes of one attempt."""
+    """How one attempt ends."""
 
     ending: SimulatedEnding = SimulatedEnding.COMMIT
     kind: FailureKind = FailureKind.UNKNOWN
     at_fraction: float = 1.0
-    """Where in the work that is left the end comes, in [0, 1]; COMMIT and its kin need all of it."""
+    """The fraction of the remaining work, in [0, 1], at which it ends; endings that commit need all of it."""
     speed: float = 1.0
-    """Of this attempt, relative to the job's: a slow node, or another number of GPUs."""
+    """Speed of this attempt relative to the job's: a slow node, or another number of GPUs."""
     message: str = ""
     rank: int = -1
-    """Of a gang, the rank at fault, counted as often around as needed; -1 = none can be named."""
+    """For a gang: the rank at fault, modulo the number of workers; -1 = none can be named."""
     step: int | None = None
-    """Of a failure of numerics, where it is whatever ``at_fraction`` says; None = where the attempt has come."""
+    """For a failure of numerics: its step, independent of ``at_fraction``; None = the attempt's step."""
 
 
 COMMITTING = frozenset(
@@ -142,17 +142,17 @@ def young_interval_s(stall_s: float, mtbf_s: float) -> float:
 
 
 class Purpose(StrEnum):
-    """What an attempt's resources were held for."""
+    """The purposes for which an attempt's resources were held."""
 
     WORK = "work"
     """Work that was kept: it is in a checkpoint that counted, or in the committed result."""
     START = "start"
     CHECKPOINT = "checkpoint"
-    """The loop stood still while one was taken, at a stop too."""
+    """Time in which the loop waited for a checkpoint, also at a stop."""
     LOST = "lost"
     """Work after the last checkpoint of an attempt that was interrupted."""
     IDLE = "idle"
-    """Held without work: hung, or the rest of a gang until its death was noticed."""
+    """Held without work: the attempt hung, or a gang's death was not noticed yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,7 +201,7 @@ class ResourceAccount:
         return self.allocated_s / self.available_s if self.available_s else 0.0
 
     def add(self, purpose: Purpose, amount_s: float, *, cause: str = "") -> None:
-        """Book some resource-seconds."""
+        """Add resource-seconds to a purpose."""
         self.seconds[purpose] += amount_s
         if amount_s > 0.0 and cause and purpose in {Purpose.LOST, Purpose.IDLE}:
             self.lost_by_cause[cause] += amount_s
@@ -211,7 +211,7 @@ class Phase(StrEnum):
     """Where an attempt is."""
 
     WAITING = "waiting"
-    """For room on the nodes."""
+    """It waits for resources on the nodes."""
     WORKING = "working"
     """Placed: it starts, works and writes checkpoints."""
     HUNG = "hung"
@@ -246,7 +246,7 @@ class LiveAttempt:
     stopped_at_s: float = 0.0
     alarm: Alarm | None = None
     report: AttemptReport | None = None
-    """Once the backend may tell of its end."""
+    """Set once the backend may report its end."""
 
     @property
     def attempt_id(self) -> str:
@@ -260,7 +260,7 @@ class LiveAttempt:
 
     @property
     def worked_until_s(self) -> float:
-        """When it did its last work."""
+        """Time until which it worked."""
         return min(self.ended_at_s, self.stopped_at_s) if self.is_stopping else self.ended_at_s
 
     @property
@@ -275,7 +275,7 @@ class LiveAttempt:
 
     @property
     def held_s(self) -> float | None:
-        """For how long it held its room when it ended; none = it never had any."""
+        """For how long it had held its resources when it ended; None = it never had any."""
         return max(0.0, self.ended_at_s - self.placed_at_s) if self.places else None
 
     @property
@@ -284,7 +284,7 @@ class LiveAttempt:
         return self.places[0] if self.places else ""
 
     def rearm(self, alarm: Alarm | None) -> None:
-        """Put one appointment in the place of another."""
+        """Replace one appointment by another."""
         if self.alarm is not None:
             self.alarm.cancel()
         self.alarm = alarm
@@ -355,7 +355,7 @@ def lost(attempt: LiveAttempt, reason: str) -> AttemptReport:
 
 
 def book_end(account: ResourceAccount, attempt: LiveAttempt, ending: str, *, freed_at_s: float) -> None:
-    """Divide the time of an attempt that has ended into purposes; what adds up is all that it held."""
+    """Divide the held time of an ended attempt into purposes; the parts add up to all that it held."""
     account.num_ends[ending] += 1
     stint = attempt.stint
     if stint is None:

@@ -14,7 +14,7 @@ from orchestrator.core.errors import ClusterError, FailureKind
 from orchestrator.planning.graph.plan import Plan
 
 UNCLAIMED_S = 30.0
-"""An attempt that its controller does not ask about for this long is ended, as on Ray."""
+"""An attempt about which no controller asks for this long is ended, as on Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,9 +28,9 @@ class Turbulence:
     report_missing: float = 0.0
     report_twice: float = 0.0
     report_late: float = 0.0
-    """It says RUNNING once more, although the attempt has ended."""
+    """One more report says RUNNING, although the attempt has ended."""
     flapping: float = 0.0
-    """Nothing is heard of a runner for up to ``max_flap_s`` from then on, whatever it does."""
+    """A runner cannot be reached for up to ``max_flap_s`` from then on."""
     max_flap_s: float = 100.0
     wrong_blame: float = 0.0
     """A failure names any node instead of the one at fault."""
@@ -40,7 +40,7 @@ CALM = Turbulence()
 
 
 class SimulatedBackend:
-    """See ``Backend``. Each controller gets one of its own; runners obey the highest epoch that was announced."""
+    """See ``Backend``. Each controller gets its own one; runners obey the highest epoch that was announced."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class SimulatedBackend:
 
     @property
     def is_stale(self) -> bool:
-        """Whether a later controller has spoken: then no command of this one has an effect."""
+        """Whether a later controller has announced its epoch: then no command of this one has an effect."""
         return self._epoch < self._cluster.epoch
 
     def announce(self, epoch: int) -> None:
@@ -91,7 +91,9 @@ class SimulatedBackend:
             raise ClusterError(f"simulated: {request.attempt_id} did not reach a runner; it is tried again")
         self._cluster.start(request, resources, request.execution.num_workers, placement)
         if self._strikes(self.turbulence.launch_unheard):
-            raise ClusterError(f"simulated: nobody heard whether {request.attempt_id} started; it is asked about later")
+            raise ClusterError(
+                f"simulated: it is unknown whether {request.attempt_id} started; it is asked about later"
+            )
 
     def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
         """See ``Backend``."""
@@ -134,8 +136,8 @@ class SimulatedBackend:
             return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.OVERTAKEN)
         if attempt is None:
             return _lost(attempt_id, "no runner of this cluster has it")
-        is_heard = not self._flaps(attempt_id)
-        if attempt.report is not None and is_heard and not self._strikes(self.turbulence.report_late):
+        is_reachable = not self._flaps(attempt_id)
+        if attempt.report is not None and is_reachable and not self._strikes(self.turbulence.report_late):
             if attempt.report.failure is not None and self._strikes(self.turbulence.wrong_blame):
                 return replace(attempt.report, node=self._random.choice([*self._cluster.nodes]))
             return attempt.report
@@ -150,18 +152,18 @@ class SimulatedBackend:
         )
 
     def _flaps(self, attempt_id: str) -> bool:
-        """Whether calls to a runner fail now, as they do for a while once they do."""
+        """Whether calls to a runner fail now; once they fail, they fail for a while."""
         now_s = self._cluster.clock()
         if now_s >= self._silent_until_s.get(attempt_id, 0.0) and self._strikes(self.turbulence.flapping):
             self._silent_until_s[attempt_id] = now_s + self._random.uniform(0.0, self.turbulence.max_flap_s)
         return now_s < self._silent_until_s.get(attempt_id, 0.0) and bool(self.turbulence.flapping)
 
     def _end_unclaimed(self, attempt_ids: Collection[str]) -> None:
-        """End what no journal knows: its controller died between two lines, or has let go of its sweep."""
+        """End attempts that no journal knows: their controller died between two lines, or has released its sweep."""
         if self.is_stale:
             return
-        now_s, asked = self._cluster.clock(), set(attempt_ids)
-        unclaimed = [attempt_id for attempt_id in self._cluster.attempts if attempt_id not in asked]
+        now_s, requested = self._cluster.clock(), set(attempt_ids)
+        unclaimed = [attempt_id for attempt_id in self._cluster.attempts if attempt_id not in requested]
         self._unclaimed_since_s = {a: self._unclaimed_since_s.get(a, now_s) for a in unclaimed}
         for attempt_id, since_s in self._unclaimed_since_s.items():
             if now_s - since_s >= UNCLAIMED_S:

@@ -12,7 +12,7 @@ START_S = 1_700_000_000.0
 
 @dataclass(slots=True, order=True)
 class Alarm:
-    """One appointment; those of one moment are kept in the order in which they were made."""
+    """One appointment; appointments of the same time are kept in the order in which they were made."""
 
     at_s: float
     number: int
@@ -48,7 +48,7 @@ class VirtualClock:
         return self.at(self._now_s + delay_s, action)
 
     def step(self) -> bool:
-        """Jump to the next appointment and keep it; false if there is none."""
+        """Jump to the next appointment and run it; False if there is none."""
         while self._alarms:
             alarm = heapq.heappop(self._alarms)
             if alarm.is_cancelled:
@@ -60,7 +60,7 @@ class VirtualClock:
         return False
 
     def jump(self, at_s: float) -> None:
-        """Keep all appointments before a time, then be there."""
+        """Run all appointments before a time, and set the clock to it."""
         while self._alarms and self._alarms[0].at_s <= at_s:
             self.step()
         self._now_s = max(self._now_s, at_s)

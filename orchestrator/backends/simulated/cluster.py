@@ -1,4 +1,4 @@
-"""The physics of a simulated cluster: it places attempts, lets them work, and breaks.
+"""Model of a simulated cluster: it places attempts, runs them in virtual time, and fails.
 
 It outlives the controllers that use it through ``SimulatedBackend``, as runners outlive theirs.
 """
@@ -45,7 +45,7 @@ def _succeed(_request: JobRequest, _random: Random) -> Fate:
 
 
 class SimulatedCluster:
-    """``works`` says what a job needs, ``fates`` what becomes of an attempt; ``on_news`` is called when one ends.
+    """``works`` gives what a job needs, ``fates`` how an attempt ends; ``on_news`` is called when one ends.
 
     Commits go to ``store``. All randomness comes from ``random``.
     """
@@ -66,10 +66,10 @@ class SimulatedCluster:
         self.hazards = hazards or Hazards()
         self.nodes = {node.name: node for node in build_nodes(spec)}
         self.attempts: dict[str, LiveAttempt] = {}
-        """All that are not released yet."""
+        """Attempts that are not released yet."""
         self.account = ResourceAccount()
         self.epoch = 0
-        """The highest that any controller announced."""
+        """The highest epoch that any controller announced."""
         self.on_news: Callable[[], None] = lambda: None
         self.saved_s: dict[str, float] = defaultdict(float)
         """Seconds of work in the newest checkpoint of each key; durable, as checkpoints in the store are."""
@@ -79,7 +79,7 @@ class SimulatedCluster:
         self._random = random
         self._waiting: list[LiveAttempt] = []
         self._ghosts: dict[str, LiveAttempt] = {}
-        """Reported lost, and working."""
+        """Attempts that are reported lost and still work."""
         self._since_s = clock()
         self._counts_gpus = spec.num_gpus > 0
         self._is_quiet = False
@@ -148,7 +148,7 @@ class SimulatedCluster:
 
     # -------------------------------------------------------------------------------------------------------- placing
     def known_nodes(self) -> list[SimulatedNode]:
-        """Nodes of which the backend tells."""
+        """Nodes that the backend reports."""
         return [node for node in self.nodes.values() if node.is_known_up]
 
     def _place_waiting(self) -> None:
@@ -160,13 +160,13 @@ class SimulatedCluster:
 
     def _find_places(self, attempt: LiveAttempt) -> list[SimulatedNode] | None:
         share = attempt.share
-        asked = [self.nodes[name] for name in attempt.placement.nodes]
-        if asked and len(asked) == attempt.num_workers and _hold(asked, share):
-            return asked
+        requested = [self.nodes[name] for name in attempt.placement.nodes]
+        if requested and len(requested) == attempt.num_workers and _hold(requested, share):
+            return requested
         allowed = [node for node in self.nodes.values() if node.name not in attempt.placement.exclude]
         if attempt.num_workers == 1:
             fitting = [node for node in allowed if node.has(share)]
-            # The fullest that has room, and of those one with a warm runner.
+            # The fullest node on which it fits, and of those one with a warm runner.
             return [min(fitting, key=lambda node: (share not in node.idle, node.gpus, node.cpus))] if fitting else None
         places: list[SimulatedNode] = []
         for node in sorted(allowed, key=lambda node: -node.gpus):
@@ -208,7 +208,7 @@ class SimulatedCluster:
             case SimulatedEnding.PRETEND:
                 self._end(attempt, succeeded(attempt, Outcome.COMMITTED, self.clock()), ending="pretend")
             case SimulatedEnding.GHOST:
-                # Nobody waits for it any more: what it does now must harm nothing.
+                # No controller waits for it any more: what it does now must not harm anything.
                 with suppress(OrchestratorError):
                     commit(self._store, attempt, self.clock())
                 self._end(attempt, lost(attempt, "given up before"), ending="ghost")
@@ -237,7 +237,7 @@ class SimulatedCluster:
         return attempt.step_of(attempt.stint.done_at(self.clock())) if known is None else known
 
     def _give_up(self, attempt: LiveAttempt) -> None:
-        """Tell that an attempt is lost, which works on all the same."""
+        """Report that an attempt is lost while it continues to work."""
         if attempt.phase is Phase.WORKING and not attempt.is_stopping:
             attempt.report = lost(attempt, "its node does not answer")
             self._ghosts[attempt.attempt_id] = attempt
@@ -266,7 +266,7 @@ class SimulatedCluster:
         keeps_runner: bool = False,
         detection_s: float = 0.0,
     ) -> None:
-        """The attempt stops here; what it holds is free, and told of, after ``detection_s``."""
+        """The attempt stops now; its resources become free, and its end is reported, after ``detection_s``."""
         attempt.rearm(None)
         was_hung = attempt.phase is Phase.HUNG
         attempt.ended_at_s = attempt.hung_at_s if was_hung else self.clock()
@@ -294,7 +294,7 @@ class SimulatedCluster:
 
     # -------------------------------------------------------------------------------------------------------- hazards
     def calm(self) -> None:
-        """From now on nothing breaks; what is broken is replaced."""
+        """Stop all failures; failed nodes are replaced."""
         self._is_quiet = True
 
     def measure(self) -> None:
@@ -305,7 +305,7 @@ class SimulatedCluster:
         self._since_s = now_s
 
     def lose(self, nodes: list[SimulatedNode], cause: str) -> None:
-        """Nodes vanish at once, with all that runs there; others take their places later."""
+        """Nodes vanish at once, with all attempts on them; other nodes replace them later."""
         self.measure()
         hit = dict.fromkeys(name for node in nodes if node.is_up for name in node.attempts)
         for node in nodes:
@@ -374,9 +374,9 @@ def _num_that_fit(node: SimulatedNode, share: Resources) -> int:
     if not node.is_up:
         return 0
     limits = [
-        free / asked
-        for free, asked in ((node.cpus, share.cpus), (node.gpus, share.gpus), (node.memory_gib, share.memory_gib))
-        if asked
+        free / requested
+        for free, requested in ((node.cpus, share.cpus), (node.gpus, share.gpus), (node.memory_gib, share.memory_gib))
+        if requested
     ]
     return int(min(limits, default=0.0) + 1e-6)
 

@@ -1,4 +1,4 @@
-"""What a simulated cluster consists of, and what happens to it."""
+"""The nodes of a simulated cluster, and the rates of their failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class NodeGroup:
     shape: Resources
     accelerator: str = ""
     is_spot: bool = False
-    """Whether the provider may take its nodes away at any time."""
+    """Whether the provider may reclaim its nodes at any time."""
     labels: Mapping[str, str] = field(default_factory=dict)
     rack_size: int = 0
     """Nodes that share a rack and are lost together; 0 = no racks."""
@@ -32,7 +32,7 @@ class ClusterSpec:
 
     groups: tuple[NodeGroup, ...]
     grows: bool = False
-    """Whether an autoscaler is said to replace what is lost: then attempts are also launched before there is room."""
+    """Whether an autoscaler replaces lost nodes: then attempts are also launched before resources are free."""
 
     @property
     def num_gpus(self) -> int:
@@ -61,7 +61,7 @@ class ClusterSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hazards:
-    """What goes wrong with hardware, all of it memoryless. The default is a cluster that never fails."""
+    """Rates of hardware failures, all of them memoryless. The default is a cluster that never fails."""
 
     gpu_mtbf_h: float = math.inf
     """Hours of one GPU between two faults, each of which ends the attempt that uses it."""
@@ -92,18 +92,18 @@ class Hazards:
 
 @dataclass(slots=True, kw_only=True)
 class SimulatedNode:
-    """One node as it stands."""
+    """State of one node."""
 
     name: str
     group: NodeGroup
     rack: str
     cpus: float
-    """Free ones; so the next two."""
+    """Free CPUs; the next two fields are free GPUs and memory."""
     gpus: float
     memory_gib: float
     is_up: bool = True
     is_known_up: bool = True
-    """What the backend tells; behind ``is_up`` by the time of detection."""
+    """What the backend reports; it follows ``is_up`` after the time of detection."""
     attempts: dict[str, Resources] = field(default_factory=dict)
     """What each attempt holds here."""
     idle: list[Resources] = field(default_factory=list)
@@ -115,7 +115,7 @@ class SimulatedNode:
         return self.is_up and fits and shape.memory_gib <= self.memory_gib + 1e-6
 
     def take(self, attempt_id: str, shape: Resources) -> bool:
-        """Occupy; true if a warm runner of this shape takes the attempt."""
+        """Occupy resources; True if a warm runner of this shape takes the attempt."""
         is_warm = shape in self.idle
         if is_warm:
             self.idle.remove(shape)

@@ -53,7 +53,7 @@ from orchestrator.sweepfile.survey import ask_labels
 from orchestrator.sweeps.client import list_sweeps, load_plan, load_snapshot
 
 _NUM_IMAGES = 24
-"""Of each kind on a contact sheet."""
+"""Images of each kind on a contact sheet."""
 
 
 def compare(
@@ -131,7 +131,7 @@ class _Pair(NamedTuple):
 
 
 class _Target(NamedTuple):
-    """Keys of what networks are asked: the label map, and the index of the images."""
+    """Keys of the target: the label map, and the index of the images."""
 
     labels: str
     data: str
@@ -157,7 +157,7 @@ class SampleOptions:
     first: str
     second: str
     transfer: str = ""
-    """Of rows: only the tables of this transfer."""
+    """For rows: only the tables of this transfer."""
     out: str = ""
     """Folder for the page, the figure, the contact sheet and the CSV; empty = none."""
     form: TableForm = TableForm.TABLE
@@ -185,9 +185,9 @@ def show_sample_comparison(sweeps: Sequence[str], options: SampleOptions) -> Exi
 def _one_sweep(store: ObjectStore, sweeps: Sequence[str]) -> str:
     known = list_sweeps(store)
     if len(sweeps) > 1 or (not sweeps and len(known) != 1):
-        told = ", ".join(sweeps or known) or "none"
+        names = ", ".join(sweeps or known) or "none"
         raise UsageError(
-            f"compare --samples compares within one sweep: name it (compare SWEEP --samples A B), not {told}"
+            f"compare --samples compares within one sweep: name it (compare SWEEP --samples A B), not {names}"
         )
     sweep = sweeps[0] if sweeps else known[0]
     require_sweep(store, sweep)
@@ -253,7 +253,7 @@ def _compare(store: ObjectStore, plan: Plan, match: _Match, options: SampleOptio
         named = " and ".join(f"{job} ({target.labels})" for target, job in list(targets.items())[:2])
         raise UserError(f"{named} predict different targets: only answers to the same question can be compared")
     if lacking:
-        _tell_lacking(lacking, is_all=not found)
+        _warn_of_missing_outcomes(lacking, is_all=not found)
     comparison = compare_samples(found, first=options.first, second=options.second, place=match.place)
     return comparison, next(iter(targets))
 
@@ -266,8 +266,8 @@ def _record(store: ObjectStore, plan: Plan, name: str, key: str) -> Record:
         raise NotFoundError(message) from None
 
 
-def _tell_lacking(lacking: Sequence[str], *, is_all: bool) -> None:
-    """Say that results are of a version that kept no outcomes. Raises ``UserError`` if nothing is left to compare."""
+def _warn_of_missing_outcomes(lacking: Sequence[str], *, is_all: bool) -> None:
+    """Warn that results are of a version that kept no outcomes. Raises ``UserError`` if nothing is left to compare."""
     others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     message = (
         f"{lacking[0]}{others}: committed by an earlier version, which kept no outcome per validation image; give the "
@@ -302,7 +302,7 @@ def _request(
 
 
 def _counts(counts_N: NDArray[np.int64]) -> list[list[int]]:
-    """``[ordinal, number]`` of those that are not 0."""
+    """``[ordinal, number]`` of the entries that are not 0."""
     ordinals = np.flatnonzero(counts_N)
     pairs: list[list[int]] = np.stack([ordinals, counts_N[ordinals]], axis=1).tolist()
     return pairs

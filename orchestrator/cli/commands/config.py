@@ -45,8 +45,8 @@ def config(
     for column in ("setting", "value", *(("from",) if origin else ()), "meaning"):
         table.add_column(column, overflow="fold")
     for each in found:
-        said = (escape(each.origin),) if origin else ()
-        table.add_row(each.setting.name, escape(_shown(each)) or "-", *said, each.setting.meaning)
+        origin_cell = (escape(each.origin),) if origin else ()
+        table.add_row(each.setting.name, escape(_shown(each)) or "-", *origin_cell, each.setting.meaning)
     stdout_console().print(table)
 
 
@@ -133,7 +133,7 @@ def _warn_if_hidden(name: str) -> None:
 
 
 def _shown(resolved: Resolved) -> str:
-    """As it says of itself, but of a cluster behind its dashboard only the cluster knows the store."""
+    """The value as shown to people; only a cluster behind its dashboard knows its own store."""
     is_elsewhere = resolved.setting.name == "store" and not resolved.value and Settings().store_uri() == UNKNOWN_STORE
     return f"{shown_store(UNKNOWN_STORE)}, not known here" if is_elsewhere else resolved.shown
 
@@ -145,7 +145,7 @@ def _document(resolved: Resolved, *, with_origin: bool) -> object:
 
 
 def _value(resolved: Resolved) -> str | None:
-    """For programs: what counts; None where nothing is set, or only the cluster knows."""
+    """The value for programs; None where nothing is set, or only the cluster knows it."""
     if resolved.known:
         return resolved.known
     settings = Settings()

@@ -88,7 +88,7 @@ def job_document(store: ObjectStore, plan: Plan, job: Job, view: JobView) -> dic
 
 
 def description_lines(document: Mapping[str, Any]) -> Iterator[str]:
-    """What a person reads."""
+    """The text for people."""
     yield f"{document['job']} of sweep {document['sweep']}: {document['state']}"
     yield from _lines(document, ("key", "reason"))
     yield f"  attempts     {document['attempts']}{_failures(document)}"
@@ -99,7 +99,7 @@ def description_lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"  result       {format_bytes(result['num_bytes'])}, made by {result['made_by']}"
     for name, value in sorted(document["metrics"].items()):
         yield f"  metric       {name} {value:.6g}"
-    yield f"  resources    {_asked(document)}"
+    yield f"  resources    {_resources_line(document)}"
     yield from (f"  needs        {need}" for need in document["needs"])
     yield from (f"  {name:13}{place}" for name, place in document["places"].items())
     yield from _lines(document, ("mlflow",))
@@ -118,14 +118,14 @@ def _failures(document: Mapping[str, Any]) -> str:
     return (f"; ended without a result: {counts}" if counts else "") + (f"; last: {last['message']}" if last else "")
 
 
-def _asked(document: Mapping[str, Any]) -> str:
+def _resources_line(document: Mapping[str, Any]) -> str:
     resources, workers = document["resources"], document["execution"]["num_workers"]
     named = ", ".join(f"{name} {value}" for name, value in resources.items() if value)
     return named + (f"; {workers} workers" if workers > 1 else "")
 
 
 def _places(store: ObjectStore, plan: Plan, job: Job) -> dict[str, str]:
-    """Where to look, whether or not anything is there yet."""
+    """Locations of results and logs, whether or not they exist yet."""
     uri, key = store.uri, job.key
     checkpoints = store.list_children(checkpoints_folder(key) + "/")
     found = {
@@ -139,7 +139,7 @@ def _places(store: ObjectStore, plan: Plan, job: Job) -> dict[str, str]:
 
 
 def _mlflow_link(store: ObjectStore, plan: Plan, job: Job) -> str:
-    """The job's page; empty if it is not published, or nobody shows MLflow's pages."""
+    """The job's MLflow page; empty if it is not published, or if no server shows MLflow's pages."""
     settings = Settings()
     uri = settings.tracking_uri(plan.tracking_uri)
     stack = read_stack(settings.home)

@@ -80,7 +80,7 @@ def _machine_checks(settings: Settings, sweep: ResolvedSweep | None) -> Iterator
 
 
 def _usual_cache(settings: Settings) -> Path:
-    """The local stack has its own; elsewhere it is the nodes'."""
+    """The local stack has its own cache; other clusters have one on each node."""
     return cache_directory() if settings.ray_address else settings.home / "cache"
 
 
@@ -128,7 +128,7 @@ def _table(results: Sequence[CheckResult]) -> Table:
 
 
 def _grouped(results: Sequence[CheckResult]) -> Iterator[tuple[str, CheckResult]]:
-    """What is fine on many nodes takes one line."""
+    """A check that is fine on many nodes takes one line."""
     groups: dict[tuple[str, ...], list[CheckResult]] = {}
     for number, result in enumerate(results):
         is_fine = result.verdict is Verdict.OK and result.node

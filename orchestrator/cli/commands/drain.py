@@ -46,7 +46,7 @@ def drain(
 
 
 def _begin(cluster: str, running: Running, reason: str, options: ControlOptions) -> ExitCode:
-    """Ask for rest; says whether the cluster rests already."""
+    """Ask for a drain; print whether the cluster is drained already."""
     store, name = _place(cluster, options)
     sender = current_user() if options.sender is None else options.sender
     client.drain(store, name, running=running, reason=reason, sender=sender)
@@ -54,19 +54,19 @@ def _begin(cluster: str, running: Running, reason: str, options: ControlOptions)
 
 
 def _end(cluster: str, options: ControlOptions) -> ExitCode:
-    """Let a cluster work again."""
+    """End the drain of a cluster."""
     store, name = _place(cluster, options)
     was_drained = read_drain(store, name) is not None
     end_drain(store, name)
     if options.form is not DocumentForm.TABLE:
         print_document({"cluster": name, "was_drained": was_drained, "drain": None}, options.form)
-    told = "is no longer drained: waiting jobs start within seconds" if was_drained else "works"
-    stderr_console().print(f"Cluster {name} {told}.", markup=False, soft_wrap=True)
+    state = "is no longer drained: waiting jobs start within seconds" if was_drained else "works"
+    stderr_console().print(f"Cluster {name} {state}.", markup=False, soft_wrap=True)
     return ExitCode.OK
 
 
 def _show_drain(cluster: str, options: ControlOptions) -> ExitCode:
-    """Say whether a cluster is drained."""
+    """Print whether a cluster is drained."""
     store, name = _place(cluster, options)
     return _show(read_drain(store, name), name, store, options)
 
@@ -76,15 +76,18 @@ def _place(cluster: str, options: ControlOptions) -> tuple[ObjectStore, str]:
 
 
 def _wait(store: ObjectStore, cluster: str) -> Drain | None:
-    """The drain once nothing runs any more, or after a few seconds."""
+    """The drain once no job runs any more, or after a few seconds."""
     deadline_s = time.monotonic() + WAIT_S
-    wish = read_drain(store, cluster)
+    request = read_drain(store, cluster)
     while (
-        wish is not None and wish.drained_at_s is None and time.monotonic() < deadline_s and _is_served(store, cluster)
+        request is not None
+        and request.drained_at_s is None
+        and time.monotonic() < deadline_s
+        and _is_served(store, cluster)
     ):
         time.sleep(_POLL_S)
-        wish = read_drain(store, cluster)
-    return wish
+        request = read_drain(store, cluster)
+    return request
 
 
 def _is_served(store: ObjectStore, cluster: str) -> bool:
@@ -92,20 +95,20 @@ def _is_served(store: ObjectStore, cluster: str) -> bool:
     return lease is not None and lease.expires_at_s > time.time()
 
 
-def _show(wish: Drain | None, cluster: str, store: ObjectStore, options: ControlOptions) -> ExitCode:
+def _show(request: Drain | None, cluster: str, store: ObjectStore, options: ControlOptions) -> ExitCode:
     if options.form is not DocumentForm.TABLE:
-        print_document({"cluster": cluster, "drain": None if wish is None else asdict(wish)}, options.form)
-    stderr_console().print(f"Cluster {cluster} {_told(wish, cluster, store)}.", markup=False, soft_wrap=True)
+        print_document({"cluster": cluster, "drain": None if request is None else asdict(request)}, options.form)
+    stderr_console().print(f"Cluster {cluster} {_describe(request, cluster, store)}.", markup=False, soft_wrap=True)
     return ExitCode.OK
 
 
-def _told(wish: Drain | None, cluster: str, store: ObjectStore) -> str:
-    if wish is None:
+def _describe(request: Drain | None, cluster: str, store: ObjectStore) -> str:
+    if request is None:
         return "is not drained"
     back = "to end the drain: orchestrator drain --end"
-    if wish.drained_at_s is not None:
+    if request.drained_at_s is not None:
         return f"is drained: no job runs and none starts; {back}"
-    how = "ends" if wish.running is Running.FINISH else "has written a checkpoint"
+    how = "ends" if request.running is Running.FINISH else "has written a checkpoint"
     if _is_served(store, cluster):
         return (
             f"is draining: no job starts; the drain is complete when every running job {how}; to see the progress: "

@@ -67,7 +67,7 @@ def explain(
 
 
 def _find_plan(sweep: str, uri: str, store: ObjectStore | None) -> Plan:
-    """As ``find_plan``; its refusal of an unknown name knows files and shipped sweeps, but not what was submitted."""
+    """As ``find_plan``, whose error about an unknown name lists files and shipped sweeps, but no submitted ones."""
     try:
         return find_plan(sweep, uri, store=store)
     except SpecError as error:
@@ -82,7 +82,7 @@ def _find_plan(sweep: str, uri: str, store: ObjectStore | None) -> Plan:
 
 
 def _submitted(found: Explanation, plan: Plan, store: ObjectStore) -> JobView | None:
-    """The very job as its sweep has it, if that was submitted to this store."""
+    """The same job in the submitted sweep, if that is in this store."""
     if plan.sweep not in list_sweeps(store):
         return None
     view = load_snapshot(store, plan.sweep).jobs.get(found.name)
@@ -101,7 +101,7 @@ def _view_lines(view: JobView | None, sweep: str) -> Iterator[str]:
 
 
 def explanation_lines(found: Explanation) -> Iterator[str]:
-    """What a person reads."""
+    """The text for people."""
     yield f"{found.name or found.key}: {_STATES[found.state]}"
     if found.name:
         yield f"  key      {found.key}"

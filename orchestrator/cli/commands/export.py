@@ -28,7 +28,7 @@ WEIGHTS, HEAD, CONFIG, CARD, RECORD = "model.safetensors", "head.safetensors", "
 """Files of an export; timm looks for the first and the third."""
 _BACKBONE, _MODEL = "backbone.safetensors", "model.json"
 _DIGESTS = ("dataset_digest", "num_train", "num_val", "num_classes")
-"""Of what an index or label artifact says of its data."""
+"""Fields of an index or label artifact that describe its data."""
 
 
 def export(
@@ -61,11 +61,11 @@ def export(
         raise UsageError("export needs a folder: orchestrator export SWEEP JOB DIRECTORY, or export KEY DIRECTORY")
     objects = open_existing_store(store)
     record = _find(objects, job, sweep) if directory else _find(objects, sweep, "")
-    _export(objects, record, Path(directory or job), Wish(epoch=epoch, force=force, form=output))
+    _export(objects, record, Path(directory or job), ExportOptions(epoch=epoch, force=force, form=output))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class ExportOptions:
     """Flags of the command."""
 
     epoch: int | None
@@ -73,10 +73,10 @@ class Wish:
     form: DocumentForm
 
 
-def _export(objects: ObjectStore, record: Record, directory: Path, wish: Wish) -> None:
-    epoch = wish.epoch
+def _export(objects: ObjectStore, record: Record, directory: Path, options: ExportOptions) -> None:
+    epoch = options.epoch
     weights, head = _parts(record, epoch)
-    _check_folder(directory, replaces=wish.force)
+    _check_folder(directory, replaces=options.force)
     document: dict[str, Any] = parse_json(read_part(objects, record, _MODEL))
     if is_reference(str(document["name"])):
         message = f"{record.key} is the model {document['name']} of a package, which timm cannot build; take "
@@ -91,9 +91,9 @@ def _export(objects: ObjectStore, record: Record, directory: Path, wish: Wish) -
         RECORD: record.to_bytes(),
     }
     _write(objects, record, directory, {WEIGHTS: weights, HEAD: head}, files)
-    if wish.form is not DocumentForm.TABLE:
+    if options.form is not DocumentForm.TABLE:
         written = [str(directory / file) for file in (WEIGHTS, HEAD, *files)]
-        print_document({"key": record.key, "directory": str(directory), "files": written}, wish.form)
+        print_document({"key": record.key, "directory": str(directory), "files": written}, options.form)
     use = f"timm.create_model('local-dir:{directory}', pretrained=True)"
     stderr_console().print(f"{record.key} is in {directory}: {use}", markup=False, soft_wrap=True)
 
@@ -166,7 +166,7 @@ def _check_folder(directory: Path, *, replaces: bool) -> None:
 
 
 def _sources(store: ObjectStore, record: Record) -> dict[str, Record]:
-    """Records of what the backbone was trained on, by role, as far as they are still there."""
+    """Records of the data that the backbone was trained on, by role, as far as they still exist."""
     found: dict[str, Record] = {}
     waiting = dict(record.identity.get("inputs", {}))
     while waiting:
@@ -174,7 +174,7 @@ def _sources(store: ObjectStore, record: Record) -> dict[str, Record]:
         try:
             found[role] = read_record(store, key)
         except OrchestratorError:
-            continue  # collected meanwhile; its key is in the identity all the same
+            continue  # deleted by garbage collection; its key is still in the identity
         inputs = found[role].identity.get("inputs", {})
         waiting |= {name: value for name, value in inputs.items() if name not in found}
     return found
@@ -203,7 +203,7 @@ def _write(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What is known of a backbone."""
+    """Description of a backbone."""
 
     record: Record
     document: Mapping[str, Any]

@@ -35,7 +35,7 @@ from orchestrator.simulation.forecast import imagined, join_plans
 from orchestrator.state.transitions import SweepState
 from orchestrator.sweepfile import load_sweep
 
-_SAY_EVERY_S = 5.0
+_PRINT_EVERY_S = 5.0
 _MAX_REASONS = 5
 
 
@@ -54,7 +54,9 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     accelerator: Annotated[str, typer.Option(help="Type of the GPUs: A100, H100, ...")] = "",
     prices: PricesOption = "",
     seed: Annotated[int, typer.Option(help="Seed of all random events.")] = 0,
-    png: Annotated[str, typer.Option("--png", hidden=True)] = "",  # so that old commands learn what replaces it
+    png: Annotated[
+        str, typer.Option("--png", hidden=True)
+    ] = "",  # so that users of the old option learn what replaces it
     html: Annotated[str, typer.Option(help="Write an interactive Gantt chart to this HTML file.")] = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
@@ -125,14 +127,14 @@ class _Bill:
     prices: PriceTable | None
 
     def amount(self, hours: float, resource: str) -> float | None:
-        """Of some hours of one GPU or CPU."""
+        """Cost of some hours of one GPU or CPU."""
         if self.prices is None:
             return None
         one = Resources(cpus=0.0, gpus=1.0) if resource == "GPU" else Resources(cpus=1.0)
         return self.prices.cost(3600.0 * hours, one, self.accelerator, is_spot=self.is_spot)
 
     def name(self, resource: str) -> str:
-        """Of its entry in a table of prices."""
+        """Currency of its entry in a table of prices."""
         return (self.accelerator or "these GPUs") if resource == "GPU" else CPU_ENTRY
 
     def show(self, hours: float, resource: str) -> str:
@@ -143,7 +145,7 @@ class _Bill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expected:
-    """What some sweeps have to do on one cluster and one store, by name of the job in their common plan."""
+    """The work of several sweeps on one cluster and one store, by name of the job in their common plan."""
 
     plan: Plan
     durations_s: Mapping[str, float]
@@ -151,9 +153,9 @@ class _Expected:
     """Keys that the store has."""
     kept_bytes: int
     accelerator: str
-    """What most jobs with GPUs run on; empty = no job has any."""
+    """GPU type of most jobs with GPUs; empty = no job has any."""
     assumed_accelerator: str
-    """What GPUs were taken for where nobody said; empty = somebody did."""
+    """The assumed GPU type where none is given; empty = it is given."""
 
 
 def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, options: ForecastOptions) -> _Expected:
@@ -199,7 +201,7 @@ def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Fo
     hazards = Hazards(
         gpu_mtbf_h=options.gpu_mtbf_h or float("inf"), spot_loss_per_h=options.spot, replace_s=options.replace_s
     )
-    say = _Ticker()
+    ticker = _Ticker()
     return simulation.forecast(
         imagined(expected.plan),
         _spec_of(fleet, is_spot=options.spot > 0.0),
@@ -207,9 +209,9 @@ def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Fo
         hazards=hazards,
         committed=expected.committed,
         seed=options.seed,
-        # A deadline is a moment of real time; without one, the same seed gives the same bits at any time.
+        # A deadline is a real time; without one, the same seed gives the same bits at any time.
         now=START_S if expected.plan.policy.deadline_s is None else time.time(),
-        on_round=say,
+        on_round=ticker,
     )
 
 
@@ -221,14 +223,14 @@ def _spec_of(fleet: Fleet, *, is_spot: bool) -> ClusterSpec:
 
 
 class _Ticker:
-    """Tells that a long simulation goes on."""
+    """Prints that a long simulation continues."""
 
     def __init__(self) -> None:
-        self._at_s = time.monotonic() + _SAY_EVERY_S
+        self._at_s = time.monotonic() + _PRINT_EVERY_S
 
     def __call__(self, elapsed_s: float) -> None:
         if time.monotonic() >= self._at_s:
-            self._at_s = time.monotonic() + _SAY_EVERY_S
+            self._at_s = time.monotonic() + _PRINT_EVERY_S
             stderr_console().print(f"simulated {format_duration(elapsed_s)} ...", markup=False)
 
 
@@ -298,7 +300,7 @@ def _verdict(found: Forecast) -> ExitCode:
     if found.state is SweepState.SUCCEEDED:
         return ExitCode.OK
     reasons = list(found.reasons.items())
-    told = [f"{job}: {reason}" for job, reason in reasons[:_MAX_REASONS]]
+    shown = [f"{job}: {reason}" for job, reason in reasons[:_MAX_REASONS]]
     more = [f"... and {len(reasons) - _MAX_REASONS} more"] if len(reasons) > _MAX_REASONS else []
-    complain("\n".join([f"the sweep would end as {found.state.value}", *told, *more]))
+    complain("\n".join([f"the sweep would end as {found.state.value}", *shown, *more]))
     return ExitCode.SWEEP_FAILED

@@ -36,7 +36,7 @@ from orchestrator.sweeps.lease import read_lease
 from orchestrator.sweeps.requests import Retry, Submit, read_inbox
 
 WAIT_S = 5.0
-"""For the controller to follow a message: it looks into inboxes every second."""
+"""How long to wait for the controller, which reads inboxes every second."""
 _POLL_S = 0.1
 _SHOWN = 12
 
@@ -65,27 +65,28 @@ class ControlOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControlRequest:
-    """One thing to ask of a sweep."""
+    """One request to a sweep."""
 
     verb: str
-    """``pause``, as the command is called."""
+    """The command's name, such as ``pause``."""
     send: Callable[..., str]
-    """Of ``sweeps.client``: takes store, sweep, sender, consent, and ``jobs`` where it takes jobs; returns the id."""
+    """Function of ``sweeps.client``: takes store, sweep, sender, consent, and ``jobs`` where it takes jobs; returns the
+    message's id."""
     effect: str
-    """``pauses: running jobs finish, nothing new starts``, said of the sweep or of one job."""
+    """Its effect on the sweep or on one job: ``pauses: running jobs finish, nothing new starts``."""
     effect_on_many: str = ""
-    """The same, said of several jobs; empty for requests that take no jobs."""
+    """Its effect on several jobs; empty for requests that take no jobs."""
     undo: str = ""
-    """Command that takes it back, or leads on."""
+    """Command that reverts it, or that continues."""
     reopens: bool = False
-    """Whether it lets a sweep that has ended go on; any other request means nothing to one."""
+    """Whether it continues a sweep that has ended; other requests have no effect on such a sweep."""
     aim: SweepState | None = None
-    """How a sweep ends by it, so that one that has ended so needs nothing more."""
+    """How a sweep ends after it; a sweep that has already ended like this needs no request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sent:
-    """A request on its way."""
+    """A request that was sent."""
 
     request: ControlRequest
     message_id: str
@@ -238,15 +239,15 @@ def parse_priority(text: str) -> int:
 def send_request(
     sweep: str, request: ControlRequest, options: ControlOptions, selection: JobSelection | None = None
 ) -> ExitCode:
-    """Send a request, and say whether it was followed, refused, or waits for a controller."""
+    """Send a request, and print whether it was followed, refused, or waits for a controller."""
     store = open_existing_store(options.store)
     require_sweep(store, sweep)
     ledger = SweepLedger(store, sweep)
     snapshot = ledger.refresh()
     if selection is not None and snapshot.plan is not None:
-        selection.select(snapshot)  # what is misspelt is refused whatever the sweep's state
+        selection.select(snapshot)  # misspelt names are refused whatever the sweep's state
     if not request.reopens and snapshot.state.is_final and not _will_reopen(store, snapshot):
-        return _tell_ended(snapshot, request, options.form)
+        return _print_has_ended(snapshot, request, options.form)
     jobs = None
     if selection is not None and not selection.is_everything:
         chosen = _chosen(snapshot, request, selection)
@@ -271,17 +272,17 @@ def is_served(store: ObjectStore, snapshot: Snapshot, now: float) -> bool:
 
 
 def _will_reopen(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Whether a message waits that lets an ended sweep go on: what is sent now is followed after it."""
+    """Whether a waiting message continues an ended sweep: a request that is sent now is followed after it."""
     waiting = read_inbox(store, snapshot.sweep, skip=snapshot.handled)
     return any(isinstance(message, Submit | Retry) for message in waiting)
 
 
-def _tell_ended(snapshot: Snapshot, request: ControlRequest, form: DocumentForm) -> ExitCode:
-    """Say that an order means nothing any more; it is not sent, as it would wait for a controller to refuse it."""
+def _print_has_ended(snapshot: Snapshot, request: ControlRequest, form: DocumentForm) -> ExitCode:
+    """Print that a request has no effect any more; it is not sent, as it would wait for a controller to refuse it."""
     is_reached = snapshot.state is request.aim
-    told = f"sweep {snapshot.sweep} has ended ({snapshot.outcome}) already, so {request.verb} has no effect"
+    message = f"sweep {snapshot.sweep} has ended ({snapshot.outcome}) already, so {request.verb} has no effect"
     if form is not DocumentForm.TABLE:
-        refusal = "" if is_reached else told
+        refusal = "" if is_reached else message
         document = {
             "sweep": snapshot.sweep,
             "action": request.verb,
@@ -291,9 +292,9 @@ def _tell_ended(snapshot: Snapshot, request: ControlRequest, form: DocumentForm)
         }
         print_document({**document, "refusal": refusal, "state": snapshot.state.value}, form)
     if is_reached:
-        stderr_console().print(f"{told}.", markup=False, soft_wrap=True)
+        stderr_console().print(f"{message}.", markup=False, soft_wrap=True)
         return ExitCode.OK
-    complain(f"{told}; to continue it, use retry or submit")
+    complain(f"{message}; to continue it, use retry or submit")
     return ExitCode.FAILURE
 
 
@@ -326,7 +327,7 @@ def _show_jobs(request: ControlRequest, snapshot: Snapshot, chosen: Sequence[Job
 
 
 def _wait(store: ObjectStore, ledger: SweepLedger, message_id: str) -> Snapshot:
-    """The sweep once the message is settled, or as it is if nobody settles it soon."""
+    """The sweep's snapshot once the message is handled, or the current one if no controller handles it soon."""
     deadline_s = time.monotonic() + WAIT_S
     snapshot = ledger.refresh()
     while message_id not in snapshot.handled and time.monotonic() < deadline_s:
@@ -357,8 +358,10 @@ def _conclude(store: ObjectStore, snapshot: Snapshot, sent: _Sent) -> ExitCode:
     whose = f"{_number(len(sent.jobs))} of {snapshot.sweep}" if sent.jobs else snapshot.sweep
     effect = sent.request.effect_on_many if sent.jobs and len(sent.jobs) > 1 else sent.request.effect
     undo = f" {sent.request.undo}" if sent.request.undo else ""
-    told = f"Done: {whose} {effect}." if is_followed else f"Request sent: {whose} {effect}; {_when(store, snapshot)}."
-    stderr_console().print(f"{told}{undo} See: orchestrator status {snapshot.sweep}", markup=False, soft_wrap=True)
+    message = (
+        f"Done: {whose} {effect}." if is_followed else f"Request sent: {whose} {effect}; {_when(store, snapshot)}."
+    )
+    stderr_console().print(f"{message}{undo} See: orchestrator status {snapshot.sweep}", markup=False, soft_wrap=True)
     return ExitCode.OK
 
 
@@ -367,7 +370,7 @@ def _number(jobs: int) -> str:
 
 
 def _when(store: ObjectStore, snapshot: Snapshot) -> str:
-    """When an order that was not followed at once takes effect."""
+    """When a request that was not followed at once takes effect."""
     now = time.time()
     if is_served(store, snapshot, now):
         return "the controller is busy and will do it as soon as it reads its inbox"

@@ -174,7 +174,7 @@ def _level(text: str) -> str:
 
 @contextmanager
 def _leaving(sweep: str, job: str, options: LogOptions) -> Iterator[list[bool]]:
-    """Ctrl-C says how to come back."""
+    """After Ctrl-C, print how to follow the log again."""
     left: list[bool] = []
     try:
         yield left
@@ -224,12 +224,12 @@ class _Chosen:
         self.snapshot = self._ledger.refresh()
 
     def has_ended(self) -> bool:
-        """Read what the journal has new: whether the sweep is over."""
+        """Read new events of the journal; returns whether the sweep is over."""
         self.snapshot = self._ledger.refresh()
         return self.snapshot.state.is_final
 
     def find(self) -> list[StoredLog]:
-        """The logs that count now."""
+        """The logs that are selected now."""
         keys = {view.name: view.key for view in select(self.snapshot, self._names, self._where)}
         return [
             log
@@ -265,7 +265,7 @@ def _write(records: Iterable[LogRecord], render: _Renderer) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptPrinter:
-    """What of a log is printed, and how."""
+    """Which records of a log are printed, and how."""
 
     render: Callable[[LogRecord, str], str]
     """From a record and what goes before each of its lines."""
@@ -293,11 +293,11 @@ class PrintedLog:
 
     @property
     def has_content(self) -> bool:
-        """Whether there was anything, wanted or not."""
+        """Whether there was any record, selected or not."""
         return any(follower.num_bytes for follower in self._followers.values())
 
     def ranks(self) -> list[int]:
-        """Those that have written."""
+        """Ranks that have written."""
         names = self._store.list_children(attempt_logs_folder(self._sweep, self._job, self.number, self._key))
         return sorted({int(found[1]) for name in names if (found := _RANK.match(name))})
 
@@ -364,7 +364,7 @@ def _follow(
     log: PrintedLog | None = None
     while True:
         snapshot = ledger.refresh()
-        is_live = follow and _is_live(snapshot, job)  # asked first: what came before the end is printed below
+        is_live = follow and _is_live(snapshot, job)  # read first: records before the end are printed below
         view = snapshot.jobs.get(job)
         places = _places(store, ledger.sweep, job, view.key if view is not None else "")
         number = attempt if attempt >= 0 else max(places, default=None)

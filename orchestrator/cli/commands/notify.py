@@ -45,7 +45,7 @@ def notify(
 
 
 def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCode:
-    """What was told about a sweep, and what waits."""
+    """The notifications of a sweep that were sent, and those that wait."""
     if not sweep:
         message = "name a sweep, or test channels with --test FILE"
         raise typer.BadParameter(message)
@@ -61,7 +61,7 @@ def show_notifications(sweep: str, store_uri: str, form: DocumentForm) -> ExitCo
 
 
 def try_channels(file: str, form: DocumentForm) -> ExitCode:
-    """Send a trial over every channel of a file, from here: references are read in this environment."""
+    """Send a test over every channel of a file, from this machine: references are read in this environment."""
     results = []
     channels, check = _channels(file)
     for channel in channels:

@@ -135,7 +135,7 @@ def _check(options: PowerOptions) -> None:
 
 
 def _find_plan(reference: str, options: PowerOptions) -> Plan:
-    """Of a submitted sweep, unless there is a file of this name or the sweep is to be changed."""
+    """The plan of a submitted sweep, unless there is a file of this name or options change the sweep."""
     if options.overrides or options.scale:
         sweep, _ = load_sweep(reference, options.overrides, scale=options.scale)
         return build_plan(sweep, store_uri=options.store or Settings().store_uri(sweep))
@@ -169,27 +169,29 @@ def _table(answer: PowerAnswer, metric: str, prices: PriceTable | None) -> TextT
 
 def _title(answer: PowerAnswer, metric: str) -> str:
     against = f" to {answer.baseline}" if answer.baseline else ""
-    asked = f"{number(answer.difference, metric)}{in_words(metric, of_difference=True)}"
-    return f"{answer.place}: to see a difference of {asked}{against}"
+    difference = f"{number(answer.difference, metric)}{in_words(metric, of_difference=True)}"
+    return f"{answer.place}: to see a difference of {difference}{against}"
 
 
 def _row(option: Option, answer: PowerAnswer, amounts: Sequence[Callable[[JobCost], str]]) -> tuple[str, ...]:
     spread = _from_to(_seeds(option.least), _seeds(option.most))
     if not answer.is_known:
-        ends = [_from_to(_amount(option.least_added, say), _amount(option.most_added, say)) for say in amounts]
+        ends = [
+            _from_to(_amount(option.least_added, as_text), _amount(option.most_added, as_text)) for as_text in amounts
+        ]
         return (str(option.num_transfer_seeds), spread, "-", *ends)
     seeds = _seeds(option.num_pretrain_seeds)
     shown = seeds if option.least == option.most else f"{seeds} ({spread})"
     chance = "-" if option.power is None else f"{option.power:.0%}"
-    return (str(option.num_transfer_seeds), shown, chance, *(_amount(option.added, say) for say in amounts))
+    return (str(option.num_transfer_seeds), shown, chance, *(_amount(option.added, as_text) for as_text in amounts))
 
 
 def _seeds(number: int | None) -> str:
     return f">{MOST_SEEDS}" if number is None else str(number)
 
 
-def _amount(price: JobCost | None, say: Callable[[JobCost], str]) -> str:
-    return "-" if price is None else say(price)
+def _amount(price: JobCost | None, as_text: Callable[[JobCost], str]) -> str:
+    return "-" if price is None else as_text(price)
 
 
 def _from_to(low: str, high: str) -> str:
@@ -197,7 +199,7 @@ def _from_to(low: str, high: str) -> str:
 
 
 def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
-    """What it rests on, what the plan has, and what is cheapest."""
+    """The noise on which the answer is based, the planned design, and the cheapest sufficient ones."""
     noise, unit = answer.noise, in_words(metric, of_difference=True)
     parts = [f"{number(noise.pretrain_std, metric)}{unit} between pretraining seeds"]
     parts += [] if noise.transfer_std is None else [f"{number(noise.transfer_std, metric)} between transfers of one"]
@@ -226,7 +228,7 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
 
 
 def _effect_table(answer: PowerAnswer, metric: str) -> TextTable:
-    """What the planned seeds find of each effect; effects of which all is equal but their values share a line."""
+    """What the planned seeds detect of each effect; effects that differ only in their values share a line."""
     alike: dict[tuple[str, ...], list[EffectPower]] = {}
     for effect in answer.effects:
         low, high = effect.smallest_range or (None, None)

@@ -64,13 +64,13 @@ def set_bounds(
     store: StoreOption = "",
 ) -> None:
     """Set the limits of a user; a limit that is not given stays as it is. Running jobs are not ended."""
-    whom = whose(user, is_others=others)
+    name_or_others = user_or_others(user, is_others=others)
     bounds = parse_bounds(max_gpus, max_concurrent)
     objects, name = _open(cluster, store)
-    quotas = change_quotas(objects, name, lambda now: _with(now, whom, bounds))
-    shown = "all users without their own limits" if whom == ANYBODY else whom
-    told = f"On cluster {name}, what {shown} may hold is set{_stranger(objects, name, whom)}"
-    _changed(told, objects, name, quotas, output)
+    quotas = change_quotas(objects, name, lambda now: _with(now, name_or_others, bounds))
+    shown = "all users without their own limits" if name_or_others == ANYBODY else name_or_others
+    message = f"On cluster {name}, what {shown} may hold is set{_unknown_user_note(objects, name, name_or_others)}"
+    _changed(message, objects, name, quotas, output)
 
 
 @quota.command()
@@ -86,20 +86,20 @@ def clear(
     """Remove a user's own limits, so that the limits of --others apply again; or remove all limits."""
     if everyone and (user or others):
         raise typer.BadParameter("--all means all users: do not name a user as well")
-    whom = "" if everyone else whose(user, is_others=others, beside=", or --all for everybody")
+    name_or_others = "" if everyone else user_or_others(user, is_others=others, beside=", or --all for everybody")
     objects, name = _open(cluster, store)
     if everyone:  # also damaged ones
         write_quotas(objects, name, {})
-        _changed(f"Cluster {name} bounds nobody", objects, name, {}, output)
+        _changed(f"Cluster {name} limits no user", objects, name, {}, output)
         return
-    quotas = change_quotas(objects, name, _without(whom, name))
-    shown = "The limits of all others are" if whom == ANYBODY else f"{whom}'s own limits are"
+    quotas = change_quotas(objects, name, _without(name_or_others, name))
+    shown = "The limits of all others are" if name_or_others == ANYBODY else f"{name_or_others}'s own limits are"
     _changed(f"{shown} removed on cluster {name}", objects, name, quotas, output)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What ``set`` changes, by name of the field; what is not in it stays."""
+    """The fields that ``set`` changes; other fields stay."""
 
     max_gpus: float | None = None
     max_concurrent: int | None = None
@@ -118,7 +118,7 @@ class _HeldByUser:
 
 @dataclass(slots=True, kw_only=True)
 class _ClusterUse:
-    """What runs on the cluster, by owner, as the journals say."""
+    """What runs on the cluster, by owner, according to the journals."""
 
     by_owner: dict[str, _HeldByUser] = field(default_factory=dict)
     unreadable: list[str] = field(default_factory=list)
@@ -135,8 +135,8 @@ def _open(cluster: str, store: str) -> tuple[ObjectStore, str]:
     return open_existing_store(store), cluster
 
 
-def whose(user: str, *, is_others: bool, beside: str = "") -> str:
-    """Whom a line means; ``beside`` are other choices to tell of. Raises ``typer.BadParameter`` unless it is one."""
+def user_or_others(user: str, *, is_others: bool, beside: str = "") -> str:
+    """The user, or ``ANYBODY``; ``beside``: other options to name in an error. Raises ``typer.BadParameter``."""
     if bool(user) == is_others:
         message = "name one user, or use --others for all users without their own limits" + beside
         raise typer.BadParameter(message)
@@ -166,7 +166,7 @@ def parse_bounds(max_gpus: str, max_concurrent: str) -> Bounds:
 
 
 def _with(now: Quotas, user: str, bounds: Bounds) -> Quotas:
-    """Others without any bound are bounded by nothing, which needs no entry; a user is by it not one of the others."""
+    """The limits with a user's changed ones; an entry without limits exempts a user from those of all others."""
     changed = bounds.over(now.get(user, Cap()))
     others = {name: cap for name, cap in now.items() if name != user}
     return others if user == ANYBODY and changed == Cap() else {**now, user: changed}
@@ -175,10 +175,10 @@ def _with(now: Quotas, user: str, bounds: Bounds) -> Quotas:
 def _without(user: str, cluster: str) -> Callable[[Quotas], Quotas]:
     def change(now: Quotas) -> Quotas:
         if user not in now:
-            who = "all others have" if user == ANYBODY else f"{user} has"
+            subject = "all others have" if user == ANYBODY else f"{user} has"
             names = [_OTHERS if name == ANYBODY else name for name in now]
             bounded = did_you_mean(user, names, they_are="users with limits")
-            message = f"{who} no limits on cluster {cluster}, and nothing was changed; {bounded}"
+            message = f"{subject} no limits on cluster {cluster}, and nothing was changed; {bounded}"
             raise NotFoundError(message)
         return {name: cap for name, cap in now.items() if name != user}
 
@@ -199,7 +199,7 @@ def _number(flag: str, text: str, what: str) -> float | None:
     return number
 
 
-def _changed(told: str, store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> None:
+def _changed(message: str, store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> None:
     lease = read_lease(store, cluster)
     is_served = lease is not None and lease.expires_at_s > time.time()
     if is_served:
@@ -208,12 +208,12 @@ def _changed(told: str, store: ObjectStore, cluster: str, quotas: Quotas, form: 
         when = "the store has seen no controller of a cluster of this name yet; one that starts will apply it"
     else:
         when = "no controller runs; the next one will apply it"
-    stderr_console().print(f"{told}: {when}.", markup=False, soft_wrap=True)
+    stderr_console().print(f"{message}: {when}.", markup=False, soft_wrap=True)
     _show(store, cluster, quotas, form)
 
 
-def _stranger(store: ObjectStore, cluster: str, user: str) -> str:
-    """A word of doubt about a name that owns no sweep; it may be a new user, or a typo."""
+def _unknown_user_note(store: ObjectStore, cluster: str, user: str) -> str:
+    """A note about a user who owns no sweep: a new user, or a typo."""
     owners = _use_of(store, cluster).by_owner
     if user == ANYBODY or not owners or user in owners:
         return ""
@@ -248,7 +248,7 @@ def _show(store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) 
 
 
 def _users(quotas: Quotas, use: _ClusterUse) -> dict[str, Mapping[str, Any]]:
-    """Of every user who is bounded or runs something: bounds, whose they are, and what is held."""
+    """For every user with limits or running jobs: the limits, whose they are, and what is held."""
     running = {owner for owner, held in use.by_owner.items() if held.num_live}
     users: dict[str, Mapping[str, Any]] = {}
     for name in [*sorted((set(quotas) | running) - {ANYBODY}), *({ANYBODY} & set(quotas))]:

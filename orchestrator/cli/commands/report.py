@@ -77,7 +77,7 @@ def print_report(store: ObjectStore, sweep: str, form: TableForm) -> tuple[Plan,
 
 
 def compute(store: ObjectStore, sweep: str, prices: PriceTable | None = None) -> tuple[Plan, Report]:
-    """A sweep's plan and its report, with what the journal says of jobs that have no result."""
+    """A sweep's plan and its report; the journal gives the reasons of jobs without a result."""
     snapshot = load_snapshot(store, sweep)
     plan = snapshot.plan or load_plan(store, sweep)
     return plan, build_report(store, plan, snapshot.jobs, prices)
@@ -100,7 +100,7 @@ def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> tuple[Pla
 
 
 def _origin(store: ObjectStore, plan: Plan) -> Iterator[tuple[str, str]]:
-    """What the plan does not say of its study, as far as the store knows."""
+    """Facts of the study that are not in the plan, as far as the store has them."""
     snapshot = load_snapshot(store, plan.sweep)
     ended_at_s = snapshot.finished_at_s
     if snapshot.accepted_at_s:
@@ -120,7 +120,7 @@ def _origin(store: ObjectStore, plan: Plan) -> Iterator[tuple[str, str]]:
 
 @contextmanager
 def _without_cyclic_collection() -> Iterator[None]:
-    """A report makes millions of objects and next to no cycles: looking for them takes a seventh of its time."""
+    """A report creates millions of objects and almost no cycles: collecting them would take a seventh of its time."""
     was_on = gc.isenabled()
     gc.disable()
     try:

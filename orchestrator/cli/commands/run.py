@@ -72,7 +72,7 @@ def run(
 
 
 def run_job(name: str, options: RunOptions) -> ExitCode:
-    """Run a job and whatever of its inputs is not committed yet; print its metrics."""
+    """Run a job and all of its inputs that are not committed yet; print its metrics."""
     if not options.inprocess:
         message = "add --inprocess: run works only in this process (on the cluster, use `orchestrator submit`)"
         raise UsageError(message)
@@ -139,7 +139,7 @@ def _missing_inputs(plan: Plan, job: Job, store: ObjectStore) -> Iterator[Job]:
 
 
 def _refuse_searches(jobs: Iterable[Job]) -> None:
-    """Before anything runs, which may take hours. Raises ``UserError``: one of the jobs is a search."""
+    """Check the jobs before any of them runs, which may take hours. Raises ``UserError``: one of them is a search."""
     search = next((job.name for job in jobs if job.kind is JobKind.SEARCH), "")
     if search:
         message = f"{search} needs Ray, which runs its trials: submit the sweep (`orchestrator submit`); `run` can take"

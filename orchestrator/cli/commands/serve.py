@@ -25,7 +25,7 @@ from orchestrator.state.events import Running
 from orchestrator.sweeps.drain import drain, end_drain, read_drain
 
 SENDER = "orchestrator serve"
-"""Who drained: a drain of somebody else is not ended by the next start."""
+"""Sender of the drain: the next start ends only a drain of this sender."""
 _POLL_S = 0.5
 
 
@@ -44,7 +44,7 @@ def serve(
 
 @dataclass(slots=True)
 class _EndSignal:
-    """The first signal to end that has come."""
+    """The first signal to end that was received."""
 
     name: str = ""
 
@@ -55,12 +55,12 @@ class _EndSignal:
 
 @dataclass(slots=True, kw_only=True)
 class _Idleness:
-    """For how long a controller has had nothing to do."""
+    """Measures for how long a controller has had nothing to do."""
 
     since_s: float = field(default_factory=time.monotonic)
 
     def note(self, *, is_idle: bool) -> float:
-        """What it says now; seconds of rest since it last had work."""
+        """Take its present state; returns the seconds since it last had work."""
         now_s = time.monotonic()
         if not is_idle:
             self.since_s = now_s
@@ -71,11 +71,11 @@ def serve_cluster(*, until_idle_s: float | None, grace_s: float) -> ExitCode:
     """Serve the store of the settings on their Ray cluster.
 
     Args:
-        until_idle_s: come back when no sweep has been unfinished for so long; None = stay until told to end.
+        until_idle_s: return when no sweep has been unfinished for so long; None = run until a signal.
         grace_s: how long attempts may take for their checkpoints after SIGTERM or SIGINT.
 
-    Returns ``OK`` when idle long enough, and ``INTERRUPTED`` when a signal ended it and all attempts are at rest;
-    ``UNFINISHED`` if some were not within the grace.
+    Returns ``OK`` when idle long enough, and ``INTERRUPTED`` when a signal ended it and all attempts have ended;
+    ``UNFINISHED`` if some had not ended within the grace.
 
     Raises:
         UserError: the settings name no Ray cluster.
@@ -86,11 +86,11 @@ def serve_cluster(*, until_idle_s: float | None, grace_s: float) -> ExitCode:
         raise UserError("serve needs the address of a Ray cluster: set RAY_ADDRESS=host:port of its head node")
     with connect(settings, settings.store_uri(), foreground=False) as connection, _listening() as call:
         _end_own_drain(connection)
-        _say(f"serving {connection.store.uri} as cluster {settings.cluster}")
+        _print(f"serving {connection.store.uri} as cluster {settings.cluster}")
         if _stay(connection, call, until_idle_s):
-            _say("no sweep is unfinished: done")
+            _print("no sweep is unfinished: done")
             return ExitCode.OK
-        _say(f"{call.name}: all attempts write a checkpoint now")
+        _print(f"{call.name}: all attempts write a checkpoint now")
         return _drain_cluster(connection, call.name, grace_s)
 
 
@@ -107,7 +107,7 @@ def _listening() -> Iterator[_EndSignal]:
 
 
 def _stay(connection: RayTransport, call: _EndSignal, until_idle_s: float | None) -> bool:
-    """Until a signal (false) or idleness (true)."""
+    """Wait until a signal (returns False) or until it is idle (True)."""
     idleness = _Idleness()
     while not call.name:
         connection.keep_alive()
@@ -126,7 +126,7 @@ def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> Exi
     while time.monotonic() < ends_s:
         found = read_drain(store, cluster)
         if found is None or found.drained_at_s is not None:
-            _say("no job runs any more; sweeps resume when a controller serves the cluster again")
+            _print("no job runs any more; sweeps resume when a controller serves the cluster again")
             return ExitCode.INTERRUPTED
         time.sleep(_POLL_S)
     complain(
@@ -137,7 +137,7 @@ def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> Exi
 
 
 def _end_own_drain(connection: RayTransport) -> None:
-    """What the last allocation's end left; a person's drain stays."""
+    """End the drain that the end of the last allocation left; a person's drain stays."""
     store, cluster = connection.store, connection.settings.cluster
     try:
         found = read_drain(store, cluster)
@@ -147,11 +147,11 @@ def _end_own_drain(connection: RayTransport) -> None:
     if found is None:
         return
     if found.sender != SENDER:
-        _say(f"the cluster is drained by {found.sender or 'somebody'}; work starts after: orchestrator drain --end")
+        _print(f"the cluster is drained by {found.sender or 'somebody'}; work starts after: orchestrator drain --end")
         return
     end_drain(store, cluster)
     connection.wake()
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     stderr_console().print(text, markup=False, soft_wrap=True)

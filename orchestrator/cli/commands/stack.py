@@ -19,7 +19,7 @@ from orchestrator.stack.start import ensure_stack, stop_stack
 def up(
     *,
     s3: Annotated[bool, typer.Option("--s3", help="Also start an S3 server on this machine.")] = False,
-    full: Annotated[bool, typer.Option("--full", hidden=True)] = False,  # so that old commands learn what replaces it
+    full: Annotated[bool, typer.Option("--full", hidden=True)] = False,  # so that old commands show what replaces it
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Start this directory's servers in the background: Ray with its dashboard, and MLflow."""

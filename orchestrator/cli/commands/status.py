@@ -61,7 +61,7 @@ def status(
 
 
 def exit_code_for(snapshot: Snapshot) -> ExitCode:
-    """What a command about a sweep ends with."""
+    """Exit code of a command about a sweep."""
     return _EXITS.get(snapshot.state, ExitCode.UNFINISHED)
 
 

@@ -279,7 +279,7 @@ def _change_roots(store: ObjectStore, *, forget: Sequence[str], pin: Sequence[st
 
 
 def _targets(store: ObjectStore, target: str) -> tuple[str, ...]:
-    """A sweep is pinned as the jobs of its plan at this moment."""
+    """Pinning a sweep pins the jobs of its current plan."""
     if target in list_sweeps(store):
         return tuple(job.key for job in load_plan(store, target).jobs)
     check_reference(store, target)

@@ -14,7 +14,7 @@ from orchestrator.sweepfile.load import Loaded, load_all
 from orchestrator.sweepfile.parse.document import Changes
 
 _NO_STORE = "file:///not-looked-at"
-"""Keys and jobs are the same in every store, and validating needs none."""
+"""A placeholder for the store: keys and jobs are the same in every store, and validating needs none."""
 
 
 def validate(
@@ -28,10 +28,10 @@ def validate(
     loaded = load_all(sweep, Changes(overrides=overrides or (), scale=scale_name(scale)))
     deadline_s = loaded.sweep.policy.deadline_s
     if deadline_s is not None and deadline_s <= time.time():
-        # Here alone: a sweep that runs is still followed and reported by its file after that moment.
+        # Checked only here: other commands still read the file of a running sweep after its deadline.
         raise SpecError((loaded.tree.problem(("policy", "deadline"), "this moment has passed; name one to come"),))
     counts = _counts(loaded)
-    # Who rehearses should not find the typos of the other scales.
+    # All scales are checked, so that a test with one scale also finds the typos of the others.
     others = () if scale else loaded.scales
     for name in others:
         _counts(load_all(sweep, Changes(overrides=overrides or (), scale=name)))

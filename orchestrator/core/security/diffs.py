@@ -40,7 +40,7 @@ _LINE_OF_KEY: Final = re.compile(r"[A-Za-z0-9+/=:, -]{8,}")
 
 @dataclass(slots=True, kw_only=True)
 class _Hunk:
-    """A run of changed lines; each line of ``body`` begins with its sign."""
+    """A hunk of a diff; each line of ``body`` begins with its sign."""
 
     old_start: int
     new_start: int
@@ -189,7 +189,7 @@ def _after_keywords(line: str, name: str) -> Iterator[str]:
 
 @cache
 def _detectors() -> tuple[BasePlugin, ...]:
-    """By their form; asked for values only, which never has them verified at anybody's server."""
+    """The values that detectors find, without their verification, which would send them to a server."""
     from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
 
     kinds: Iterable[type[BasePlugin]] = get_mapping_from_secret_type_to_class().values()

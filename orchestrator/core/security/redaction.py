@@ -21,7 +21,7 @@ from orchestrator.core.security.known import MIN_CHARACTERS, read_small, secret_
 
 HIDDEN = "[hidden]"
 _MAX_LINE = 1_000_000
-"""Longer lines are cut into pieces, each of which is redacted for itself."""
+"""Longer lines are cut into pieces, each of which is redacted separately."""
 _KEY_BLOCK = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 # Texts come as they are, within JSON, or encoded as in URIs.
 _BLANK, _QUOTES = r"(?:\s|%20|\+)", r"(?:[\"'\\]|%2[27]){0,4}"
@@ -32,11 +32,11 @@ _NAMES = (
     r"|(?:(?:auth|access|session|security|refresh|id)[_-]?)?token|credentials?|x-amz-(?:signature|credential)|sig)"
 )
 _HINT = re.compile(r"(?i)pass|pwd|secret|key|token|credential|sig")
-"""A text without any of these has nothing to do with the two patterns below, which take longer."""
+"""A text without any of these cannot match the two patterns below, which take longer."""
 _ASSIGNED = re.compile(
     rf"(?i)((?<![A-Za-z]){_NAMES}{_QUOTES}{_BLANK}{{0,8}}(?:=|%3D){_BLANK}{{0,8}}{_QUOTES}){_VALUE}{{8,}}"
 )
-# After a colon stands prose as well; what has letters and digits is none.
+# Prose may follow a colon, too; a word with letters and digits is no prose.
 _NAMED = re.compile(
     rf"(?i)((?<![A-Za-z]){_NAMES}{_QUOTES}{_BLANK}{{0,8}}(?::|%3A){_BLANK}{{0,8}}{_QUOTES})"
     rf"(?={_VALUE}{{0,200}}\d)(?={_VALUE}{{0,200}}[a-z])[^\s\"'\\,;&)}}\]/]{{8,}}"
@@ -81,7 +81,7 @@ _KNOWN = _Known()
 
 
 def redacted(text: str) -> str:
-    """The text without secrets. What has none comes back as it is; about 50 us for a line."""
+    """The text without secrets; unchanged if it has none. About 50 us for a line."""
     text = redacted_values(text)
     return text if _HINT.search(text) is None else _NAMED.sub(_after_name, _ASSIGNED.sub(_after_name, text))
 
@@ -99,7 +99,7 @@ def redacted_values(text: str) -> str:
 
 
 def add_secret(value: str) -> None:
-    """Hide a value from now on that this process alone knows; those below 8 characters are not looked for."""
+    """Hide a value from now on that only this process knows; values below 8 characters are not hidden."""
     if len(value) >= MIN_CHARACTERS:
         _KNOWN.add(value)
 
@@ -132,11 +132,11 @@ class RedactedStream:
             self.write(line)
 
     def flush(self) -> None:
-        """Pass on what is whole."""
+        """Pass on complete lines."""
         self._stream.flush()
 
     def finish(self) -> None:
-        """Pass on all that is left."""
+        """Pass on the rest."""
         with self._lock:
             kept, self._kept = self._kept, ""
             if kept:
@@ -152,7 +152,7 @@ class RedactedStream:
         return "".join(map(self._cleaned_line, text.splitlines(keepends=True)))
 
     def _cleaned_line(self, line: str) -> str:
-        """Of a private key that comes line by line, all lines go."""
+        """Remove all lines of a private key that is written line by line."""
         was_in_key = self._is_in_key
         if "PRIVATE KEY-----" in line:
             self._is_in_key = "-----BEGIN" in line and "-----END" not in line
@@ -162,12 +162,12 @@ class RedactedStream:
 
 def install() -> None:
     """From now on this process redacts its log records and the tracebacks of errors that nobody caught."""
-    former = logging.getLogRecordFactory()
-    if getattr(former, "is_redacting", False):
+    original = logging.getLogRecordFactory()
+    if getattr(original, "is_redacting", False):
         return
 
     def make_record(*args: object, **named: object) -> logging.LogRecord:
-        return _cleaned_record(former(*args, **named))
+        return _cleaned_record(original(*args, **named))
 
     setattr(make_record, "is_redacting", True)  # noqa: B010 - a mark on this one function
     logging.setLogRecordFactory(make_record)

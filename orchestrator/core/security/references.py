@@ -21,12 +21,12 @@ _MAX_BYTES = 64 * 1024
 
 
 def is_reference(text: str) -> bool:
-    """Whether a text says where a secret lies, and is none itself."""
+    """Whether a text is a reference to a secret, and no secret itself."""
     return _REFERENCE.fullmatch(text) is not None
 
 
 def resolve_secret(reference: str, *, what: str = "the secret") -> str:
-    """The secret that a reference names; from now on it is hidden in all that this process writes.
+    """The secret that a reference names; from now on it is hidden in all output of this process.
 
     Raises:
         UserError: the text is no reference (it is not shown: it may be the secret itself), or nothing is there.

@@ -29,7 +29,7 @@ _SPACE_OR_CONTROL = re.compile(r"[\x00-\x20\x7f\\]")
 
 
 def check_url(url: str, *, schemes: Collection[str] = ("http", "https"), what: str = "the URL") -> None:
-    """Refuse what must not be asked. No message shows the URL, which may hold a password.
+    """Refuse URLs to which no request may be sent. No message shows the URL, which may have a password.
 
     Names are not resolved: who controls a name server of the cluster's own network can still point there.
 
@@ -48,7 +48,7 @@ def check_url(url: str, *, schemes: Collection[str] = ("http", "https"), what: s
 
 
 def forbidden_host(host: str) -> str:
-    """Why a host must not be asked; empty if it may. Spellings of one address (hex, octal, mapped) are one."""
+    """Why no request may be sent to a host; empty if it may. All spellings of an address (hex, octal, mapped) count."""
     if host.rstrip(".").lower() in _METADATA_NAMES:
         return "which hands out the credentials of machines"
     address = _address(host)
@@ -87,7 +87,7 @@ def _translated(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> Itera
 
 
 def _address(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The address that a host is, in any spelling that C libraries take."""
+    """The IP address that a host is, in any spelling that C libraries accept."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:

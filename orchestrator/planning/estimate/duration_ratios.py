@@ -70,8 +70,8 @@ class DurationRatios:
     def steps(self) -> Mapping[DurationClass, int]:
         """Factors that queues are ordered by, as logarithms to base 1.1; classes that it leaves out have 0.
 
-        They are rounded, so that small changes reorder no queue, and follow slowly: two jobs count in addition that
-        took just what was estimated, so that the first one finished does not count for all.
+        They are rounded, so that small changes do not reorder queues, and they change slowly: two imaginary jobs with
+        exactly the estimated duration are added, so that the first finished job does not decide alone.
         """
         return {alike: steps for alike, sums in self._classes.items() if (steps := sums.steps)}
 

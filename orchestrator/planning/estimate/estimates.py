@@ -46,7 +46,7 @@ class JobEstimate:
     gpus: float = 0.0
     cpus: float = 0.0
     accelerator: str = CPU
-    """What its GPUs are taken for."""
+    """The assumed or known type of its GPUs."""
     kept_bytes: int = 0
     checkpoint_bytes: int = 0
     """At most, while it runs."""
@@ -56,7 +56,7 @@ class JobEstimate:
     num_results: int = 0
     """That the correction comes from."""
     note: str = ""
-    """What had to be assumed."""
+    """Assumptions that were necessary."""
 
     @property
     def gpu_hours(self) -> float:
@@ -76,7 +76,7 @@ class Estimates:
     jobs: Mapping[str, JobEstimate]
     """By name, without those that need not run."""
     assumed_accelerator: str = ""
-    """What GPUs were taken for where nothing says what they are; empty if nothing had to be assumed."""
+    """The assumed GPU type where none is given; empty if nothing had to be assumed."""
     prices: PriceTable | None = field(default=None, compare=False)
 
     def durations_s(self) -> dict[str, float]:
@@ -161,7 +161,7 @@ def known_accelerator(name: str) -> str:
 
 
 class _Estimator:
-    """Jobs by the thousand share a few corrections, which are found once."""
+    """Thousands of jobs share a few corrections, each of which is computed once."""
 
     def __init__(self, history: SpeedHistory, prices: PriceTable | None) -> None:
         self._history, self._prices = history, prices
@@ -198,18 +198,18 @@ class _Estimator:
 
 
 def _note(job: Job, volume: Volume, seconds: float, correction: Correction) -> str:
-    """What is assumed or could be better."""
+    """Notes about assumptions and possible improvements."""
     is_measured = correction.source is EstimateSource.HISTORY
     if job.kind is JobKind.THEORY and correction.num_results:
         if seconds >= _SHORT_BLOCK_S:
             return ""
         return "blocks of seeds take so little that starting jobs counts; raise seeds.per_job, which changes all keys"
-    # Results of the very network correct what the table does not know.
+    # Results of the same network correct what the table does not know.
     return "" if is_measured and "network" in volume.caveat else volume.caveat
 
 
 def machine_of(job: Job, accelerator: str) -> Machine:
-    """What an attempt at a job computes on, if its GPUs are such ones."""
+    """The hardware of an attempt at a job, for GPUs of the given type."""
     return Machine(
         accelerator=accelerator if job.resources.gpus else CPU,
         num_workers=job.execution.num_workers,

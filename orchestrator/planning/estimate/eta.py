@@ -31,7 +31,7 @@ class CriticalPath:
 
 
 def longest_paths(durations: Sequence[Duration], children: Sequence[Sequence[int]]) -> list[Duration]:
-    """From the start of each job to the end of all that depends on it, had it all the room it wants.
+    """From the start of each job to the end of all that depends on it, with unlimited resources.
 
     Jobs stand after those they need; ``children`` are the places of those that need a job.
     """
@@ -74,7 +74,7 @@ def critical_path(plan: Plan, durations_s: Mapping[str, float]) -> CriticalPath:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """What a cluster has; ``name`` is what people call it."""
+    """The nodes of a cluster; ``name`` is for people."""
 
     nodes: tuple[Resources, ...]
     name: str = ""
@@ -104,7 +104,7 @@ class Makespan:
     starts_s: Mapping[str, float] = field(default_factory=dict)
     """By job, of those that run."""
     never: tuple[str, ...] = ()
-    """Jobs that ask for more than the cluster has, and those that need them."""
+    """Jobs that need more than the cluster has, and the jobs that depend on them."""
 
     @property
     def bound_s(self) -> float:
@@ -142,7 +142,7 @@ def list_schedule(
 ) -> Makespan:
     """Schedule the jobs that ``durations_s`` names; others have their result already.
 
-    Those of ``running`` have their room from the first moment on.
+    Jobs of ``running`` have their resources from the start.
     """
     schedule = _Schedule(plan, durations_s, fleet, running)
     schedule.run()
@@ -161,7 +161,7 @@ def list_schedule(
 
 
 class _Room:
-    """What is free on each node; a gang may lie on several."""
+    """Free resources of each node; a gang may be on several nodes."""
 
     def __init__(self, fleet: Fleet) -> None:
         self._free = [[node.gpus, node.cpus] for node in fleet.nodes]
@@ -185,7 +185,7 @@ class _Room:
         return taken
 
     def give(self, taken: list[tuple[int, float, float]]) -> None:
-        """Return what a job had."""
+        """Free the resources of a job."""
         for node, gpus, cpus in taken:
             self._free[node][0] += gpus
             self._free[node][1] += cpus
@@ -252,7 +252,7 @@ class _Schedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeLeft:
-    """Until the last job commits, if nothing fails."""
+    """Seconds until the last job commits, if nothing fails."""
 
     seconds: float
     corrected_by: Mapping[str, float] = field(default_factory=dict)
@@ -273,16 +273,16 @@ def time_left(
     measured_s: Mapping[str, float],
     elapsed_s: Mapping[str, float] | None = None,
 ) -> TimeLeft:
-    """Schedule what is left of a sweep from now on.
+    """Schedule the remaining jobs of a sweep from now on.
 
     Args:
         plan: the sweep's.
         durations_s: estimates by job, those of ended jobs included.
-        fleet: what the cluster has.
+        fleet: the nodes of the cluster.
         done: jobs that need not run (any more), also because they failed.
-        running_left_s: seconds that running jobs say they still take.
+        running_left_s: seconds left of running jobs, as they report them.
         measured_s: seconds that ended jobs took, from launch to end.
-        elapsed_s: seconds since the launch of running jobs that do not say how long they still take.
+        elapsed_s: seconds since the launch of running jobs that do not report the time left.
     """
     elapsed = elapsed_s or {}
     ratios = DurationRatios()

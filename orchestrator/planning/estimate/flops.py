@@ -31,13 +31,13 @@ _CPU_CORE_OPERATIONS_PER_S = 20e9
 _WITH_BATCHNORM = {"half": 0.08, "tf32": 0.12, "fp32": 0.45}
 _WITHOUT_BATCHNORM = {"half": 0.25, "tf32": 0.35, "fp32": 0.55}
 _GANG_EFFICIENCY = 0.95
-"""Of each doubling of the number of workers."""
+"""Efficiency of each doubling of the number of workers."""
 FORWARD_PASSES_PER_STEP = 3
 OPERATIONS_PER_MAC = 2
 _CPU_START_S, _GPU_START_S = 1.0, 15.0
-"""Of an attempt on a warm runner: opening data and network; on a GPU also its first, slow steps."""
+"""Start-up seconds of an attempt on a warm runner: opening data and network; on a GPU also its first, slow steps."""
 _CPU_STEP_S, _GPU_STEP_S = 0.004, 0.012
-"""Per update, whatever its size: launches of kernels, the optimizer, the loop."""
+"""Fixed seconds per update: launches of kernels, the optimizer, the loop."""
 _DECODE_FLOOR_S, _DECODE_S = 0.00005, 0.0020
 """Core-seconds to read, decode and crop an image: any, and more for one of 224 pixels (docs/data.md, pillow)."""
 _DECODED_SIDE = 224
@@ -71,12 +71,12 @@ PEAKS: Mapping[str, Peak] = {
     "RTX 4090": Peak(165.2, 82.6, 82.6),
     "RTX 3090": Peak(71.2, 35.6, 35.6),
 }
-"""By a part of the device's name, as data sheets give them. A test compares ``workloads.train.step_metrics``."""
+"""Peaks by a part of the device's name, from data sheets. A test compares ``workloads.train.step_metrics``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What one attempt computes on."""
+    """The hardware of one attempt."""
 
     accelerator: str = CPU
     """A name of ``PEAKS``; empty = the CPU."""
@@ -136,10 +136,10 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a job does, in units that do not depend on where it runs."""
+    """The amount of a job's work, in units that do not depend on the hardware."""
 
     operations: float = 0.0
-    """Floating-point operations of training, or of whatever else the job computes."""
+    """Floating-point operations of training, or of the job's other computations."""
     eval_operations: float = 0.0
     images: float = 0.0
     """Images decoded for the same."""
@@ -209,5 +209,5 @@ def steady_s(work: Work, machine: Machine) -> float:
 
 
 def decode_core_s(image_size: int) -> float:
-    """Core-seconds to make an image of this side ready."""
+    """Core-seconds to decode and crop an image of this size."""
     return _DECODE_FLOOR_S + _DECODE_S * (image_size / _DECODED_SIDE) ** 2

@@ -37,11 +37,11 @@ FAR_LARGER = 100.0
 """Times the work of a result: beyond that, one of less than ``_BRIEF_S`` seconds is not extrapolated."""
 
 _LEAST_SHARE = 0.2
-"""Of the rows of a job that its last attempt must have written, for its time to tell of the others."""
+"""Least share of a job's rows that its last attempt must have written, so that its time is representative."""
 
 
 class EstimateSource(StrEnum):
-    """Where an estimate comes from, the best first."""
+    """Source of an estimate, the best first."""
 
     HISTORY = "history"
     """Results of the same kind of job, of the same model on the same accelerator."""
@@ -64,11 +64,11 @@ class Measurement:
     seconds: float
     """Of the work without its start."""
     model_s: float
-    """What the model of speed gives for it."""
+    """Seconds by the model of speed."""
     is_known: bool = True
-    """Whether the table of models knows the network: only then does the ratio tell about other networks."""
+    """Whether the table of models has the network: only then is the ratio valid for other networks."""
     setup_s: float = 0.0
-    """Of its start; 0 = not measured."""
+    """Seconds of its start; 0 = not measured."""
 
     @property
     def ratio(self) -> float:
@@ -86,18 +86,18 @@ class Correction:
 
     ratio: float = 1.0
     setup_s: float | None = None
-    """Measured seconds of the start; None = as the model says."""
+    """Measured seconds of the start; None = those of the model."""
     num_results: int = 0
     source: EstimateSource = EstimateSource.MODEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelError:
-    """How the model of speed does against results."""
+    """Accuracy of the model of speed, compared with results."""
 
     num_results: int
     median_ratio: float
-    """Measured seconds / the model's: above 1, things take longer than it says."""
+    """Measured seconds / the model's: above 1, jobs take longer than by the model."""
     within: float
     """Nine of ten results lie within this factor of the model, either way."""
     within_calibrated: float
@@ -122,7 +122,7 @@ class SpeedHistory:
     def correction(self, kind: JobKind, subject: str, machine: Machine, work: Work) -> Correction:
         """By the most similar results on such an accelerator; the model alone where there are none.
 
-        Results of a few seconds tell nothing about work that is far larger: their seconds are first steps.
+        Results of a few seconds are not used for far larger work: most of their time is first steps.
         """
         model_s = steady_s(work, machine)
         found_there = (m for m in self.measurements if m.machine.accelerator == machine.accelerator)
@@ -244,7 +244,7 @@ def _done(
 
 
 def _left(num_rows: float, num_earlier: int) -> float:
-    """Rows that the last attempt wrote. Few of them tell of its start and not of the work: ``LookupError``."""
+    """Rows that the last attempt wrote. Too few of them measure its start and not its work: ``LookupError``."""
     left = num_rows - num_earlier
     if left < _LEAST_SHARE * num_rows:
         raise LookupError("almost all of it was done before the last attempt")

@@ -44,7 +44,7 @@ _NUM_SHARES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparisons:
-    """Those of one table of a report that can be tested, and how they share the 5 % that they may err by together.
+    """The testable comparisons of one table of a report, and their shares of the common error level of 5 %.
 
     Comparisons with the baseline are what a sweep asks, so they share at least half of the level. A tenth of the 5 % is
     given to no comparison: Bonferroni's bound is nearly reached where seeds are few (4.9 % of null sweeps at 3 seeds),
@@ -74,7 +74,7 @@ class Comparisons:
 
     @property
     def shares(self) -> tuple[float, float]:
-        """Which part of the 5 % each comparison with the baseline and each other one has."""
+        """The share of the 5 % for each comparison with the baseline, and for each other one."""
         whole = self.total
         if whole < 2:
             return (1.0, 1.0)
@@ -118,7 +118,7 @@ class Noise:
 
     @property
     def ends(self) -> tuple[Noise, Noise]:
-        """What it may be, from little to much: a range of 80 % by the chi-squared distribution of a variance."""
+        """Its range, low and high: an 80 % interval by the chi-squared distribution of a variance."""
         if math.isinf(self.freedom):
             return self, self
         from scipy import special
@@ -207,7 +207,7 @@ def _ratios(freedom: float) -> tuple[tuple[float, float], ...]:
 
 @cache
 def _critical(freedom: float, level: float) -> float:
-    """What Student's t exceeds, on both sides together, with this chance."""
+    """The two-sided critical value of Student's t for this probability."""
     low, high = 0.0, 1.0
     while _beyond(high, 0.0, freedom) > level:
         low, high = high, 2 * high

@@ -50,18 +50,18 @@ class DatasetSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Volume:
-    """What a job does and writes; ``caveat`` says what had to be assumed."""
+    """Work and output of a job; ``caveat`` says what had to be assumed."""
 
     work: Work = field(default_factory=Work)
     subject: str = ""
-    """What speed depends on beside the kind: the model, in canonical form; empty for kinds without one."""
+    """On what speed depends beside the kind: the model, in canonical form; empty for kinds without one."""
     kept_bytes: int = _RECORD_BYTES
     """Of the artifact."""
     checkpoint_bytes: int = 0
     """At most, beside it, while the job runs."""
     caveat: str = ""
     is_measured: bool = True
-    """Whether results of such jobs say how fast they were."""
+    """Whether results of such jobs have measured durations."""
 
 
 class Volumes:
@@ -142,7 +142,7 @@ def builtin_size(parameters: Mapping[str, Any]) -> DatasetSize:
 def training_work(
     recipe: Mapping[str, Any], network: Network, image_size: int, *, size: DatasetSize, num_classes: int, kind: JobKind
 ) -> Work:
-    """What a recipe does with a network: updates, and evaluations of the whole validation split."""
+    """The work of a recipe: updates of the network, and evaluations of the whole validation split."""
     epochs, batch_size = float(recipe["epochs"]), int(recipe["batch_size"])
     num_steps = math.floor(epochs * size.num_train / batch_size + 0.5)
     num_evals = max(1, math.ceil(epochs / float(recipe.get("eval_every_epochs") or 1)))
@@ -184,7 +184,7 @@ def label_work() -> Work:
 
 
 def simulation_work(parameters: Mapping[str, Any]) -> Work:
-    """Of a block of seeds, at a second each: what a seed takes only results tell."""
+    """Volume of a block of seeds, at a second each: the true time is known only from results."""
     return Work(core_s=float(parameters["seeds"]["stop"] - parameters["seeds"]["first"]))
 
 
@@ -209,7 +209,7 @@ def thinned(size: DatasetSize, subset: Mapping[str, Any], num_classes: int) -> D
 
 
 def filled(recipe: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """A recipe with typical values of the fields that a search is to find: the middle of a range or list."""
+    """A recipe with typical values of the searched fields: the middle of a range or list."""
     return {**recipe, **{field: _typical(values) for field, values in space.items() if field != LABEL_SPACE}}
 
 

@@ -75,7 +75,7 @@ def _draft(analysis: AnalysisPlan, backbone: Backbone, features: Features) -> Dr
 
 
 _FACETS_OF_FACTORS: Final = {"pretrain": "pretrain", "label_space": "labels", "pretrain_seed": "seeds"}
-"""What all backbones of a comparison have in common is a facet of it, unless they are compared by it."""
+"""The common facets of all backbones of a comparison, without those by which they are compared."""
 
 
 def _similarity(analysis: AnalysisPlan, backbones: Sequence[Backbone]) -> Iterator[Draft]:
@@ -109,7 +109,7 @@ def _similarity(analysis: AnalysisPlan, backbones: Sequence[Backbone]) -> Iterat
 
 
 def _groups(analysis: AnalysisPlan, backbones: Sequence[Backbone]) -> Iterator[tuple[Backbone, ...]]:
-    """Backbones that differ in nothing but what they are compared by; alone there is nothing to compare."""
+    """Groups of at least two backbones that differ only in the facet by which they are compared."""
     groups: dict[tuple[object, ...], list[Backbone]] = {}
     for backbone in backbones:
         factors = {

@@ -128,7 +128,7 @@ class _PlanBuilder:
         return self._keys.key_of(make_identity(draft.kind, draft.parameters, inputs), draft.readable)
 
     def _execution(self, kind: JobKind, index: str) -> Execution:
-        """What jobs of a kind that read the same index have in common."""
+        """Facts that jobs of a kind with the same index share."""
         if (kind, index) not in self._executions:
             num_workers = self._sweep.num_workers[kind]
             num_threads = max(1, int(self._sweep.resources[kind].share(num_workers).cpus))
@@ -174,7 +174,7 @@ class _PlanBuilder:
         return self._add(whole_job(dataset, inputs, parts))
 
     def _label_space(self, space: LabelSpace) -> None:
-        if f"labels/{space.name}" in self._jobs:  # a backbone that an embedding needs came first
+        if f"labels/{space.name}" in self._jobs:  # already added for an embedding that needs it
             return
         self._add(labels_job(space, self._clusters(space, space.clustering) if space.clustering else {}))
 
@@ -189,7 +189,7 @@ class _PlanBuilder:
 
     def _pretrain(self, pretrain: Pretrain, space: LabelSpace, seed: int) -> str:
         name = pretrain_job(pretrain.name, space.name, seed)
-        if name in self._jobs:  # something that needs it came first
+        if name in self._jobs:  # already added for another label space
             return name
         origin = pretrain.initial_from
         return self._add(backbone_job(pretrain, space, seed, self._initial(origin, space, seed) if origin else ""))
@@ -225,7 +225,7 @@ def _simulation_jobs(simulation: Simulation) -> Iterator[Draft]:
 
 
 def _planned_simulation(simulation: Simulation) -> PlannedSimulation:
-    """What the report needs of it."""
+    """The parts of a simulation that the report needs."""
     return PlannedSimulation(
         name=simulation.name,
         run=simulation.run,

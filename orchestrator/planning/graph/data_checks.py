@@ -18,11 +18,11 @@ from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.values import Clustering, LabelSpace, ResolvedSweep
 
 SPREAD_FIELD: Final = "class_spread"
-"""Of an index record's summary, and of the answer of ``data index``."""
+"""Field of an index record's summary, and of the answer of ``data index``."""
 DEFAULT_BLOCK_SHARDS: Final = 16
 DEFAULT_BATCH_SIZE: Final = 256
 _POOR: Final = 0.8
-"""Share of a full shuffle's classes per batch below which somebody should know."""
+"""Share of a full shuffle's classes per batch below which a warning is printed."""
 _REPAIRED: Final = 0.95
 _CHUNKS: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
 """Longer runs cost fewer reads, so the longest one that mixes well is advised."""
@@ -91,7 +91,7 @@ class ClassSpread:
         return sum(classes * _hit(samples / classes / total, batch_size) for _, classes, samples in self.rows)
 
     def complaint(self, shuffle: Shuffle) -> str:
-        """What is wrong with a shuffle, and the setting that repairs it; empty if nothing is."""
+        """A warning about a shuffle, with the setting that repairs it; empty if it is fine."""
         if not self.rows:
             return ""  # no sample has a class
         wanted, found = self.fully_shuffled(shuffle.batch_size), self.classes_per_batch(shuffle)
@@ -131,15 +131,15 @@ def sorted_shards(plan: Plan, summaries: Mapping[str, Mapping[str, Any]]) -> Ite
         plan: the plan.
         summaries: of committed records, by key.
     """
-    told = set()
+    warned = set()
     for job in plan.jobs:
         index_key, recipe = job.identity["inputs"].get("index", ""), job.identity["parameters"].get("recipe", {})
         spread = summaries.get(index_key, {}).get(SPREAD_FIELD, {}).get("train")
         if job.kind not in BACKBONE_TRAINING_KINDS or not spread or "batch_size" not in recipe:
             continue
         shuffle = Shuffle.of(recipe)
-        if (index_key, shuffle) not in told:
-            told.add((index_key, shuffle))
+        if (index_key, shuffle) not in warned:
+            warned.add((index_key, shuffle))
             if complaint := ClassSpread.from_json(spread).complaint(shuffle):
                 yield f"{_dataset_of(plan, index_key)}: {complaint} (first: {job.name})"
 
@@ -150,7 +150,7 @@ def _dataset_of(plan: Plan, index_key: str) -> str:
 
 
 def _hit(share: float, batch_size: int) -> float:
-    """That something of this share of the draws is among so many of them."""
+    """Probability that a batch has at least one sample with the given share."""
     return 1.0 if share >= 1.0 else -math.expm1(batch_size * math.log1p(-share))
 
 

@@ -20,7 +20,7 @@ Cell = tuple[str, ...]
 
 @dataclass(frozen=True, kw_only=True)  # no slots: it remembers what it has read
 class PlanDesign:
-    """What a plan compares. Made by ``of``."""
+    """The factors of a plan. Created by ``of``."""
 
     factors: Mapping[str, tuple[str, ...]]
     """Values of each factor in the order of the plan; ``labels`` last. Factors of one value are among them."""
@@ -29,16 +29,16 @@ class PlanDesign:
 
     @classmethod
     def of(cls, plan: Plan) -> PlanDesign:
-        """The design of a plan. Backbones that say not all factors, or continue others, are no part of it."""
+        """The design of a plan, without backbones that lack values of factors or that continue others."""
         backbones = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN and "baseline" not in job.facets]
-        said = {_block(job): _said(job) for job in backbones}
-        names = _ordered(said)
+        values_by_block = {_block(job): _declared_values(job) for job in backbones}
+        names = _ordered(values_by_block)
         if names:
-            whole = {block: values for block, values in said.items() if values.keys() == set(names)}
+            whole = {block: values for block, values in values_by_block.items() if values.keys() == set(names)}
             blocks = {block: {name: values[name] for name in names} for block, values in whole.items()}
         else:
             chained = {_block(job) for job in backbones if "initial" in job.identity["inputs"]}
-            blocks = {block: {BLOCK_FACTOR: block} for block in said if block not in chained}
+            blocks = {block: {BLOCK_FACTOR: block} for block in values_by_block if block not in chained}
             names = (BLOCK_FACTOR,)
             if len(blocks) < 2:
                 blocks, names = {block: {} for block in blocks}, ()
@@ -69,7 +69,7 @@ class PlanDesign:
         ``labels`` alone.
         """
         backbones = (job for job in plan.jobs if job.kind is JobKind.PRETRAIN)
-        declared = {name for job in backbones for name in _said(job)}
+        declared = {name for job in backbones for name in _declared_values(job)}
         return plan.rows or tuple(name for name in self.varied if name in declared) or (LABELS_FACTOR,)
 
     def baseline_of(self, plan: Plan) -> dict[str, str]:
@@ -103,8 +103,8 @@ def _block(job: Job) -> str:
     return str(job.facets.get("pretrain", ""))
 
 
-def _said(job: Job) -> dict[str, str]:
-    """The values that a job's block says itself."""
+def _declared_values(job: Job) -> dict[str, str]:
+    """The values that a job's block declares."""
     return {
         name.removeprefix(FACTOR_PREFIX): str(value)
         for name, value in job.facets.items()
@@ -112,18 +112,18 @@ def _said(job: Job) -> dict[str, str]:
     }
 
 
-def _ordered(said: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
-    """All factors, as the name of a block has them, which is made of them in the order of the file; others by name.
+def _ordered(values_by_block: Mapping[str, Mapping[str, str]]) -> tuple[str, ...]:
+    """All factors in the order of the file, which the names of blocks have; other factors by name.
 
     Facets have no order to go by: those of a stored plan are sorted.
     """
-    block = max(said, key=lambda name: len(said[name]), default="")
+    block = max(values_by_block, key=lambda name: len(values_by_block[name]), default="")
 
     def place(factor: str) -> tuple[bool, int, str]:
         found = f"_{block}".find(f"_{factor}-")
         return found < 0, found, factor
 
-    return tuple(sorted({name for values in said.values() for name in values}, key=place))
+    return tuple(sorted({name for values in values_by_block.values() for name in values}, key=place))
 
 
 def _unique(values: Iterable[str]) -> tuple[str, ...]:

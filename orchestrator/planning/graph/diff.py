@@ -16,7 +16,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 
 Identity = Mapping[str, Any]
 Find = Callable[[str], Identity | None]
-"""From a key to its identity; None where nobody knows it."""
+"""Returns the identity of a key; None if it is unknown."""
 
 ABSENT = "(absent)"
 _MAX_DEPTH = 16
@@ -102,7 +102,7 @@ def _show(value: object) -> str:
 
 
 class Change(StrEnum):
-    """What became of a job."""
+    """How a job changed."""
 
     ADDED = "added"
     REMOVED = "removed"
@@ -130,14 +130,14 @@ class JobChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanDiff:
-    """From an old plan to a new one."""
+    """The difference of an old plan and a new one."""
 
     jobs: tuple[JobChange, ...]
-    """Of the new plan in its order, then what is gone."""
+    """Jobs of the new plan in its order, then the removed ones."""
 
     @property
     def counts(self) -> Mapping[Change, int]:
-        """Number of jobs by what became of them."""
+        """Number of jobs by change."""
         counts = Counter(job.change for job in self.jobs)
         return {change: counts[change] for change in Change}
 
@@ -204,5 +204,5 @@ def _change(job: Job, change: Change, old: Job | None, fields: tuple[FieldChange
 
 
 def _cause(field: FieldChange) -> str:
-    """Without the way to it: jobs at any distance from a changed recipe have one cause."""
+    """Without the path of inputs: all jobs that depend on a changed recipe have the same cause."""
     return str(FieldChange(path=field.path, old=field.old, new=field.new))

@@ -42,7 +42,7 @@ class Features:
     backbone: str
     """Name of the job that pretrains it."""
     role: str = "backbone"
-    """What that job is to those that read it: ``backbone``, or the ``search`` which found one."""
+    """Role of that job for its readers: ``backbone``, or the ``search`` that found one."""
     checkpoint: Mapping[str, int]
     """``{"checkpoint": epoch}`` of the backbone; empty = its final weights."""
     dataset: str
@@ -80,9 +80,9 @@ class Features:
         return {"view": view, **self.preprocessing(), "model": model, **self.checkpoint}
 
     def preprocessing(self) -> dict[str, Any]:
-        """How images are seen: as the recipe says; where it is silent, as in pretraining.
+        """The preprocessing of images: by the recipe, and where it has no value, as in pretraining.
 
-        A recipe of an optimiser says all, by its own defaults, as it does for probes that are trained on images.
+        A recipe with an optimiser has all values, by its own defaults, as for probes that are trained on images.
         """
         recipe, defaults = self.recipe, DEFAULT_PREPROCESSING
         silent = defaults if "lr" in recipe else _preprocessing_of_pretraining(self.pretrain)
@@ -90,7 +90,7 @@ class Features:
         return {**found, "precision": recipe.get("precision", "fp32")}
 
     def _name(self, split: str, view: str) -> str:
-        """Its last part says what of the preprocessing is not as in the pretraining."""
+        """Its last part names the preprocessing that differs from the pretraining."""
         usual, mine = {**_preprocessing_of_pretraining(self.pretrain), "precision": "fp32"}, self.preprocessing()
         unusual = [f"{name}={_text(mine[name])}" for name in mine if mine[name] != usual[name]]
         parts = (

@@ -38,7 +38,7 @@ class Sharing(Flag):
 
 
 def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:
-    """What backbones of these identities share, given that their seeds are equal."""
+    """What backbones of these identities share if their seeds are equal."""
     one, other = first["parameters"], second["parameters"]
     inputs, other_inputs = first["inputs"], second["inputs"]
     found = Sharing.NOTHING

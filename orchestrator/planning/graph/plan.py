@@ -28,7 +28,7 @@ FACTOR_PREFIX = "factor."
 """Of the facets that say the values of a backbone's factors: ``factor.optimizer``."""
 
 DurationClass: TypeAlias = tuple[JobKind, str]
-"""Jobs of one class are misjudged alike, so what some of them took corrects the estimates of the others."""
+"""Jobs of one duration class have similar errors of estimates, so measured durations of some correct the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Published:
     cell: str = ""
     """Cell of a grid (``lr=0.4``); empty for the selected one."""
     num_runs: int | None = None
-    """Runs behind it, where that is stated."""
+    """Number of runs on which it is based, if stated."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -65,8 +65,9 @@ class Published:
 class Job:
     """One node of the plan.
 
-    ``facets`` are what people compare by and never part of the key: ``dataset``, ``label_space``, ``level``,
-    ``granularity``, ``pretrain_seed``, ``transfer``, ``protocol``, ``target``, ``transfer_seed`` (where they apply).
+    ``facets`` describe the job for people and comparisons, and are never part of the key: ``dataset``,
+    ``label_space``, ``level``, ``granularity``, ``pretrain_seed``, ``transfer``, ``protocol``, ``target``,
+    ``transfer_seed`` (where they apply).
     """
 
     name: str
@@ -142,7 +143,7 @@ class Plan:
     """MLflow experiment; empty for the sweep's name."""
     policy: Policy = field(default_factory=Policy)
     owner: str = ""
-    """Who submitted the sweep; messages of others are refused unless they insist. Empty = anybody's."""
+    """User who submitted the sweep; requests of others are refused unless forced. Empty = no owner."""
     register: str = ""
     """``best``: MLflow's model registry gets the best backbone."""
     published: tuple[Published, ...] = ()

@@ -1,4 +1,4 @@
-"""The jobs up to a backbone: data sets, label spaces, pretraining; and ``Draft``, what jobs are before they have keys.
+"""The jobs up to a backbone: data sets, label spaces, pretraining; and ``Draft``, a job without its key.
 
 A data set is written by one job for the whole, after part jobs that share the work and a listing of its source.
 """
@@ -29,11 +29,11 @@ class Draft:
     execution: Mapping[str, Any] = field(default_factory=dict)
     """Fields of ``Execution`` that belong to this job alone."""
     like: JobKind | None = None
-    """Kind whose resources and execution it has; None = its own."""
+    """Kind whose resources and execution it uses; None = its own."""
     copies: int = 1
-    """Times what a job of that kind occupies."""
+    """How many times the resources of a job of that kind."""
     after: tuple[str, ...] = ()
-    """Jobs that must be done before, though nothing of theirs is identity."""
+    """Jobs that must be done before, but that are not part of the identity."""
 
 
 def pretrain_job(block: str, space: str, seed: int) -> str:
@@ -42,23 +42,23 @@ def pretrain_job(block: str, space: str, seed: int) -> str:
 
 
 def model_parameters(model: Model) -> dict[str, Any]:
-    """What of a model is identity."""
+    """The fields of a model that are identity."""
     return {"name": model.name, "image_size": model.image_size, "kwargs": dict(model.kwargs)}
 
 
 def subset_parameters(subset: Mapping[str, Any]) -> dict[str, Any]:
-    """Identity only where it thins something: whole data sets keep the keys that they always had."""
+    """Identity only if it leaves samples out: whole data sets keep their earlier keys."""
     return {"subset": subset} if subset else {}
 
 
 def space_facets(space: LabelSpace) -> dict[str, str | int]:
-    """Without ``granularity`` where only the record will know it."""
+    """Without ``granularity`` if only the record will have it."""
     counted = {"granularity": space.num_classes} if space.num_classes else {}
     return {"dataset": space.dataset, "label_space": space.name, "level": space.level, **counted}
 
 
 def pretrain_facets(pretrain: Pretrain, space: LabelSpace, seed: int) -> dict[str, str | int]:
-    """What backbones are compared by."""
+    """Facets by which backbones are compared."""
     named = {"pretrain": pretrain.name} if pretrain.name else {}
     baseline = {"baseline": "one_pass"} if space.name in pretrain.baselines else {}
     factors = {f"{FACTOR_PREFIX}{name}": value for name, value in pretrain.factors.items()}
@@ -66,19 +66,19 @@ def pretrain_facets(pretrain: Pretrain, space: LabelSpace, seed: int) -> dict[st
 
 
 def listing_job(dataset: Dataset) -> Draft:
-    """What lists the source of a conversion."""
+    """The job that lists the source of a conversion."""
     return _draft(dataset, "/listing", dataset.listing, {})
 
 
 def part_jobs(dataset: Dataset, inputs: Mapping[str, str], whole: str) -> Iterator[Draft]:
-    """What writes shares of the shards of the data set whose key is ``whole``; nothing where one job writes all."""
+    """The part jobs that write shards of the data set with the key ``whole``; none if one job writes all."""
     for number in range(dataset.jobs if dataset.jobs > 1 else 0):
         part = {"of": whole, "number": number, "num": dataset.jobs}
         yield _draft(dataset, f"/part{number}", {**dataset.parameters, "part": part}, inputs)
 
 
 def whole_job(dataset: Dataset, inputs: Mapping[str, str], parts: tuple[str, ...] = ()) -> Draft:
-    """What commits all shards after the jobs ``parts``, none of which is identity: their number changes no result."""
+    """The job that commits all shards after the jobs ``parts``, which are not identity."""
     return _draft(dataset, "", dataset.parameters, inputs, parts)
 
 
@@ -102,7 +102,7 @@ def _draft(
 
 
 def dataset_job(kind: JobKind, dataset: Dataset, parameters: Mapping[str, Any], inputs: Mapping[str, str]) -> Draft:
-    """What writes or indexes a data set."""
+    """The job that writes or indexes a data set."""
     return Draft(
         kind=kind,
         name=f"{kind.value}/{dataset.name}",
@@ -114,7 +114,7 @@ def dataset_job(kind: JobKind, dataset: Dataset, parameters: Mapping[str, Any], 
 
 
 def labels_job(space: LabelSpace, clusters: Mapping[str, str]) -> Draft:
-    """What makes a label space; ``clusters`` is the input that holds its clusters, if it is made of them."""
+    """The job of a label space; ``clusters`` is the input with its clusters, if it is made of them."""
     return Draft(
         kind=JobKind.LABELS,
         name=f"labels/{space.name}",
@@ -127,8 +127,8 @@ def labels_job(space: LabelSpace, clusters: Mapping[str, str]) -> Draft:
 
 
 def backbone_job(pretrain: Pretrain, space: LabelSpace, seed: int, origin: str) -> Draft:
-    """What pretrains a backbone; ``origin`` is the job of the one that it starts from, empty without one."""
-    # Identity only where something is kept: backbones of which nothing is stay shared with sweeps that never asked.
+    """The job that pretrains a backbone; ``origin`` is the job of the backbone from which it starts, if any."""
+    # Identity only if weights are kept: other backbones stay shared with sweeps without this option.
     keep = {"keep": pretrain.keep} if pretrain.keep else {}
     # A file's place is execution, its sha256 identity; random initial weights follow from the seed alone.
     initial = {field: value for field, value in pretrain.initial.items() if field != "uri"}
@@ -141,14 +141,14 @@ def backbone_job(pretrain: Pretrain, space: LabelSpace, seed: int, origin: str) 
         parameters={"model": model_parameters(pretrain.model), "recipe": pretrain.recipe, "seed": seed, **chosen},
         inputs=inputs | ({"initial": origin} if origin else {}),
         facets=pretrain_facets(pretrain, space, seed),
-        execution=_saved_as_asked(pretrain.checkpoints) | {"initial_uri": pretrain.initial.get("uri", "")},
+        execution=_checkpoint_execution(pretrain.checkpoints) | {"initial_uri": pretrain.initial.get("uri", "")},
     )
 
 
-def _saved_as_asked(asked: Checkpoints) -> dict[str, Any]:
+def _checkpoint_execution(checkpoints: Checkpoints) -> dict[str, Any]:
     return {
-        "checkpoint_every_steps": asked.every_steps,
-        "checkpoint_every_epochs": asked.every_epochs,
-        "checkpoint_mtbf_s": asked.mtbf_s,
-        "checkpoint_keep_last": asked.keep_last,
+        "checkpoint_every_steps": checkpoints.every_steps,
+        "checkpoint_every_epochs": checkpoints.every_epochs,
+        "checkpoint_mtbf_s": checkpoints.mtbf_s,
+        "checkpoint_keep_last": checkpoints.keep_last,
     }

@@ -12,7 +12,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 
 
 class Disposition(StrEnum):
-    """What becomes of a job."""
+    """What a submit does with a job."""
 
     NEW = "new"
     """To be run from its start."""
@@ -35,7 +35,7 @@ class JobGroup:
 
     kind: str
     title: str
-    """What the jobs have in common beside their kind."""
+    """The common facets of the jobs."""
     jobs: tuple[Job, ...]
     counts: Mapping[Disposition, int]
 
@@ -89,7 +89,7 @@ def group_jobs(plan: Plan, found: Mapping[str, Disposition]) -> list[JobGroup]:
 
 def _title(job: Job) -> str:
     facets = job.facets
-    if job.kind is JobKind.DATASET:  # however many jobs share the writing of it
+    if job.kind is JobKind.DATASET:  # independent of the number of part jobs
         return str(facets.get("dataset", job.name.partition("/")[2]))
     if "label_space" not in facets:
         return job.name.partition("/")[2]

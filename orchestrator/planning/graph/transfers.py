@@ -28,7 +28,7 @@ from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, ResolvedSw
 LABEL_SPACE = "label_space"
 """The one dimension of a search over label spaces."""
 SELECTION_METRICS = {"train": "select_error", "val": "val_error"}
-"""What trials are chosen by, by where."""
+"""The metric by which trials are chosen, by split."""
 BEST = "search:best"
 """Label space, in facets, of a backbone whose label space a search chose."""
 RETRAIN = "retrain"
@@ -43,7 +43,7 @@ def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str
         name=name,
         readable=measured.readable.rpartition("-seed")[0],
         parameters={
-            **_asked(search, SELECTION_METRICS[transfer.select_on]),
+            **_search_parameters(search, SELECTION_METRICS[transfer.select_on]),
             "space": search.space,
             "trials": search.trials,
             "trial": {
@@ -91,7 +91,7 @@ def backbone_search(
         name="/".join(part for part in parts if part),
         readable=f"{short_name(pretrain.model.name)}-{readable_rule(target.space)}-seed{seed}",
         parameters={
-            **_asked(search, f"target_{SELECTION_METRICS[transfer.select_on]}"),
+            **_search_parameters(search, f"target_{SELECTION_METRICS[transfer.select_on]}"),
             "space": space,
             "trials": trials,
             "trial": {
@@ -130,11 +130,11 @@ def searched_spaces(sweep: ResolvedSweep, transfer: Transfer, pretrain: Pretrain
 
 
 def _num_at_a_time(search: Search, trials: int | None) -> int:
-    """More than there are trials would hold resources that nothing uses."""
+    """The number of trials that run at once: at most as many as there are trials."""
     return min(search.concurrent, trials or search.concurrent)
 
 
-def _asked(search: Search, metric: str) -> dict[str, Any]:
+def _search_parameters(search: Search, metric: str) -> dict[str, Any]:
     return {"over": search.over, "algorithm": search.algorithm, "seed": search.seed, "metric": metric}
 
 
@@ -155,7 +155,7 @@ def _probe(sweep: ResolvedSweep, transfer: Transfer, search: Search, pretrain: P
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backbone:
-    """What is measured; ``epoch`` is a kept one of its pretraining, None its end."""
+    """A backbone that is measured; ``epoch`` is a kept one of its pretraining, None its end."""
 
     pretrain: Pretrain
     space: LabelSpace
@@ -173,23 +173,23 @@ class Backbone:
 
     @property
     def role(self) -> str:
-        """What that job is to those that read the backbone."""
+        """Role of that job for readers of the backbone."""
         return "search" if self.search else "backbone"
 
     @property
     def path(self) -> str:
-        """Of the names of jobs that measure it."""
+        """Its part in the names of jobs that measure it."""
         space = "best" if len(self.among) > 1 else self.space.name
         return pretrain_job(self.pretrain.name, space, self.seed).partition("/")[2]
 
     @property
     def facets(self) -> dict[str, str | int]:
-        """What it is compared by."""
+        """Facets by which it is compared."""
         return best_facets(self.pretrain, self.among or (self.space,), self.seed)
 
     @property
     def checkpoint(self) -> dict[str, int]:
-        """Of the identity: nothing where the final weights are meant, however they are named."""
+        """Its part of the identity: empty for the final weights, however they are named."""
         is_final = self.epoch is None or self.epoch == self.pretrain.recipe["epochs"]
         return {} if is_final or self.epoch is None else {"checkpoint": self.epoch}
 
@@ -263,7 +263,7 @@ def _backbones(sweep: ResolvedSweep, transfer: Transfer) -> Iterator[Backbone]:
 
 
 def _features(sweep: ResolvedSweep, transfer: Transfer, backbone: Backbone, cell: Cell) -> Features | None:
-    """What a cell reads; None if it reads images."""
+    """The features that a cell reads; None if it reads images."""
     if not is_cached(transfer.protocol, cell.recipe):
         return None
     return Features(
@@ -336,7 +336,7 @@ def _name(transfer: Transfer, backbone: Backbone, *, cell: Cell, fraction: float
 
 
 def _more_facets(transfer: Transfer, backbone: Backbone, *, cell: Cell, fraction: float | None) -> dict[str, str | int]:
-    """Those of what not every transfer has."""
+    """Facets that not every transfer has."""
     is_retrained = RETRAIN in transfer.baselines and backbone.space.name == transfer.target
     found = {
         "checkpoint": "" if backbone.epoch is None else f"epoch{backbone.epoch}",

@@ -11,11 +11,11 @@ from orchestrator.core.errors import StorageDeniedError, StorageError
 from orchestrator.storage.protocol import OpenableStore, Scheme, check_name
 
 _BUCKET = re.compile(r"(?![0-9]+(?:\.[0-9]+){3}$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
-"""Never the form of an address, as S3 has it: a server by that name might be asked instead of a bucket."""
+"""Never in the form of an IP address, by S3's rules: the name could be taken for a server."""
 
 
 def bucket_and_prefix(parts: SplitResult, uri: str) -> tuple[str, str]:
-    """What a URI names. Raises ``StorageError`` where that is no bucket."""
+    """Bucket and prefix of a URI. Raises ``StorageError`` if it names no bucket."""
     if not _BUCKET.fullmatch(parts.netloc):
         message = (
             f"store {uri!r} names no bucket: write s3://bucket/prefix, the bucket of 3-63 of a-z, 0-9, '.' and '-'"

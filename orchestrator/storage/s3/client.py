@@ -34,7 +34,7 @@ class Bucket:
         self.settings = settings
 
     def once(self, operation: str, key: str = "", **parameters: object) -> Response:
-        """One request, named as boto3 names its method. Of its errors the ``TRANSIENT`` are worth a retry."""
+        """One request, named as boto3's method. Of its errors, the ``TRANSIENT`` ones may be retried."""
         return self.read_once(operation, key, lambda response: response, **parameters)
 
     def read_once(self, operation: str, key: str, read: Callable[[Response], Result], **parameters: object) -> Result:
@@ -49,20 +49,20 @@ class Bucket:
 
     def repeat(self, operation: str, key: str = "", **parameters: object) -> Response:
         """``once``, repeated until the deadline while it may help; only for requests that may happen twice."""
-        return self.until_deadline(lambda: self.once(operation, key, **parameters))
+        return self.retry_until_deadline(lambda: self.once(operation, key, **parameters))
 
-    def until_deadline(self, attempt: Callable[[], Result]) -> Result:
+    def retry_until_deadline(self, attempt: Callable[[], Result]) -> Result:
         """Repeat an attempt with growing random pauses while its errors are transient.
 
         Raises:
             StorageError: the attempt's own error, or its last transient one once the deadline would pass.
         """
         deadline_s = time.monotonic() + self.settings.deadline_s
-        for pause_s in _pauses_s():
+        for pause_s in _backoff_s():
             try:
                 return attempt()
             except TRANSIENT as error:
-                if _GIVEN_UP in str(error):  # by a request within this attempt, whose deadline was as long
+                if _GIVEN_UP in str(error):  # by a request within this attempt, which had the same deadline
                     raise
                 if time.monotonic() + pause_s > deadline_s:
                     message = f"{error} ({_GIVEN_UP} {self.settings.deadline_s:g} s)"
@@ -71,8 +71,8 @@ class Bucket:
         raise StorageError("unreachable: pauses never end")
 
 
-def _pauses_s() -> Iterator[float]:
-    """Full jitter: a uniform share of a bound that doubles, so that many clients do not come back together."""
+def _backoff_s() -> Iterator[float]:
+    """Full jitter: a uniform share of a bound that doubles, so that many clients do not retry at the same time."""
     bound_s = _FIRST_PAUSE_S
     while True:
         yield _RANDOM.uniform(0.0, bound_s)
@@ -89,8 +89,8 @@ def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 mak
         connect_timeout=settings.connect_timeout_s,
         read_timeout=settings.read_timeout_s,
         max_pool_connections=_MAX_POOL_CONNECTIONS,
-        # Trying again is left to until_deadline, which knows the time. Botocore's adaptive mode would also slow down
-        # every other request of the process: after one 503 a client with few requests falls to one in two seconds.
+        # Trying again is left to retry_until_deadline, which knows the time. Botocore's adaptive mode would also slow
+        # down every other request of the process: after one 503 a client with few requests falls to one in two seconds.
         retries={"mode": "standard", "total_max_attempts": 1},
         request_checksum_calculation=settings.checksums.value,
         response_checksum_validation=settings.checksums.value,

@@ -43,7 +43,7 @@ _MAX_QUOTED: Final = 80
 _OBJECT: Final = ("ETag", "LastModified", "ContentLength")
 _OBJECT_IN_BODY: Final = "GetObject"
 _ERROR: Final = "Error"
-"""S3 may say 200 before it knows that it fails; botocore sees to it."""
+"""Operations for which S3 may send 200 before it fails; botocore handles this."""
 _ROOT_ELEMENT: Final = re.compile(rb"\s*(?:<\?xml[^>]*\?>\s*)?<([A-Za-z][\w:.-]{0,60})[\s/>]")
 _ENTRIES: Final = {
     "Contents": ("Key", "Size", "ETag", "LastModified"),
@@ -55,7 +55,7 @@ _NEXT_PAGE: Final = {
     "list_multipart_uploads": ("NextKeyMarker", "NextUploadIdMarker"),
 }
 TRANSIENT = (StorageThrottledError, StorageTimeoutError)
-"""What another try may cure. After a write they mean that it is unknown whether it happened."""
+"""Errors that a retry may solve. After a write they mean that its outcome is unknown."""
 _NO_S3 = (
     "this is not the answer of an S3 server; check the endpoint (AWS_ENDPOINT_URL_S3: scheme, host, port), proxies, "
     "and whether this network asks for a login"
@@ -89,12 +89,12 @@ _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str]
 
 
 class StrangeAnswerError(Exception):
-    """An answer that no S3 server gives to this request; the text says what is strange about it."""
+    """An answer that no S3 server gives to this request; the text says why."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """What every answer to an operation has."""
+    """The form of every answer to an operation."""
 
     statuses: Sequence[int] = _OK
     fields: Sequence[str] = ()
@@ -122,7 +122,7 @@ _ROOTS: Final = {"".join(part.capitalize() for part in name.split("_")): form.ro
 
 
 def check_raw_answer(operation_model: Any, response_dict: Response, **_: object) -> None:  # noqa: ANN401 - botocore's
-    """Look at an answer before botocore reads it; a handler of its events ``before-parse``.
+    """Check an answer before botocore reads it; a handler of its events ``before-parse``.
 
     Raises:
         StrangeAnswerError: it is a redirect to another address, which botocore would follow in a circle, or a document
@@ -139,16 +139,16 @@ def _check_document(body: bytes, wanted: str) -> None:
     match = _ROOT_ELEMENT.match(body)
     found = match[1].decode() if match else ""
     if found != _ERROR and (found != wanted or (not match and body.strip())):
-        told = f"<{found}>" if found else f"{len(body)} bytes of something else"
-        raise StrangeAnswerError(f"is {told}, S3's is {f'<{wanted}>' if wanted else 'empty'}")
+        shown = f"<{found}>" if found else f"{len(body)} bytes of something else"
+        raise StrangeAnswerError(f"is {shown}, S3's is {f'<{wanted}>' if wanted else 'empty'}")
 
 
-def check_answer(operation: str, asked: Mapping[str, Any], response: Response) -> None:
+def check_answer(operation: str, parameters: Mapping[str, Any], response: Response) -> None:
     """Compare what botocore read from an answer with the request.
 
     Args:
         operation: as boto3 names its method; others than this product's are not checked.
-        asked: the request's parameters.
+        parameters: the request's parameters.
         response: as boto3 returns it.
 
     Raises:
@@ -165,23 +165,25 @@ def check_answer(operation: str, asked: Mapping[str, Any], response: Response) -
         )
     _require(form.fields, response, f"HTTP {status}")
     if operation == "get_object":
-        _check_object(asked, response, status)
+        _check_object(parameters, response, status)
     if form.names_itself_by:
-        _check_listing(operation, form.names_itself_by, asked, response)
+        _check_listing(operation, form.names_itself_by, parameters, response)
 
 
-def _check_object(asked: Mapping[str, Any], response: Response, status: int) -> None:
-    wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", str(asked.get("Range", "")))
+def _check_object(parameters: Mapping[str, Any], response: Response, status: int) -> None:
+    wanted = re.fullmatch(r"bytes=(\d+)-(\d+)", str(parameters.get("Range", "")))
     if wanted is not None:
         found = re.match(r"bytes (\d+)-(\d+)/", str(response.get("ContentRange", "")))
         is_range = status == HTTPStatus.PARTIAL_CONTENT and found is not None
         if not is_range or not _is_inside(found, wanted, response["ContentLength"]):  # type: ignore[arg-type]
-            told = f"HTTP {status}, Content-Range {response.get('ContentRange', 'missing')!r}"
-            raise StrangeAnswerError(f"holds other bytes than {asked['Range']!r}: {told}; the server ignores ranges")
-    version = asked.get("IfMatch")
+            shown = f"HTTP {status}, Content-Range {response.get('ContentRange', 'missing')!r}"
+            raise StrangeAnswerError(
+                f"holds other bytes than {parameters['Range']!r}: {shown}; the server ignores ranges"
+            )
+    version = parameters.get("IfMatch")
     if version is not None and response["ETag"].strip('"') != version:
         raise PreconditionFailedError(
-            f"{asked['Key']} has etag {response['ETag']}, expected {version}: it was replaced"
+            f"{parameters['Key']} has etag {response['ETag']}, expected {version}: it was replaced"
         )
 
 
@@ -190,8 +192,8 @@ def _is_inside(found: re.Match[str], wanted: re.Match[str], length: int) -> bool
     return start == int(wanted[1]) and start <= end <= int(wanted[2]) and length == end - start + 1
 
 
-def _check_listing(operation: str, name_field: str, asked: Mapping[str, Any], response: Response) -> None:
-    for field, wanted in ((name_field, asked["Bucket"]), ("Prefix", asked.get("Prefix", ""))):
+def _check_listing(operation: str, name_field: str, parameters: Mapping[str, Any], response: Response) -> None:
+    for field, wanted in ((name_field, parameters["Bucket"]), ("Prefix", parameters.get("Prefix", ""))):
         found = response.get(field, "")
         if found != wanted:
             message = f"is a listing of {field} {_quoted(found)}, and {wanted!r} was asked for"
@@ -199,13 +201,13 @@ def _check_listing(operation: str, name_field: str, asked: Mapping[str, Any], re
     for kind, fields in _ENTRIES.items():
         for entry in response.get(kind, ()):
             _require(fields, entry, "a line of a listing")
-            if not entry[fields[0]].startswith(asked.get("Prefix", "")):
-                message = f"lists {_quoted(entry[fields[0]])}, which is not below {asked['Prefix']!r}"
+            if not entry[fields[0]].startswith(parameters.get("Prefix", "")):
+                message = f"lists {_quoted(entry[fields[0]])}, which is not below {parameters['Prefix']!r}"
                 raise StrangeAnswerError(message)
     if response.get("IsTruncated"):
         tokens = _NEXT_PAGE[operation]
         # More uploads of one key than a page holds: the next one begins at the same key.
-        if not response.get(tokens[0]) or all(response.get(one) == asked.get(one[4:]) for one in tokens):
+        if not response.get(tokens[0]) or all(response.get(one) == parameters.get(one[4:]) for one in tokens):
             raise StrangeAnswerError("says that its listing goes on, and not where")
 
 
@@ -282,7 +284,7 @@ _RULES = (
     _Rule(UnsupportedStoreError, "use a store that implements it", "NotImplemented", (501,)),
     _Rule(
         StorageError,
-        "the server lost a part or told its etag wrongly; write the object again",
+        "the server lost a part or reported a wrong etag for it; write the object again",
         "InvalidPart InvalidPartOrder EntityTooSmall",
     ),
     _Rule(

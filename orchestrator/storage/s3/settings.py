@@ -17,7 +17,7 @@ from orchestrator.core.security.urls import forbidden_host
 
 
 class Addressing(StrEnum):
-    """Where the bucket stands in a URL."""
+    """Position of the bucket in a URL."""
 
     AUTO = "auto"
     PATH = "path"
@@ -40,13 +40,13 @@ class S3Settings(BaseSettings):
     )
 
     endpoint_url: str = Field("", validation_alias=AliasChoices("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"))
-    """Of an S3-compatible server; empty for AWS itself or what the profile says."""
+    """URL of an S3-compatible server; empty for AWS itself or the profile's endpoint."""
     addressing: Addressing = Addressing.AUTO
     checksums: Checksums = Checksums.WHEN_SUPPORTED
     allowed_buckets: str = ""
     """Comma-separated; any other bucket is refused. Empty: all are allowed."""
     deadline_s: float = Field(60.0, gt=0)
-    """An operation is repeated until so long after its start; its last try may end later by ``read_timeout_s``."""
+    """An operation is retried until so many seconds after its start; its last try may end ``read_timeout_s`` later."""
     connect_timeout_s: float = Field(5.0, gt=0)
     read_timeout_s: float = Field(30.0, gt=0)
     """Longest silence of the server within one request."""

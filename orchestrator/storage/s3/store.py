@@ -57,9 +57,9 @@ class S3Store:
 
     @property
     def is_reachable(self) -> bool:
-        """Whether the bucket exists. Raises ``StorageError`` if it cannot be asked."""
+        """Whether the bucket exists. Raises ``StorageError`` if the server does not answer."""
         try:
-            # Not HEAD, whose answer has no body: a listing names itself, or says what is wrong.
+            # Not HEAD, whose answer has no body: a listing has the bucket's name, or an error text.
             self._bucket.repeat("list_objects_v2", Prefix=self._root, MaxKeys=1)
         except NoBucketError:
             return False
@@ -76,11 +76,11 @@ class S3Store:
 
     def put_if_absent(self, name: str, content: bytes) -> ObjectStat:
         """See ``ObjectStore.put_if_absent``."""
-        return self._bucket.until_deadline(lambda: self._try_put_if_absent(name, content))
+        return self._bucket.retry_until_deadline(lambda: self._try_put_if_absent(name, content))
 
     def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
         """See ``ObjectStore.put_if_match``."""
-        return self._bucket.until_deadline(lambda: self._try_put_if_match(name, content, etag))
+        return self._bucket.retry_until_deadline(lambda: self._try_put_if_match(name, content, etag))
 
     def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
@@ -88,7 +88,7 @@ class S3Store:
 
     def get_with_stat(self, name: str, *, max_bytes: int | None = None) -> Read:
         """See ``ObjectStore.get_with_stat``."""
-        return self._bucket.until_deadline(lambda: self._read_once(name, max_bytes))
+        return self._bucket.retry_until_deadline(lambda: self._read_once(name, max_bytes))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """See ``ObjectStore.get_range``."""
@@ -97,7 +97,7 @@ class S3Store:
             return b""
         given = {"Range": f"bytes={start}-{start + length - 1}"}
         try:
-            return self._bucket.until_deadline(
+            return self._bucket.retry_until_deadline(
                 lambda: self._bucket.read_once("get_object", self._key(name), _read_body, **given)
             )
         except OutOfRangeError:
@@ -105,7 +105,7 @@ class S3Store:
 
     def download(self, name: str, path: Path) -> None:
         """See ``ObjectStore.download``; large objects arrive as parallel ranges, all of one version."""
-        self._bucket.until_deadline(lambda: self._try_download(name, path))
+        self._bucket.retry_until_deadline(lambda: self._try_download(name, path))
 
     def arriving(self, name: str, descriptor: int, size_bytes: int) -> Iterator[Piece]:
         """See ``bulk.Streams``; all of one version."""
@@ -128,7 +128,7 @@ class S3Store:
         except StorageError:
             # The answer to HEAD has no body, so a missing object, a missing bucket and a web page that does not exist
             # look the same. That to GET says which.
-            return self._bucket.until_deadline(lambda: self._bucket.read_once("get_object", key, _unread(name)))
+            return self._bucket.retry_until_deadline(lambda: self._bucket.read_once("get_object", key, _unread(name)))
 
     def exists(self, name: str) -> bool:
         """See ``ObjectStore.exists``."""
@@ -161,7 +161,7 @@ class S3Store:
         try:
             self._bucket.repeat("delete_object", self._key(name))
         except NotFoundError:
-            return  # some servers say so, others call it success
+            return  # some servers report this, others return success
 
     def leftovers(self) -> Iterator[ObjectStat]:
         """See ``gc_rules.HasLeftovers``: multipart uploads that nobody completed or discarded."""
@@ -196,7 +196,7 @@ class S3Store:
         return self._written(name, content, self._bucket.once("put_object", self._key(name), Body=content, **condition))
 
     def _written(self, name: str, content: bytes, response: Response) -> ObjectStat:
-        """What a write's answer tells, after a look whether it can be true.
+        """The result of a write's answer, after a check of its etag.
 
         A wrong etag would fail the next conditional write, as if another writer had been first. Almost every server's
         is the MD5 of the content (AWS without KMS keys); where it is not, the object itself is asked.
@@ -204,7 +204,7 @@ class S3Store:
         etag = _unquoted(response["ETag"])
         if etag != md5(content, usedforsecurity=False).hexdigest():
             with suppress(NotFoundError):  # deleted already
-                found, now = self._bucket.until_deadline(lambda: self._read_if_short(name, len(content)))
+                found, now = self._bucket.retry_until_deadline(lambda: self._read_if_short(name, len(content)))
                 if found == content and now.etag != etag:
                     message = (
                         f"{self.uri} answered to the write of {name} with the etag {etag}, and it has {now.etag}: "
@@ -217,7 +217,7 @@ class S3Store:
             return self._put_once(name, content, IfNoneMatch="*")
         except (PreconditionFailedError, *TRANSIENT) as error:
             # 412 may come from our own first try, whose acknowledgement was lost; 409, 5xx and a lost connection say
-            # nothing. What is there now decides; while nothing is there, the same bytes may be sent again.
+            # nothing. The present object decides; while there is none, the same bytes may be sent again.
             found, stat = self._read_or_retry(name, error, len(content))
             if found == content:
                 return stat
@@ -246,7 +246,7 @@ class S3Store:
         raise StorageThrottledError(f"{name} was there and is gone in {self.uri}; try again") from error
 
     def _read_or_none(self, name: str, num_bytes: int) -> ReadIfShort | None:
-        """An object that may be what we wrote; of a longer one, which is another's, only what the store knows of it."""
+        """An object that may be our own write; for a longer one, which is another writer's, only its metadata."""
         with suppress(NotFoundError):
             return self._read_if_short(name, num_bytes)
         return None

@@ -86,12 +86,12 @@ class File:
 
 
 def upload(bucket: Bucket, key: str, source: UploadSource) -> None:
-    """Write an object from its parts; on any error what was uploaded is discarded.
+    """Write an object from its parts; on any error the uploaded parts are discarded.
 
     Raises:
         StorageError: the object is not written, or (``StorageTimeoutError``) may or may not be.
     """
-    bucket.until_deadline(lambda: _try_upload(bucket, key, source))
+    bucket.retry_until_deadline(lambda: _try_upload(bucket, key, source))
 
 
 def _try_upload(bucket: Bucket, key: str, source: UploadSource) -> None:
@@ -171,7 +171,7 @@ def download(bucket: Bucket, key: str, stat: ObjectStat, path: Path) -> None:
 def arriving(bucket: Bucket, key: str, stat: ObjectStat, descriptor: int) -> Iterator[Piece]:
     """Write one version of an object into an open file, and yield its pieces in order, each once it is there.
 
-    Whoever closes the iterator early waits at most for one answer of the server.
+    Closing the iterator early waits at most for one answer of the server.
 
     Raises:
         PreconditionFailedError: the object was replaced meanwhile.
@@ -206,7 +206,7 @@ class _Transfer:
         self.abandoned = threading.Event()
 
     def fetch(self, piece: Piece) -> Piece:
-        """One piece; after a lost connection only what is missing is asked for again."""
+        """One piece; after a lost connection only the missing bytes are requested again."""
         start, end = piece
         position = start
 
@@ -228,7 +228,7 @@ class _Transfer:
                 if position > end or self.abandoned.is_set():
                     break
 
-        self._bucket.until_deadline(lambda: self._checked(attempt))
+        self._bucket.retry_until_deadline(lambda: self._checked(attempt))
         if position != end and not self.abandoned.is_set():
             message = f"{self._key}: the server sent {position - start} bytes of a range of {end - start}"
             raise CorruptObjectError(f"{message}; try another server")

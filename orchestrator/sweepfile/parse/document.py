@@ -41,7 +41,7 @@ _OUTSIDE = "${env:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """What is changed from outside the file."""
+    """Changes from outside the file."""
 
     overrides: Sequence[str] = ()
     """Arguments of ``--set``."""
@@ -56,11 +56,11 @@ class Document:
     tree: Tree
     """Complete."""
     portable: Mapping[str, Any]
-    """The same, before the environment was asked and before blocks became the cells of their factors."""
+    """The same, before variables of the environment and cells of factors were filled in."""
     is_own_text: bool
-    """Whether the file's text alone says all of it."""
+    """Whether the file's text alone is complete."""
     scales: tuple[str, ...]
-    """Which scales the file has itself; what it includes is not looked at."""
+    """Scales of the file itself, without those of included files."""
 
 
 def read_document(
@@ -93,16 +93,18 @@ def read_document(
     scales = tuple(name for name in SCALES if name in tree.value)
     is_own_text = "include" not in tree.value and not changes.scale and not changes.overrides
     tree = _included(tree, path or file, read_text)
-    asked_for = variables_in([tree.value, *changes.overrides])  # scales and overrides may replace who asks
+    used_variables = variables_in(
+        [tree.value, *changes.overrides]
+    )  # scales and overrides may replace uses of variables
     _refuse_secret_overrides(changes.overrides)
     tree = with_overrides(_scaled(tree, changes.scale), changes.overrides)
-    tree = _with_variables(tree, asked_for)
+    tree = _with_variables(tree, used_variables)
     portable = tree.value
     tree = Substitution({}, environment=environment or {}).fill(tree)
     if folder:
         resolved = _with_places(tree, portable, folder)
         portable = _kept(portable, tree.value, resolved.value)
-        # The file alone would name other places once it is stored elsewhere.
+        # Relative places of the file would mean other places once it is stored elsewhere.
         is_own_text = is_own_text and resolved.value == tree.value
         tree = resolved
     tree = with_factors(tree)
@@ -110,7 +112,7 @@ def read_document(
 
 
 def _kept(written: Any, filled: Any, resolved: Any) -> Any:  # noqa: ANN401 - a document
-    """What was written, with the places that became absolute; those that ask the environment stay as they are."""
+    """The document as written, with absolute places; places with variables of the environment stay unchanged."""
     if isinstance(written, dict):
         return {name: _kept(item, filled[name], resolved[name]) for name, item in written.items()}
     if isinstance(written, list):
@@ -156,7 +158,7 @@ def _refuse_secret_overrides(overrides: Sequence[str]) -> None:
         refuse_secrets(key, override)
 
 
-def _with_variables(tree: Tree, asked_for: frozenset[str]) -> Tree:
+def _with_variables(tree: Tree, used_variables: frozenset[str]) -> Tree:
     variables = tree.value.get("vars", {})
     if not isinstance(variables, dict):
         raise SpecError((tree.problem(("vars",), "this is not a mapping; write vars: {name: value}"),))
@@ -164,7 +166,7 @@ def _with_variables(tree: Tree, asked_for: frozenset[str]) -> Tree:
         file=tree.file, value={name: item for name, item in tree.value.items() if name != "vars"}, places=tree.places
     )
     filled = Substitution(variables, environment=None).fill(rest)
-    unused = [name for name in variables if name not in asked_for]
+    unused = [name for name in variables if name not in used_variables]
     if unused:
         problem = "this variable is not used (${{vars.{0}}}); use it or remove it"
         raise SpecError(tuple(tree.problem(("vars", name), problem.format(name)) for name in unused))

@@ -100,7 +100,7 @@ def with_factors(tree: Tree) -> Tree:
 
 
 def _has_design(block: object) -> bool:
-    """Whether a block has a factor of which it does not say its value itself."""
+    """Whether a block has a factor whose value it does not give itself."""
     factors = block.get(_FACTORS) if isinstance(block, Mapping) else None
     if factors is None or not isinstance(factors, Mapping):
         return factors is not None
@@ -270,7 +270,7 @@ class _Design:
         return Located(value, Places(self._block.places.here, places))
 
     def _with_values(self, body: Located, values: Mapping[str, str]) -> Located:
-        """The body of a cell, which says of each factor its value."""
+        """The body of a cell, with its value of each factor."""
         own: dict[str, Any] = {name: item.value for name, item in self._fixed.items()} | dict(values)
         if self._name:
             own.setdefault(BLOCK_FACTOR, self._name)

@@ -14,7 +14,7 @@ MAX_DEPTH = 8
 MAX_FILES = 100
 
 ReadText = Callable[[str], str]
-"""The text of a file at a path. Raises ``SpecError`` whose only problem says what is wrong with the file."""
+"""The text of a file at a path. Raises ``SpecError`` with one problem, the error of the file."""
 
 
 class Includer:

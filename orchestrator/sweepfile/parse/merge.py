@@ -36,7 +36,7 @@ class Located:
 
 
 def located(value: object, here: SourceLocation) -> Located:
-    """A value all of whose parts stand at one place."""
+    """A value all of whose parts have the same place."""
 
     def places(part: object) -> Places:
         parts = part.items() if isinstance(part, Mapping) else enumerate(part) if isinstance(part, list) else ()
@@ -94,7 +94,7 @@ def _merge_items(base: Located, over: Located, path: Path) -> Located:
 
 
 def _steps(key: str, base: Located, over: Located, path: Path) -> Iterator[str]:
-    """The keys of a mapping that a key of the document over it means."""
+    """The keys of a mapping to which a key of the upper document refers."""
     if key != EVERY:
         yield key
         return
@@ -106,7 +106,7 @@ def _steps(key: str, base: Located, over: Located, path: Path) -> Iterator[str]:
 
 
 def _positions(key: str, base: Located, over: Located, path: Path) -> Iterator[int]:
-    """The items of a list that a key of the document over it means."""
+    """The items of a list to which a key of the upper document refers."""
     names = [item.get("name") if isinstance(item, Mapping) else None for item in base.value]
     if key == EVERY and names:
         yield from range(len(names))
@@ -122,7 +122,7 @@ def _positions(key: str, base: Located, over: Located, path: Path) -> Iterator[i
 
 
 def _is_given_anew(base: Mapping[str, Any], over: Mapping[str, Any], path: Path) -> bool:
-    """Whether a data set gets another source, or a label space another rule: nothing said of the old one holds."""
+    """Whether a data set gets another source, or a label space another rule, which replaces it as a whole."""
     if len(path) != 2 or path[0] not in {"datasets", "labels"}:
         return False
     alternatives = _SOURCES if path[0] == "datasets" else frozenset(LabelEntry.RULES)
@@ -130,7 +130,7 @@ def _is_given_anew(base: Mapping[str, Any], over: Mapping[str, Any], path: Path)
 
 
 def _anew(base: Located, over: Located, path: Path) -> Located:
-    """What is given anew; a label space is still one of the same data set."""
+    """The new value; a label space keeps its data set."""
     value, children = dict(over.value), dict(over.places.children)
     if path[:1] == ("labels",) and isinstance(base.value, dict) and "dataset" in base.value:
         value.setdefault("dataset", base.value["dataset"])

@@ -18,7 +18,7 @@ _OPTION = "--set "
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
 _MAX_BLOCKS = 1000
 _LISTS = frozenset({"seeds", "labels"})
-"""Of blocks and transfers: lists also where the file leaves them out."""
+"""Fields of blocks and transfers that are lists even if the file does not have them."""
 
 
 class _Argument(SourceLocation):
@@ -189,7 +189,7 @@ def _block_of(tree: Tree, override: _Override) -> str:
 
 
 def _factors_of(overrides: Sequence[_Override], values: Sequence[object]) -> dict[str, str]:
-    """What a block says of itself as a cell: the last step of each path is a factor, two steps where those repeat."""
+    """The factors of a block as a cell: the last step of each path, or two steps if those repeat."""
     last = [override.path[-1] for override in overrides]
     named = [
         step if last.count(step) == 1 and step not in RESERVED_FACTORS else ".".join(override.path[-2:])

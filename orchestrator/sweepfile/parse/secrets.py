@@ -31,13 +31,13 @@ _REFERENCE = (
 
 
 def refuse_secrets(tree: Tree, text: str) -> None:
-    """Look at a parsed document and its text, comments included.
+    """Check a parsed document and its text, including comments.
 
     Raises:
         SpecError: something looks like a password or token.
     """
-    told = "\n".join(_texts(tree.value.get("notify")))
-    problems = [_at_text(tree.file, text, found, told) for found in secret_forms(text)]
+    notify_text = "\n".join(_texts(tree.value.get("notify")))
+    problems = [_at_text(tree.file, text, found, notify_text) for found in secret_forms(text)]
     problems += [
         tree.problem(path, f"this looks like a password or token; {_remedy(path)}") for path in _named(tree.value)
     ]
@@ -49,10 +49,10 @@ def _remedy(path: Path) -> str:
     return _REFERENCE if path[:1] == ("notify",) else _REMEDY
 
 
-def _at_text(file: str, text: str, found: re.Match[str], told: str) -> str:
-    """``told``: what stands below ``notify``, where secrets are given by reference."""
+def _at_text(file: str, text: str, found: re.Match[str], notify_text: str) -> str:
+    """``notify_text``: the texts below ``notify``, where secrets are given by reference."""
     start = found.start()
-    remedy = _REFERENCE if found.group() in told else _REMEDY
+    remedy = _REFERENCE if found.group() in notify_text else _REMEDY
     line, column = text.count("\n", 0, start) + 1, start - text.rfind("\n", 0, start)
     return f"{file}:{line}:{column}: this looks like {form_of(found)}; {remedy}"
 
@@ -67,7 +67,7 @@ def _texts(value: object) -> Iterator[str]:
 
 
 def _named(value: object, path: Path = ()) -> Iterator[Path]:
-    """Places of texts below keys that are called as secrets are."""
+    """Places of texts below keys with names of secrets."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             if isinstance(item, str) and item and not is_reference(item) and _KEY.fullmatch(str(key).replace("-", "_")):

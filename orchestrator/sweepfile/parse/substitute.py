@@ -35,12 +35,12 @@ _ENV_PATHS = tuple(
     )
 )
 _REFERENCE_PATHS = re.compile(r"notify\.[0-9]+\.(?:webhook|secret|slack|email\.password)")
-"""Where references to secrets stay as they are: whoever needs the secret reads it."""
+"""Places where references to secrets are not substituted: the code that needs the secret reads it."""
 _ENV_PLACES = "store, tracking, resources, compute, policy, and places of data sets, label files and initial weights"
 
 
 def variables_in(value: object) -> frozenset[str]:
-    """Names of the vars that the texts of a value ask for."""
+    """Names of the vars that the texts of a value use."""
     if isinstance(value, str):
         holes = (_VAR.fullmatch(hole.group(1)) for hole in _HOLE.finditer(value) if hole.group(1) is not None)
         return frozenset(found.group(1) for found in holes if found is not None)
@@ -49,7 +49,7 @@ def variables_in(value: object) -> frozenset[str]:
 
 
 class Substitution:
-    """Fills in a document; collects what is wrong with it."""
+    """Substitutes the variables of a document; collects its errors."""
 
     def __init__(self, variables: Mapping[str, Any], *, environment: Mapping[str, str] | None) -> None:
         self._variables, self._environment = variables, environment
@@ -96,13 +96,13 @@ class Substitution:
         return value
 
     def _refuse_growth(self, at: Located, path: Path) -> NoReturn:
-        """A few variables that hold each other many times would fill any memory. Raises ``SpecError``."""
+        """Limit nested variables, which could fill the memory. Raises ``SpecError``."""
         limits = f"at most {MAX_BYTES} characters and {MAX_NODES} values"
         message = f"the variables grow without end as they are filled in; {limits} may come of a file"
         raise SpecError((f"{at.places.here}: {dotted(path)}: {message}",))
 
     def _within(self, text: str, path: Path, here: SourceLocation) -> tuple[str, str]:
-        """Text with its holes filled, or what is wrong with one of them."""
+        """Text with its variables substituted, or the error of one of them."""
         problems: list[str] = []
 
         def written(hole: re.Match[str]) -> str:
@@ -120,7 +120,7 @@ class Substitution:
         return filled, problems[0] if problems else ""
 
     def _value(self, hole: re.Match[str], path: Path, here: SourceLocation) -> tuple[Any, str]:
-        """What a hole holds, or what is wrong with it."""
+        """The value of a variable, or the error."""
         if variable := _VAR.fullmatch(hole.group(1)) if hole.group(2) else None:
             return self._variable(variable.group(1), path, here)
         if variable := _ENV.fullmatch(hole.group(1)) if hole.group(2) else None:

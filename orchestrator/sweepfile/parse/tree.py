@@ -32,7 +32,7 @@ _STR = "tag:yaml.org,2002:str"
 
 _TAGS = {_NULL, _BOOL, _INT, _FLOAT, _STR, "tag:yaml.org,2002:seq", "tag:yaml.org,2002:map"}
 
-# What no text holds; the YAML reader would refuse it with a position in bytes.
+# Characters that a text must not have; the YAML reader would refuse them with a position in bytes.
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 
 _SCALARS = (
@@ -58,7 +58,7 @@ for _tag, _pattern, _first in _SCALARS:
 
 @dataclass(slots=True)
 class Places:
-    """Where a value stands, and where its parts do: the same shape as the value."""
+    """Places of a value and of its parts, in the same shape as the value."""
 
     here: SourceLocation
     children: dict[str | int, Places] = field(default_factory=dict)
@@ -91,7 +91,7 @@ class Tree:
 
 @dataclass(slots=True, kw_only=True)
 class MovedTree(Tree):
-    """A tree in which some values stand elsewhere than their path says."""
+    """A tree in which some values have other places than their path."""
 
     moved: Mapping[Path, Path]
 
@@ -129,7 +129,7 @@ def parse_tree(text: str, file: str) -> Tree:
 
 
 def too_large() -> str:
-    """What is wrong with a file above the limit."""
+    """The error of a file above the limit."""
     return f"the file has more than {MAX_BYTES} bytes; a sweep.yaml is text that people read: name data, do not list it"
 
 
@@ -145,7 +145,7 @@ def implicit_scalars() -> Iterator[tuple[str, re.Pattern[str], list[str]]]:
 
 
 def plain_value(text: str) -> str | int | float | bool:
-    """What a text means without quotes: a number or boolean where it is written like one, else itself."""
+    """The value of a text without quotes: a number or boolean if it is written like one, else the text."""
     for tag, pattern, _ in _SCALARS:
         if tag != _NULL and pattern.match(text):
             value: str | int | float | bool = yaml.constructor.SafeConstructor().construct_object(

@@ -19,19 +19,19 @@ from ray.exceptions import RayError
 
 from orchestrator.backends.ray.attempt_log import examine
 from orchestrator.backends.ray.capacity import node_name
-from orchestrator.backends.ray.gang.mailbox import GangMailbox, HeardRank
-from orchestrator.backends.ray.placement_groups import LOOK_EVERY_S
+from orchestrator.backends.ray.gang.mailbox import GangMailbox, RankStatus
+from orchestrator.backends.ray.placement_groups import POLL_EVERY_S
 from orchestrator.backends.ray.settings import SETUP_HANG_S, TRAIN_HANG_S
 from orchestrator.core.activity import Activity
 
-UNHEARD_S: Final = 45.0
-"""Ranks above 0 may speak every 10 s only, and a call may fail."""
+RANK_SILENT_S: Final = 45.0
+"""A rank silent for longer than this is not counted: ranks above 0 report every 10 s only, and a call may fail."""
 _MAX_GAP_S = 10.0
-"""Of the time between two looks, no more than this counts."""
+"""Of the time between two polls, at most this counts."""
 _MULTIPLE = 5.0
-"""Times the longest pause between collective operations so far: a step of a minute is none of a second."""
+"""The limit is at least so many times the longest pause between collective operations: steps may take minutes."""
 _MULTIPLE_OF_SETUP = 2.0
-"""Times the longest pause of the setup, which holds the first update, but also waits that training has not."""
+"""The same for the longest pause of the setup, which includes the first update and waits that training has not."""
 _EXCUSES = frozenset({Activity.DATA, Activity.STORE, Activity.CHECKPOINT, Activity.COMPILE})
 
 _WAITS = frozenset({Activity.PEERS, Activity.ENDED})
@@ -43,28 +43,28 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GangHang:
-    """Who keeps a gang waiting, as far as the ranks tell."""
+    """Which ranks keep a gang waiting, as far as the ranks report it."""
 
     waited_s: float
     limit_s: float
-    silent: tuple[HeardRank, ...] = ()
-    """Ranks that say nothing any more: stopped, swapped out, or off the network."""
-    behind: tuple[HeardRank, ...] = ()
-    """Ranks that speak and have not entered the operation in which others wait."""
-    waiting: tuple[HeardRank, ...] = ()
-    """Ranks that wait for others; with nobody silent or behind, all of them."""
+    silent: tuple[RankStatus, ...] = ()
+    """Ranks that do not report any more: stopped, swapped out, or off the network."""
+    behind: tuple[RankStatus, ...] = ()
+    """Ranks that report and have not entered the operation in which others wait."""
+    waiting: tuple[RankStatus, ...] = ()
+    """Ranks that wait for others; if no rank is silent or behind, all ranks."""
 
     @property
-    def blamed(self) -> tuple[HeardRank, ...]:
-        """Whom the others wait for; empty = it cannot be told."""
+    def blamed(self) -> tuple[RankStatus, ...]:
+        """The ranks for which the others wait; empty = not known."""
         return self.silent or self.behind
 
 
 @dataclass(slots=True, kw_only=True)
 class HangWatch:
-    """How long a gang has entered no further collective operation, without a rank that says what it waits for.
+    """How long a gang has entered no further collective operation while no rank reports a reason to wait.
 
-    Time counts only while somebody looks.
+    Time counts only between calls of ``update``.
     """
 
     world_size: int
@@ -79,8 +79,8 @@ class HangWatch:
     _entered: dict[int, int] = field(default_factory=dict)
     _seen_at_s: float | None = None
 
-    def look(self, ranks: Mapping[int, HeardRank], now_s: float) -> bool:
-        """Take what is known of the ranks now, on a clock that never goes back; whether the gang hangs."""
+    def update(self, ranks: Mapping[int, RankStatus], now_s: float) -> bool:
+        """Take the ranks' latest reports, with the time of a monotonic clock; returns whether the gang hangs."""
         gap_s = 0.0 if self._seen_at_s is None else min(now_s - self._seen_at_s, _MAX_GAP_S)
         self._seen_at_s = now_s
         trains = len(ranks) == self.world_size and all(one.stage == "train" for one in ranks.values())
@@ -93,9 +93,9 @@ class HangWatch:
             self._entered, self.waited_s, self._pause_s = entered, 0.0, 0.0
             return False
         self._pause_s += gap_s
-        heard = [one for one in ranks.values() if now_s - one.heard_at_s <= UNHEARD_S or one.has_ended]
-        waits = any(one.doing in _WAITS and one.stage for one in heard)
-        if not waits or any(one.doing in _EXCUSES for one in heard):
+        reporting = [one for one in ranks.values() if now_s - one.reported_at_s <= RANK_SILENT_S or one.has_ended]
+        waits = any(one.doing in _WAITS and one.stage for one in reporting)
+        if not waits or any(one.doing in _EXCUSES for one in reporting):
             return False
         self.waited_s += gap_s
         slow_s = max(_MULTIPLE * self._longest_s, _MULTIPLE_OF_SETUP * self._longest_of_setup_s)
@@ -103,25 +103,27 @@ class HangWatch:
         return self.waited_s >= self.limit_s
 
 
-def judge_hang(watch: HangWatch, ranks: Mapping[int, HeardRank], asked_at_s: float) -> GangHang:
-    """Whom a gang that hangs waits for; all ranks were asked at that time, and had time to answer."""
-    heard = [one for one in ranks.values() if one.heard_at_s > asked_at_s or one.has_ended]
-    spoke = {one.rank for one in heard}
-    waiting = tuple(one for one in heard if one.doing in _WAITS)
-    last = max((one.num_entered for one in heard), default=0)
-    elsewhere = tuple(one for one in heard if one.doing not in _WAITS)
+def judge_hang(watch: HangWatch, ranks: Mapping[int, RankStatus], requested_at_s: float) -> GangHang:
+    """The ranks for which a hanging gang waits; all ranks were asked at the given time, and had time to answer."""
+    reporting = [one for one in ranks.values() if one.reported_at_s > requested_at_s or one.has_ended]
+    answered_ranks = {one.rank for one in reporting}
+    waiting = tuple(one for one in reporting if one.doing in _WAITS)
+    last = max((one.num_entered for one in reporting), default=0)
+    elsewhere = tuple(one for one in reporting if one.doing not in _WAITS)
     return GangHang(
         waited_s=watch.waited_s,
         limit_s=watch.limit_s,
-        silent=tuple(ranks.get(rank) or _unheard(rank) for rank in range(watch.world_size) if rank not in spoke),
-        behind=elsewhere or tuple(one for one in heard if one.num_entered < last),
+        silent=tuple(
+            ranks.get(rank) or _without_report(rank) for rank in range(watch.world_size) if rank not in answered_ranks
+        ),
+        behind=elsewhere or tuple(one for one in reporting if one.num_entered < last),
         waiting=waiting,
     )
 
 
-def _unheard(rank: int) -> HeardRank:
-    """A rank that came up and has never said what it does."""
-    return HeardRank(rank=rank, node="", heard_at_s=0.0, doing=Activity.WORK, stage="", num_entered=0, operation="")
+def _without_report(rank: int) -> RankStatus:
+    """A rank that has never reported."""
+    return RankStatus(rank=rank, node="", reported_at_s=0.0, doing=Activity.WORK, stage="", num_entered=0, operation="")
 
 
 def behind_on_device(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...]:
@@ -137,9 +139,9 @@ def behind_on_device(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...
     return tuple(sorted(rank for rank, number in begun.items() if number < most))
 
 
-def tell_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]) -> str:
-    """One paragraph for whoever reads the failure; ``names`` are those of nodes by Ray's ids."""
-    asleep = [f"rank {one.rank}{_on(one.node, names)} says nothing any more" for one in hang.silent]
+def describe_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]) -> str:
+    """The failure's message, one paragraph; ``names``: names of nodes by Ray's ids."""
+    asleep = [f"rank {one.rank}{_on(one.node, names)} does not report any more" for one in hang.silent]
     behind = [
         f"rank {one.rank}{_on(one.node, names)} did not enter it: it is at operation {one.num_entered}"
         f"{f' ({one.operation})' if one.operation else ''}, doing: {one.doing}"
@@ -153,11 +155,13 @@ def tell_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], names: M
     last = max(hang.waiting, key=lambda one: one.num_entered, default=None)
     where = f" in collective operation {last.num_entered} ({last.operation})" if last is not None else ""
     found = asleep + behind + late or ["all of them have entered it: look at the network and the devices between them"]
-    told = f"; flight records of ranks {', '.join(map(str, sorted(records)))} are beside their logs" if records else ""
+    records_note = (
+        f"; flight records of ranks {', '.join(map(str, sorted(records)))} are beside their logs" if records else ""
+    )
     return (
         f"the gang hangs: {len(hang.waiting)} rank(s) have waited {hang.waited_s:.0f} s ({hang.limit_s:.0f} s are "
         f"allowed) for others{where}; {'; '.join(found)}; "
-        f"the stacks of its processes are at the end of their logs{told}"
+        f"the stacks of its processes are at the end of their logs{records_note}"
     )
 
 
@@ -168,30 +172,31 @@ def _on(node: str, names: Mapping[str, str]) -> str:
 def wait_for_hang(
     gang: GangMailbox, limits: HangWatch, store_uri: str, is_over: Callable[[float], bool]
 ) -> tuple[GangHang, str] | None:
-    """Look after a gang's ranks until they hang or it is over.
+    """Watch a gang's ranks until they hang or the attempt is over.
 
-    Returns who is waited for, and the same as text; None if it was over before.
+    Returns the ranks for which the others wait, and the same as text; None if the attempt ended first.
 
-    Then all ranks that still speak have stored their flight records, and the stacks of all are in their logs.
+    When it returns a hang, all ranks that still report have stored their flight records, and the stacks of all are
+    in their logs.
 
     Args:
-        gang: what its ranks say.
-        limits: what counts.
+        gang: mailbox with the reports of its ranks.
+        limits: measures how long it waits.
         store_uri: where logs are.
         is_over: waits so many seconds; true once nothing has to be watched any more.
     """
-    pause_s = min(LOOK_EVERY_S, limits.train_limit_s / 4, limits.setup_limit_s / 4)
+    pause_s = min(POLL_EVERY_S, limits.train_limit_s / 4, limits.setup_limit_s / 4)
     while not is_over(pause_s):
-        if not limits.look(gang.ranks, time.monotonic()):
+        if not limits.update(gang.ranks, time.monotonic()):
             continue
-        asked_at_s, before = time.monotonic(), _entered(gang)
-        _ask_for_records(gang, asked_at_s, is_over)
+        requested_at_s, before = time.monotonic(), _entered(gang)
+        _ask_for_records(gang, requested_at_s, is_over)
         if _entered(gang) != before:
-            continue  # it was slow, and goes on
+            continue  # it was slow, and has continued
         stacks = [examine(process, store_uri) for process in gang.logged]
-        hang, names = judge_hang(limits, gang.ranks, asked_at_s), _node_names()
+        hang, names = judge_hang(limits, gang.ranks, requested_at_s), _node_names()
         ray.wait(stacks, num_returns=len(stacks), timeout=_STACKS_WITHIN_S)
-        return hang, tell_hang(hang, gang.flight_records, names)
+        return hang, describe_hang(hang, gang.flight_records, names)
     return None
 
 
@@ -199,13 +204,16 @@ def _entered(gang: GangMailbox) -> dict[int, int]:
     return {rank: one.num_entered for rank, one in gang.ranks.items()}
 
 
-def _ask_for_records(gang: GangMailbox, asked_at_s: float, is_over: Callable[[float], bool]) -> None:
-    """Until all ranks have answered, or had time to."""
+def _ask_for_records(gang: GangMailbox, requested_at_s: float, is_over: Callable[[float], bool]) -> None:
+    """Wait until all ranks have answered, or have had time to answer."""
     gang.wants_records = True
     try:
-        while time.monotonic() - asked_at_s < _ANSWER_WITHIN_S and not is_over(0.2):
+        while time.monotonic() - requested_at_s < _ANSWER_WITHIN_S and not is_over(0.2):
             answered, ranks = gang.flight_records, gang.ranks
-            if all(one.has_ended or (rank in answered and one.heard_at_s > asked_at_s) for rank, one in ranks.items()):
+            if all(
+                one.has_ended or (rank in answered and one.reported_at_s > requested_at_s)
+                for rank, one in ranks.items()
+            ):
                 return
     finally:
         gang.wants_records = False

@@ -27,20 +27,21 @@ NODE_LABEL = "ray.io/node-id"
 """Ray's own label of every node."""
 COORDINATOR = Resources(cpus=0.0)
 """A gang's runner only waits for the workers, which hold the resources."""
-# Who names a cause explains the gang's end, a known one before an unknown one; who only lost sight of others does not.
+# Of several failures, one with a known cause explains the gang's end, then one with an unknown cause, and last
+# the loss of another rank.
 _DISTANCE = {FailureKind.UNKNOWN: 2, FailureKind.NODE_LOST: 3}
-_NAMES_NOBODY = frozenset({FailureKind.NODE_LOST, FailureKind.PREEMPTED, FailureKind.NUMERICS})
-"""Failures that each rank sees alike, whoever is at fault, unless the text blames a node or names a rank."""
+_SAME_ON_ALL_RANKS = frozenset({FailureKind.NODE_LOST, FailureKind.PREEMPTED, FailureKind.NUMERICS})
+"""Failures that all ranks report in the same way, unless the text blames a node or names a rank."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeardRank:
-    """What a rank has said last of itself."""
+class RankStatus:
+    """The latest report of a rank about itself."""
 
     rank: int
     node: str
     """Ray's id of its node; empty = not known yet."""
-    heard_at_s: float
+    reported_at_s: float
     doing: str
     stage: str
     num_entered: int
@@ -48,16 +49,16 @@ class HeardRank:
 
     @property
     def has_ended(self) -> bool:
-        """Whether its part is done, so that it says no more."""
+        """Whether its part is done, so that it reports no more."""
         return self.doing == Activity.ENDED
 
     @classmethod
-    def of(cls, rank: int, node: str, news: Mapping[str, Any], now_s: float) -> HeardRank:
+    def of(cls, rank: int, node: str, news: Mapping[str, Any], now_s: float) -> RankStatus:
         """From ``RankActivity.to_json``."""
         return cls(
             rank=rank,
             node=node,
-            heard_at_s=now_s,
+            reported_at_s=now_s,
             doing=news["doing"],
             stage=news["stage"],
             num_entered=news["entered"],
@@ -72,11 +73,11 @@ class GangShape:
     num_workers: int
     total: Resources = field(default_factory=Resources)
     node_ids: tuple[str, ...] = ()
-    """Ray's ids of the nodes for the workers, one each; empty = wherever there is room."""
+    """Ray's ids of the nodes for the workers, one each; empty = any nodes with free resources."""
     excluded_ids: tuple[str, ...] = ()
-    """Ray's ids of nodes where none may go."""
+    """Ray's ids of nodes on which no worker may run."""
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Ray labels that all of their nodes must have, where these are yet to come."""
+    """Ray labels that all of their nodes must have, where the autoscaler is still to add them."""
 
     @classmethod
     def of(
@@ -119,22 +120,22 @@ class GangMailbox:
         self.placement_group = ""
         """Id of the gang's reservation, hexadecimal, once its first worker is up."""
         self.room_node_ids: tuple[str, ...] = ()
-        """Ray's ids of the nodes of its reservation, one per worker, once there is room."""
+        """Ray's ids of the nodes of its reservation, one per worker, once it has its resources."""
         self._room_at_s: float | None = None
         self.digest = ""
-        """Of the code that all workers run; empty = none has been admitted."""
+        """Digest of the code that all workers run; empty = no worker has been admitted yet."""
         self._failures: list[JobFailure] = []
         self._places: dict[int, _Place] = {}
         self._processes: dict[int, LoggedProcess] = {}
         self._machines: dict[str, Mapping[str, Any]] = {}
-        self._ranks: dict[int, HeardRank] = {}
+        self._ranks: dict[int, RankStatus] = {}
         self._records: dict[int, Mapping[str, Any]] = {}
         self.wants_records = False
-        """Whether each rank shall store its flight record."""
+        """Whether each rank must store its flight record."""
         self._lock = threading.Lock()
 
     def on_report(self, rank: int, news: Mapping[str, Any]) -> None:
-        """Take what a worker says: its progress, where it is, and why it failed."""
+        """Take a worker's report: its progress, its place, and why it failed."""
         self.got_room()
         with self._lock:
             if rank == 0 and "progress" in news:
@@ -148,14 +149,14 @@ class GangMailbox:
             if "activity" in news:
                 place = self._processes.get(rank)
                 node_id = "" if place is None else place.node_id
-                self._ranks[rank] = HeardRank.of(rank, node_id, news["activity"], time.monotonic())
+                self._ranks[rank] = RankStatus.of(rank, node_id, news["activity"], time.monotonic())
             if "flight_record" in news:
                 self._records[rank] = news["flight_record"]
         if "failure" in news:
             self.fail(rank, JobFailure.from_json(news["failure"]))
 
     def fail(self, rank: int, failure: JobFailure) -> None:
-        """Keep why a worker ended, or must not begin."""
+        """Record why a worker ended, or must not begin."""
         with self._lock:
             self._failures.append(self._blamed(rank, failure))
 
@@ -167,25 +168,25 @@ class GangMailbox:
             return bool(self.digest) and digest == self.digest
 
     def got_room(self, node_ids: Sequence[str] = ()) -> None:
-        """There is room for its workers now; where, if that is known. A later call may add where."""
+        """Its workers have their resources now; ``node_ids`` if they are known. A later call may add them."""
         if self._room_at_s is None:
             self._room_at_s = time.monotonic()
         self.room_node_ids = self.room_node_ids or tuple(node_ids)
 
     @property
     def placed_for_s(self) -> float | None:
-        """For how long there has been room for its workers; none = there has been none yet."""
+        """Seconds since its workers got their resources; None = they have none yet."""
         return None if self._room_at_s is None else time.monotonic() - self._room_at_s
 
     @property
-    def ranks(self) -> dict[int, HeardRank]:
-        """What each rank has said last of what it does."""
+    def ranks(self) -> dict[int, RankStatus]:
+        """The latest report of each rank."""
         with self._lock:
             return dict(self._ranks)
 
     @property
     def flight_records(self) -> dict[int, Mapping[str, Any]]:
-        """What is known of the flight records that ranks have stored."""
+        """Summaries of the flight records that ranks have stored."""
         with self._lock:
             return dict(self._records)
 
@@ -202,17 +203,21 @@ class GangMailbox:
             return dict(self._machines)
 
     def primary_failure(self) -> JobFailure | None:
-        """The first failure that blames a node; else the first that names a cause; else what was told first."""
+        """The first failure that blames a node; else the first that names a cause; else the first one reported."""
         with self._lock:
-            return min(self._failures, key=_distance, default=None)
+            return min(self._failures, key=_distance_to_cause, default=None)
 
     def known_cause(self) -> JobFailure | None:
-        """What a worker has said of why the gang ends, where that is more than the loss of another one."""
-        told = self.primary_failure()
-        return None if told is None or (told.kind is FailureKind.NODE_LOST and not _blames_node(told)) else told
+        """The failure that a worker reported, if it names more than the loss of another worker."""
+        failure = self.primary_failure()
+        return (
+            None
+            if failure is None or (failure.kind is FailureKind.NODE_LOST and not _blames_node(failure))
+            else failure
+        )
 
     def node_of(self, rank: int) -> str:
-        """Ray's id of a worker's node, also once it is gone; empty for one that has not said where it is."""
+        """Ray's id of a worker's node, also once it is gone; empty for a worker that has not reported its place."""
         place = self._places.get(rank)
         return place.node_id if place else ""
 
@@ -221,12 +226,12 @@ class GangMailbox:
         place = self._places.get(rank, _Place())
         return replace(failure, rank=rank, node_id=place.node_id, gpus=place.gpus)
 
-    def _blamed(self, teller: int, failure: JobFailure) -> JobFailure:
+    def _blamed(self, reporting_rank: int, failure: JobFailure) -> JobFailure:
         if failure.rank is not None:
             return self.located(failure, failure.rank)
-        if failure.kind in _NAMES_NOBODY and not _blames_node(failure):
+        if failure.kind in _SAME_ON_ALL_RANKS and not _blames_node(failure):
             return failure
-        return self.located(failure, teller)
+        return self.located(failure, reporting_rank)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,7 +247,7 @@ def _blames_node(failure: JobFailure) -> bool:
     return found is not None and found.blames_node
 
 
-def _distance(failure: JobFailure) -> int:
+def _distance_to_cause(failure: JobFailure) -> int:
     """How far a failure is from the cause of the gang's end."""
     return 0 if _blames_node(failure) else _DISTANCE.get(failure.kind, 1)
 

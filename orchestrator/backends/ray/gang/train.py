@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from ray.train.v2.api.exceptions import TrainingFailedError
 
 _JOIN_TIMEOUT_S = 300
-"""Ranks that do not find each other in this time fail."""
+"""Ranks that have not joined their process group within this time fail."""
 _START_TIMEOUT_S = 1e8
-"""Three years: how long a gang waits for room is the runner's to decide, with one reservation, which stays pending."""
+"""Three years: the runner decides how long a gang waits for resources; its one reservation stays pending."""
 _START_ATTEMPTS = 3
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's API lists gangs
@@ -51,7 +51,7 @@ def run_gang(
 
 
 def collectives(worker: Resources) -> str:
-    """What joins the ranks: tensors on GPUs through NCCL, and numbers that the hosts agree on through gloo.
+    """The backend of ``torch.distributed``: NCCL for tensors on GPUs, and gloo for values on the hosts.
 
     Ray Train's own choice with GPUs is NCCL alone, which refuses every tensor that is not on one.
     """
@@ -66,7 +66,7 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
     worker = shape.worker
     resources = {"CPU": worker.cpus, "memory": worker.memory_gib * GIB} | ({"GPU": worker.gpus} if worker.gpus else {})
     return TorchTrainer(
-        cast("Callable[[dict[Any, Any]], None]", work),  # Ray's type knows no return value, its Result does
+        cast("Callable[[dict[Any, Any]], None]", work),  # Ray's type has no return value, but its Result has
         train_loop_config={
             "request": request.to_json(),
             "settings": settings.to_json(),
@@ -92,7 +92,7 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
 
 
 def _selectors(shape: GangShape) -> list[dict[str, str]] | dict[str, str] | None:
-    """Which node each worker goes to, or which ones all of them avoid."""
+    """The node of each worker, or the nodes that all workers avoid."""
     if len(shape.node_ids) == shape.num_workers:
         return [{NODE_LABEL: node_id} for node_id in shape.node_ids]
     avoided = {NODE_LABEL: f"!in({','.join(shape.excluded_ids)})"} if shape.excluded_ids else {}
@@ -100,17 +100,17 @@ def _selectors(shape: GangShape) -> list[dict[str, str]] | dict[str, str] | None
 
 
 def _failure(error: TrainingFailedError, gang: GangMailbox, request: JobRequest) -> JobFailure:
-    told, cause, lost = gang.primary_failure(), gang.known_cause(), _lost_workers(error)
-    # A node that died, or a process without memory, explains what survivors fail of afterwards, whatever they call it.
+    reported, cause, lost = gang.primary_failure(), gang.known_cause(), _lost_workers(error)
+    # A node that died, or a process out of memory, explains later failures of the survivors, whatever their message.
     is_explained = any(death.ended is Ended.NODE or death.kind is FailureKind.OUT_OF_MEMORY for death in lost.values())
     if cause is not None and not (cause.kind is FailureKind.UNKNOWN and is_explained):
         return cause
-    if not lost and told is None and gang.placed_for_s is None:
+    if not lost and reported is None and gang.placed_for_s is None:
         why = str(error).strip().partition("\n")[0]
         return no_room(request, gang.shape, f"Ray gave up its reservation: {redacted(why)}")
     if lost or gang.progress.phase == PLACING_WORKERS:
         what = (
-            f"lost {', '.join(f'worker {rank} ({death.told})' for rank, death in lost.items())}"
+            f"lost {', '.join(f'worker {rank} ({death.description})' for rank, death in lost.items())}"
             if lost
             else f"could not place its workers ({gang.shape.num_workers} x {gang.shape.worker})"
         )
@@ -125,11 +125,11 @@ def _failure(error: TrainingFailedError, gang: GangMailbox, request: JobRequest)
             traceback=redacted(str(error)),
         )
         return failure if rank is None else gang.located(failure, rank)
-    return told or failure_from(error, request)
+    return reported or failure_from(error, request)
 
 
 def no_room(request: JobRequest, shape: GangShape, why: str) -> JobFailure:
-    """The end of a gang that never had room; nothing of it ran."""
+    """The failure of a gang that never got its resources; nothing of it ran."""
     return JobFailure(
         attempt_id=request.attempt_id,
         key=request.key,
@@ -139,7 +139,7 @@ def no_room(request: JobRequest, shape: GangShape, why: str) -> JobFailure:
 
 
 def _lost_workers(error: TrainingFailedError) -> dict[int, Death]:
-    """Workers whose process or node went away, by rank; empty if all of them ended by themselves."""
+    """Workers whose process or node died, by rank; empty if all of them ended by themselves."""
     from ray.exceptions import RayActorError
     from ray.train.v2._internal.exceptions import WorkerHealthCheckFailedError, WorkerHealthCheckTimeoutError
 
@@ -150,12 +150,12 @@ def _lost_workers(error: TrainingFailedError) -> dict[int, Death]:
         if isinstance(cause, RayActorError):
             found[rank] = death_of(cause)
         elif isinstance(one, WorkerHealthCheckFailedError | WorkerHealthCheckTimeoutError):
-            found[rank] = Death(told=str(one).strip().partition("\n")[0])
+            found[rank] = Death(description=str(one).strip().partition("\n")[0])
     return found
 
 
 def _dead_rank(lost: Mapping[int, Death], gang: GangMailbox) -> int | None:
-    """The rank whose node explains why workers were lost; None where those of several nodes went in the same way.
+    """The rank whose node explains why workers were lost; None if workers of several nodes died in the same way.
 
     One that ran out of memory, or whose whole node died, comes before the others: NCCL ends the processes of all ranks
     that wait for a dead one, on innocent nodes too.

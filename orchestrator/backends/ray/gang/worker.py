@@ -1,4 +1,4 @@
-"""What each worker of a gang does: execute the attempt as one rank, and talk to the gang's runner."""
+"""Code of each worker of a gang: it executes the attempt as one rank, and exchanges reports with the gang's runner."""
 
 from __future__ import annotations
 
@@ -30,14 +30,15 @@ from orchestrator.storage.protocol import ObjectStore
 
 COLLECTIVE_TIMEOUT_S = 1800.0
 """NCCL's and gloo's own limit, once ranks have joined; a rank that died is noticed at once. Far above the limits of
-``hangs`` and of the controller, which know who is waited for, and that a rank may wait for the store."""
+``hangs`` and of the controller, which also know which rank is late, and whether it waits for the store."""
 
 
 EXCHANGE_EVERY_S, OTHERS_EXCHANGE_EVERY_S = 0.5, 10.0
-"""Rank 0 tells the gang's progress, and hears of a stop so soon; the other ranks learn of it at their next vote."""
+"""Seconds between reports of rank 0, which carries the gang's progress and learns of a stop; the other ranks learn of
+it at their next vote."""
 _EXCHANGE_TIMEOUT_S = 30.0
 TOLERATED_S = 120.0
-"""A runner that answers nobody for so long is given up. A call that fails now and then is the network's business."""
+"""A runner that answers no call for so long counts as lost. Single calls may fail with the network."""
 _AGAIN_AFTER_S = 1.0
 _LOG = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ def work(config: Mapping[str, Any]) -> dict[str, Any]:
         try:
             return _execute(request, settings, line, rank, world_size)
         except Exception as error:
-            line.tell_failure(failure_from(error, request))
+            line.report_failure(failure_from(error, request))
             raise
 
 
@@ -74,14 +75,14 @@ def _execute(
         line.show(metrics.complete(progress))
         metrics.show(progress)
 
-    def tell_failure(error: BaseException) -> None:
-        # Told at once, before the log is stored and Ray Train sees it: the end of one rank makes others fail too, and
-        # Ray Train then ends them all. Who is made to exit has nothing to say.
+    def report_failure(error: BaseException) -> None:
+        # Reported at once, before the log is stored and Ray Train notices: the end of one rank makes others fail
+        # too, and Ray Train then ends them all. A rank that is made to exit reports no failure.
         if isinstance(error, Exception):
-            line.tell_failure(failure_from(error, request))
+            line.report_failure(failure_from(error, request))
 
     name = log_name(request.sweep, request.job, request.attempt_number, rank, key=request.key)
-    with attempt_place(request, name, settings, on_error=tell_failure) as place:
+    with attempt_place(request, name, settings, on_error=report_failure) as place:
         context = ExecutionContext(
             store=place.store,
             scratch=place.scratch,
@@ -94,18 +95,18 @@ def _execute(
             collective_timeout_s=COLLECTIVE_TIMEOUT_S,
         )
         line.store_record = partial(_store_record, place.store, name)
-        line.tell({"process": place.process.to_json(), "machine": describe_machine()})
+        line.send({"process": place.process.to_json(), "machine": describe_machine()})
         return EntryPoint(settings.entry_point).load()(request, context).to_json()
 
 
 class OtherCodeError(OrchestratorError):
-    """A worker's code is not that of its gang; what it said is kept by the runner, which blames the node."""
+    """A worker runs other code than its gang; the runner keeps its report and blames the node."""
 
     failure_kind = FailureKind.NODE_LOST
 
 
 class RunnerLine:
-    """A thread that tells the runner how far this rank is, and asks whether it must stop."""
+    """A thread that reports this rank's progress to the runner, and asks whether it must stop."""
 
     def __init__(
         self, runner: str, namespace: str, attempt_id: str, rank: int, *, every_s: float = EXCHANGE_EVERY_S
@@ -114,26 +115,26 @@ class RunnerLine:
         self._runner: Any = ray.get_actor(runner, namespace=namespace)
         self._attempt_id, self._rank, self._every_s = attempt_id, rank, every_s
         self._progress = Progress(phase="starting")
-        self._untold: dict[str, Any] = {}
-        self._telling = threading.Lock()
-        self._heard_at_s = time.monotonic()
+        self._unsent: dict[str, Any] = {}
+        self._sending = threading.Lock()
+        self._answered_at_s = time.monotonic()
         self._refusal = ""
         self._has_failed = False
         self.activity = RankActivity()
         self.store_record: Callable[[Mapping[str, Any]], None] | None = None
-        """Keeps a flight record where the rank's log is."""
+        """Stores a flight record beside the rank's log."""
         self._recorder: threading.Thread | None = None
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._talk, name="gang-line", daemon=True)
+        self._thread = threading.Thread(target=self._report_until_end, name="gang-line", daemon=True)
 
     def __enter__(self) -> Self:
-        """Say who is here.
+        """Register this rank with the runner.
 
         Raises:
             OtherCodeError: this process runs other code than the others.
         """
         news = {"placement_group": _placement_group(), "digest": own_digest(), "place": _place()}
-        while not self.tell(news) and not self._is_given_up:
+        while not self.send(news) and not self._is_given_up:
             time.sleep(_AGAIN_AFTER_S)  # nothing is trained before the answer: code of two versions must not mix
         if self._refusal:
             raise OtherCodeError(self._refusal)
@@ -147,73 +148,73 @@ class RunnerLine:
         self._thread.join()
         if kind is None:
             self.activity.end()
-            self.tell({"activity": self.activity.to_json()})
+            self.send({"activity": self.activity.to_json()})
 
     def show(self, progress: Progress) -> None:
-        """Remember the newest progress; the next exchange tells it."""
+        """Remember the newest progress; the next exchange reports it."""
         self._progress = progress
 
-    def tell(self, news: Mapping[str, Any]) -> bool:
+    def send(self, news: Mapping[str, Any]) -> bool:
         """Report to the runner, and take its answer; lost reports are sent again with the next one.
 
-        A runner that is dead, answers nobody for ``TOLERATED_S`` or knows nothing of this attempt means stop.
-        Returns whether it heard.
+        The rank must stop if the runner is dead, has not answered for ``TOLERATED_S`` or does not know this attempt.
+        Returns whether the runner answered.
         """
-        with self._telling:
-            self._untold.update(news)
+        with self._sending:
+            self._unsent.update(news)
             try:
-                call = self._runner.exchange.remote(self._attempt_id, self._rank, dict(self._untold))
+                call = self._runner.exchange.remote(self._attempt_id, self._rank, dict(self._unsent))
                 answer = ray.get(call, timeout=_EXCHANGE_TIMEOUT_S)
             except RayError as error:
-                self._take_silence(error)
+                self._on_no_answer(error)
                 return False
-            self._untold.clear()
-            self._heard_at_s = time.monotonic()
+            self._unsent.clear()
+            self._answered_at_s = time.monotonic()
         self._refusal = answer.get("refusal", "")
         if answer["stop"]:
             self.must_stop.set()
         if not answer.get("flight_record"):
             self._recorder = None
         elif self._recorder is None:
-            # In a thread of its own: a device that hangs may keep torch's answer back, and this line must go on.
+            # In a thread of its own: torch may block while a device hangs, and this thread must keep reporting.
             self._recorder = threading.Thread(target=self._record, name="flight-record", daemon=True)
             self._recorder.start()
         return True
 
-    def tell_failure(self, failure: JobFailure) -> None:
-        """Tell why this rank ends, once, and again and again until the runner hears or is given up."""
+    def report_failure(self, failure: JobFailure) -> None:
+        """Report why this rank ends, once; repeat the call until the runner answers or counts as lost."""
         if self._has_failed:
             return
         self._has_failed = True
-        while not self.tell({"failure": failure.to_json()}) and not self._is_given_up:
+        while not self.send({"failure": failure.to_json()}) and not self._is_given_up:
             time.sleep(_AGAIN_AFTER_S)
 
     @property
     def _is_given_up(self) -> bool:
-        return time.monotonic() - self._heard_at_s >= TOLERATED_S
+        return time.monotonic() - self._answered_at_s >= TOLERATED_S
 
-    def _take_silence(self, error: RayError) -> None:
+    def _on_no_answer(self, error: RayError) -> None:
         if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
-            self._heard_at_s = -math.inf
+            self._answered_at_s = -math.inf
         if self._is_given_up:
             _LOG.warning("the gang's runner is gone, so rank %d stops: %s", self._rank, error)
             self.must_stop.set()
         else:
-            silent_s = time.monotonic() - self._heard_at_s
-            told = "the gang's runner has not answered rank %d for %.0f s (%g s are tolerated): %s"
-            _LOG.warning(told, self._rank, silent_s, TOLERATED_S, error)
+            silent_s = time.monotonic() - self._answered_at_s
+            message = "the gang's runner has not answered rank %d for %.0f s (%g s are tolerated): %s"
+            _LOG.warning(message, self._rank, silent_s, TOLERATED_S, error)
 
-    def _talk(self) -> None:
+    def _report_until_end(self) -> None:
         while not self._ended.wait(self._every_s):
-            self.tell({"progress": self._progress.to_json(), "activity": self.activity.to_json()})
+            self.send({"progress": self._progress.to_json(), "activity": self.activity.to_json()})
 
     def _record(self) -> None:
-        """Store what torch remembers of this rank's collective operations, and tell the runner where they stand."""
+        """Store torch's record of this rank's collective operations, and report a summary to the runner."""
         read, store = self.activity.flight_record, self.store_record
         record = read() if read is not None else {}
         if record and store is not None:
             store(record)
-            self.tell({"flight_record": {"pg_status": record.get("pg_status", {})}})
+            self.send({"flight_record": {"pg_status": record.get("pg_status", {})}})
 
 
 def _store_record(store: ObjectStore, log: str, record: Mapping[str, Any]) -> None:
@@ -224,7 +225,7 @@ def _store_record(store: ObjectStore, log: str, record: Mapping[str, Any]) -> No
 
 
 def _place() -> dict[str, Any]:
-    """Where this worker runs, as far as a failure of its would have to name it."""
+    """The node and GPUs of this worker, which a failure has to name."""
     context = ray.get_runtime_context()
     return {"node_id": context.get_node_id(), "gpus": gpu_uuids(context.get_accelerator_ids().get("GPU", ()))}
 

@@ -17,7 +17,7 @@ from orchestrator.backends.ray.gang.hangs import HangWatch, wait_for_hang
 from orchestrator.backends.ray.gang.mailbox import GangHome, GangMailbox, GangShape
 from orchestrator.backends.ray.gang.train import no_room, run_gang
 from orchestrator.backends.ray.placement_groups import (
-    LOOK_EVERY_S,
+    POLL_EVERY_S,
     PlacementGroupFinder,
     StallTimer,
     remove_reservation,
@@ -36,7 +36,7 @@ from orchestrator.storage.layout import log_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerPlace:
-    """Where a runner is found by its name, and what its process is in Ray's tables."""
+    """The name and namespace of a runner, and its process in Ray's tables."""
 
     name: str
     namespace: str
@@ -71,7 +71,7 @@ class AttemptRun:
 
     @property
     def retire_reason(self) -> str:
-        """Why the process that ran this attempt must not run another; empty = it may."""
+        """Why the process that ran this attempt must not run another one; empty = it may."""
         outcome = self._outcome
         if not isinstance(outcome, JobFailure):
             return ""
@@ -93,9 +93,9 @@ class AttemptRun:
         self._ended.wait(timeout_s)
 
     def on_report(self, rank: int, news: Mapping[str, Any], digest: str) -> str:
-        """Take what a worker of the gang says; returns why it is refused, empty = it is not.
+        """Take the report of a worker of the gang; returns why the worker is refused, empty = it is accepted.
 
-        ``digest``: of the runner's code. The first call of every worker says its own.
+        ``digest``: of the runner's code. The first report of every worker has its own.
         """
         if self.gang is None or self.has_ended:
             return "its attempt has ended"
@@ -103,8 +103,8 @@ class AttemptRun:
         if "placement_group" not in news or self.gang.admits(news.get("digest", ""), digest):
             return ""
         what = "trial" if isinstance(self.gang, TrialMailbox) else "rank"
-        who = f"{what} {rank} of {self.request.job} on node '{self.gang.node_of(rank)}'"
-        refusal = other_code(who, news.get("digest", ""), self.gang.digest or digest)
+        worker = f"{what} {rank} of {self.request.job} on node '{self.gang.node_of(rank)}'"
+        refusal = other_code(worker, news.get("digest", ""), self.gang.digest or digest)
         self.gang.fail(
             rank,
             JobFailure(
@@ -120,13 +120,13 @@ class AttemptRun:
         """Status, progress and outcome as JSON."""
         outcome = self._outcome
         progress = self._metrics.complete(self._progress) if self.gang is None else self.gang.progress
-        told = {"progress": progress.to_json(), "placed_for_s": self._placed_for_s()}
+        common = {"progress": progress.to_json(), "placed_for_s": self._placed_for_s()}
         if isinstance(outcome, JobResult):
-            return {**told, "status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
+            return {**common, "status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
         if isinstance(outcome, JobFailure):
-            return {**told, "status": AttemptStatus.FAILED.value, "failure": outcome.to_json()}
+            return {**common, "status": AttemptStatus.FAILED.value, "failure": outcome.to_json()}
         running = {
-            **told,
+            **common,
             "status": AttemptStatus.RUNNING.value,
             "store_uri": self.request.store_uri,
             "processes": [one.to_json() for one in self._all_logged()],
@@ -141,11 +141,11 @@ class AttemptRun:
         }
 
     def _placed_for_s(self) -> float | None:
-        """A runner of one worker has its room before it is up; a gang's waits for that of its workers."""
+        """A runner of one worker has its resources before it is up; a gang's waits for those of its workers."""
         return time.monotonic() - self._accepted_s if self.gang is None else self.gang.placed_for_s
 
     def _all_logged(self) -> list[LoggedProcess]:
-        """Those that have a log."""
+        """The attempt's processes that have a log."""
         if self.gang is not None:
             return self.gang.logged
         return [self._logged] if self._logged is not None else []
@@ -159,12 +159,12 @@ class AttemptRun:
                 self._end(self._run(entry_point, settings))
         except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
             failure = failure_from(error, self.request)
-            # Of a gang nobody knows more here: its runner only waits for the workers.
+            # For a gang, no rank is named here: its runner only waits for the workers.
             is_here = self.gang is None or isinstance(self.gang, TrialMailbox)
             self._end(replace(failure, node_id=place.node_id, gpus=place.gpus) if is_here else failure)
 
     def _end(self, outcome: JobResult | JobFailure, *, is_stuck: bool = False) -> bool:
-        """The first outcome counts; whether it is this one."""
+        """Set the outcome, unless there is one; returns whether it was set."""
         with self._ending:
             if self._ended.is_set():
                 return False
@@ -183,10 +183,10 @@ class AttemptRun:
             return run_gang(self.request, gang, settings, home)
 
     def _watch_start(self, gang: GangMailbox, settings: RunnerSettings, place: RunnerPlace) -> None:
-        """End the attempt if its workers do not come. Nothing can call its thread back, so the runner must leave."""
+        """End the attempt if its workers do not start. Its thread cannot be interrupted, so the runner must leave."""
         own = PlacementGroupFinder(place.worker_id, place.actor_id)
 
-        def look() -> dict[str, bool] | None:
+        def reservations() -> dict[str, bool] | None:
             rooms = own.find()
             if rooms and (any if isinstance(gang, TrialMailbox) else all)(rooms.values()):
                 gang.got_room(own.node_ids)
@@ -198,14 +198,14 @@ class AttemptRun:
 
         limit_s = settings.gang_start_s
         timer = StallTimer(counts_without_room=not isinstance(gang, TrialMailbox))
-        rooms = watch_placement(look, timer, limit_s, is_over)
+        rooms = watch_placement(reservations, timer, limit_s, is_over)
         if rooms is not None:
             what = f"the gang of {self.request.job} has waited {limit_s:g} s for its workers"
             why = f", although {'room is reserved for them' if rooms else 'no room is reserved for them'}"
             lost = self._lost(f"{what} ({gang.shape.num_workers} x {gang.shape.worker}){why}")
             self._abandon(gang.known_cause() or lost, rooms)
             return
-        rooms = look() or {}
+        rooms = reservations() or {}
         if why := self._why_no_room(gang, settings):
             self._abandon(no_room(self.request, gang.shape, why), rooms)
         elif isinstance(gang, TrialMailbox):
@@ -214,12 +214,12 @@ class AttemptRun:
             self._watch_ranks(gang, settings)
 
     def _watch_trials(self, trials: TrialMailbox, own: PlacementGroupFinder, limit_s: float) -> None:
-        """End a search one of whose trials never comes, or is heard of no more: Ray Tune would wait for it for ever."""
+        """End a search if one of its trials never starts, or stops reporting: Ray Tune would wait for it for ever."""
         lost: int | None = None
-        while lost is None and not self._ended.wait(LOOK_EVERY_S):
+        while lost is None and not self._ended.wait(POLL_EVERY_S):
             lost = trials.silent_trial(own.find(), time.monotonic(), limit_s)
         if lost is not None:
-            what = f"nothing has been heard of trial {lost} of {self.request.job} for {limit_s:g} s"
+            what = f"no report has come from trial {lost} of {self.request.job} for {limit_s:g} s"
             self._abandon(self._lost(f"{what}, although room is reserved for it"), own.find() or ())
 
     def _lost(self, what: str) -> JobFailure:
@@ -234,7 +234,7 @@ class AttemptRun:
         )
 
     def _why_no_room(self, gang: GangMailbox, settings: RunnerSettings) -> str:
-        """Why a gang does not wait for its room any longer; empty while it does, and once it has it."""
+        """Why a gang does not wait for its resources any longer; empty while it waits, and once it has them."""
         if gang.placed_for_s is not None:
             return ""
         if self._stop.is_set():
@@ -245,13 +245,13 @@ class AttemptRun:
         return ""
 
     def _abandon(self, failure: JobFailure, rooms: Iterable[str]) -> None:
-        """End an attempt whose thread waits for what does not come, and give its reservations back."""
+        """End an attempt whose thread waits in vain, and give its reservations back."""
         if self._end(failure, is_stuck=True):
             for group_id in rooms:
                 remove_reservation(group_id)
 
     def _watch_ranks(self, gang: GangMailbox, settings: RunnerSettings) -> None:
-        """End the attempt if some ranks wait for others that do not come; its processes end with their reservation."""
+        """End the attempt if ranks wait for others in vain; its processes end with their reservation."""
         limits = HangWatch(
             world_size=gang.shape.num_workers, setup_limit_s=settings.setup_hang_s, train_limit_s=settings.train_hang_s
         )
@@ -264,7 +264,7 @@ class AttemptRun:
         )
         if len(hang.blamed) == 1:
             failure = gang.located(failure, hang.blamed[0].rank)
-        # A rank may have said why it ends, and then be kept from ending: by its log's store, or by peers in NCCL.
+        # A rank may have reported its failure and then be unable to end: its log's store or peers in NCCL block it.
         failure = gang.known_cause() or failure
         self._abandon(failure, [gang.placement_group] if gang.placement_group else [])
 
@@ -284,7 +284,7 @@ class AttemptRun:
             execute = entry_point.load()
             waited_s = time.monotonic() - self._accepted_s
             result = execute(request, context)
-        # The worker thread is either free or warming up, so that a wait for it is a wait for imports.
+        # The worker thread is either free or warming up, so that waiting for it means waiting for imports.
         timings = replace(result.timings, import_s=waited_s + result.timings.import_s)
         return replace(result, timings=timings)
 

@@ -1,7 +1,12 @@
 """The runner: a warm, detached, named actor that executes one attempt at a time; how it is created, named and called.
 
-It outlives controllers. It keeps the outcome of an ended attempt until the outcome is recorded (``release``), so that a
-new controller can still get it. It obeys only the controller with the highest epoch that it has seen.
+It outlives controllers.
+
+Invariants:
+- It obeys only the controller with the highest epoch that it has seen.
+- It keeps the outcome of an ended attempt until the outcome is recorded (``release``), so that a new controller can
+  still get it. Until then it accepts no other attempt.
+- Every command is idempotent by attempt id.
 """
 
 from __future__ import annotations
@@ -42,8 +47,9 @@ MAX_CONCURRENT_CALLS = 8
 MAX_WAIT_S = 2.0
 _IDLE_CHECK_EVERY_S = 1.0
 _WARM_UP_AFTER_S = 0.3
-UNHEARD_S = 40.0
-"""Every controller calls a runner that it makes or finds. One that nobody calls is out of Ray's tables: it leaves."""
+UNCALLED_S = 40.0
+"""Every controller calls a runner that it creates or finds. A runner without any call is missing in Ray's tables: it
+leaves."""
 _LEAVE_WITHIN_S = 10.0
 
 
@@ -63,46 +69,46 @@ def shape_of(name: str) -> Resources | None:
 
 
 class RunnerAnswer(StrEnum):
-    """A runner's answer to a command."""
+    """The result of a command to a runner."""
 
     ACCEPTED = "accepted"
     STALE_EPOCH = "stale_epoch"
-    """A controller with a higher epoch has spoken before: this command has no effect."""
+    """A controller with a higher epoch has called before: this command has no effect."""
     BUSY = "busy"
-    """Another attempt is here, running or not yet released."""
+    """The runner has another attempt, running or not yet released."""
     LEAVING = "leaving"
-    """This runner takes nothing any more."""
+    """This runner takes no attempts any more."""
     OTHER_CODE = "other_code"
     """This runner's code is not the controller's."""
     RUNNING = "running"
-    """The attempt that should be released has not ended."""
+    """The attempt to release has not ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerDescription:
-    """What a runner says of itself."""
+    """A runner's description of itself."""
 
     name: str
     pid: int
     node_id: str
     epoch: int
     digest: str
-    """Code that the runner started with."""
+    """Digest of the code with which the runner started."""
     attempt_id: str = ""
-    """The attempt here, running or waiting for its release; empty = idle."""
+    """Id of its attempt, running or waiting for its release; empty = idle."""
     has_ended: bool = False
     """Whether that attempt has ended."""
     jobs_done: int = 0
     is_warm: bool = False
     """Whether the data plane is loaded."""
     leaving: str = ""
-    """Why it takes nothing any more; empty = it does."""
+    """Why it takes no attempts any more; empty = it takes them."""
     gang: dict[str, Any] | None = None
     """Shape of the gang that works on its attempt; none for an attempt of one worker."""
     placement_group: str = ""
     """Id of that gang's reservation, hexadecimal."""
     machine: Mapping[str, Any] = field(default_factory=dict)
-    """What its node is; see ``metrics.machine``."""
+    """Hardware of its node; see ``metrics.machine``."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form."""
@@ -116,20 +122,20 @@ class RunnerDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerSite:
-    """Where a runner may be."""
+    """Where a runner may run."""
 
     node: str = ""
     """Name of the one node for it; empty = any."""
     node_id: str = ""
     """Ray's id of that node."""
     excluded: tuple[str, ...] = ()
-    """Names of nodes where it must not be."""
+    """Names of nodes on which it must not run."""
     excluded_ids: tuple[str, ...] = ()
     selector: Mapping[str, str] = field(default_factory=dict)
-    """Ray labels that a node must have which is yet to come; of one that is there the scheduler knows."""
+    """Ray labels for a node that the autoscaler is still to add; for an existing node the scheduler checks them."""
 
     def suits(self, node: str) -> bool:
-        """Whether a runner on a node, as far as that is known, may be used."""
+        """Whether a runner may be used, as far as its node is known."""
         if self.node:
             return node == self.node
         return not node or node not in self.excluded
@@ -138,13 +144,13 @@ class RunnerSite:
 ANY_SITE = RunnerSite()
 
 
-def selector_of(asked: Resources) -> dict[str, str]:
-    """The conditions of an attempt as Ray's label selector: an autoscaler then adds nodes that meet them."""
-    selector = dict(asked.labels)
-    if asked.spot in _MARKETS:
-        selector[_MARKET] = _MARKETS[asked.spot]
-    if asked.accelerator:
-        selector[_ACCELERATOR] = asked.accelerator
+def selector_of(requested: Resources) -> dict[str, str]:
+    """The conditions of an attempt as Ray's label selector: the autoscaler then adds nodes that meet them."""
+    selector = dict(requested.labels)
+    if requested.spot in _MARKETS:
+        selector[_MARKET] = _MARKETS[requested.spot]
+    if requested.accelerator:
+        selector[_ACCELERATOR] = requested.accelerator
     return selector
 
 
@@ -172,10 +178,10 @@ def _constraints(resources: Resources, site: RunnerSite) -> dict[str, Any]:
     is_coordinator = resources == COORDINATOR
     if site.node_id:
         if is_coordinator:
-            # It belongs on its gang's first node. A soft affinity forgets one that has only just joined, a hard one
-            # fails for it; a label waits. Of a node that is gone the backend knows.
+            # It belongs on its gang's first node. A soft affinity ignores a node that has just joined, a hard one
+            # fails; a label waits. The backend notices a node that is gone.
             return {"label_selector": {NODE_LABEL: site.node_id}}
-        # The scheduler has counted on this node, so that another one would be one too many there.
+        # The scheduler has planned with this node; on another node the runner would take resources twice.
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(site.node_id, soft=False)}
     if is_coordinator and (strategy := off_the_head()):
         return {"scheduling_strategy": strategy}
@@ -199,7 +205,7 @@ class Runner:
         self._run: AttemptRun | None = None
         self._jobs_done = 0
         self._leaving = ""
-        self._is_heard = False
+        self._was_called = False
         self._idle_since_s = time.monotonic()
         self._queue: queue.SimpleQueue[AttemptRun] = queue.SimpleQueue()
         self._self = ray.get_runtime_context().current_actor
@@ -212,16 +218,16 @@ class Runner:
             node_id=context.get_node_id(),
             gpus=gpu_uuids(context.get_accelerator_ids().get("GPU", ())),
         )
-        # What killed runners have left may be large, and no attempt may come to sweep it for long.
+        # Killed runners may have left large files, and the next attempt, which would delete them, may start late.
         threading.Thread(target=sweep_scratch, name="sweep", daemon=True).start()
         # One thread runs all attempts: torch keeps settings such as the number of threads per thread.
         threading.Thread(target=self._work, name="attempts", daemon=True).start()
         threading.Thread(target=self._leave_when_due, name="leaving", daemon=True).start()
 
     def announce(self, epoch: int) -> dict[str, Any]:
-        """Refuse lower epochs from now on; the answer describes this runner as it is afterwards."""
+        """Refuse lower epochs from now on; returns this runner's ``RunnerDescription`` afterwards."""
         with self._lock:
-            self._epoch, self._is_heard = max(self._epoch, epoch), True
+            self._epoch, self._was_called = max(self._epoch, epoch), True
         return self.describe()
 
     def describe(self) -> dict[str, Any]:
@@ -254,7 +260,7 @@ class Runner:
     ) -> str:
         """Accept an attempt; repeating it changes nothing.
 
-        ``releases`` names an ended attempt to let go of first; ``gang`` is the shape of an attempt of many workers;
+        ``releases`` names an ended attempt to release first; ``gang`` is the shape of an attempt of many workers;
         ``digests`` are of the code that a runner may run, empty = any.
         """
         if digests and self._digest not in digests:
@@ -262,7 +268,7 @@ class Runner:
         with self._lock:
             if epoch < self._epoch:
                 return RunnerAnswer.STALE_EPOCH
-            self._epoch, self._is_heard = epoch, True
+            self._epoch, self._was_called = epoch, True
             if self._run is not None and self._run.request.attempt_id == request["attempt_id"]:
                 return RunnerAnswer.ACCEPTED
             self._drop(releases)
@@ -284,7 +290,7 @@ class Runner:
         return run.report()
 
     def exchange(self, attempt_id: str, rank: int, news: Mapping[str, Any]) -> dict[str, Any]:
-        """A gang's worker tells its news and learns whether to stop; of an attempt that is not here it must."""
+        """Take the report of a gang's worker; returns whether it must stop, as if its attempt is not here."""
         run = self._run
         if run is None or run.gang is None or run.has_ended or run.request.attempt_id != attempt_id:
             return {"stop": True}
@@ -302,7 +308,7 @@ class Runner:
             return RunnerAnswer.ACCEPTED
 
     def release(self, attempt_id: str, epoch: int) -> str:
-        """Forget an ended attempt, whose end is on record now; one that is not here is forgotten already."""
+        """Forget an ended attempt, whose end is recorded now; nothing happens if it is not here."""
         with self._lock:
             if epoch < self._epoch:
                 return RunnerAnswer.STALE_EPOCH
@@ -315,7 +321,7 @@ class Runner:
         ray.actor.exit_actor()  # type: ignore[no-untyped-call]
 
     def die(self) -> None:
-        """End the process at once, whatever else it does."""
+        """End the process at once."""
         os._exit(1)
 
     def _drop(self, attempt_id: str) -> None:
@@ -338,7 +344,7 @@ class Runner:
                 run.execute(self._entry_point, self._settings, self._place)
 
     def _next_run(self) -> AttemptRun | None:
-        """The next attempt; ``None`` once if there is time to warm up. Jobs that need no torch need not wait for it."""
+        """The next attempt; ``None`` once, if there is time to warm up. Jobs without torch do not wait for it."""
         try:
             return self._queue.get(timeout=None if self._entry_point.is_warm else _WARM_UP_AFTER_S)
         except queue.Empty:
@@ -357,8 +363,8 @@ class Runner:
             if self._run is not None:
                 return False
             idle_s = time.monotonic() - self._idle_since_s
-            if not self._is_heard and idle_s >= UNHEARD_S:
-                self._leaving = f"no controller has called it in {UNHEARD_S:g} s"
+            if not self._was_called and idle_s >= UNCALLED_S:
+                self._leaving = f"no controller has called it in {UNCALLED_S:g} s"
             if idle_s >= self._settings.idle_timeout_s:
                 self._leaving = self._leaving or f"it was idle for idle_timeout_s={self._settings.idle_timeout_s:g}"
             return bool(self._leaving)

@@ -25,8 +25,8 @@ from orchestrator.storage.protocol import ObjectStore
 _ENVIRONMENT = {
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_AIR_NEW_OUTPUT": "0",
-    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no files of Tune's own: the store has everything
-    "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # nor pickles of its state
+    "TUNE_DISABLE_AUTO_CALLBACK_LOGGERS": "1",  # no files of Tune: the store has everything
+    "TUNE_GLOBAL_CHECKPOINT_S": "86400",  # no pickles of its state
     "TUNE_DISABLE_AUTO_INIT": "1",
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",
     "TUNE_WARN_THRESHOLD_S": "10",  # a decision waits for the store
@@ -36,7 +36,7 @@ _ENVIRONMENT = {
 def run_search(
     request: JobRequest, mailbox: TrialMailbox, settings: RunnerSettings, home: GangHome, stop: threading.Event
 ) -> JobResult | JobFailure:
-    """Run an attempt to its end; blocks. ``stop`` asks it to end, and it asks its trials."""
+    """Run an attempt to its end; blocks. ``stop`` asks it to end; it then asks its trials to end."""
     store = open_store(request.store_uri)
     try:
         return _run(request, mailbox, settings, home, stop, store=store)

@@ -16,66 +16,66 @@ from orchestrator.core.job_kinds import JobKind
 
 
 class TrialMailbox(GangMailbox):
-    """As a gang's, but that its workers are trials: each has its own progress, and their failures are answers."""
+    """The mailbox of a search: its workers are trials, each with its own progress, and a failed trial is a result."""
 
     def __init__(self, shape: GangShape) -> None:
         super().__init__(shape)
         self.num_ended = 0
         self.num_trials = 0
-        self._heard: dict[int, Progress] = {}
+        self._progress_by_trial: dict[int, Progress] = {}
         self._silent_s: dict[int, float] = {}
-        """By trial that is to run: seconds for which it has said nothing, as far as somebody looked."""
-        self._unheard: set[int] = set()
-        """Those of them that have said nothing yet."""
-        self._looked_at_s: float | None = None
+        """Seconds without a report, by running trial; time counts only between polls."""
+        self._not_reported: set[int] = set()
+        """Running trials that have not reported yet."""
+        self._polled_at_s: float | None = None
 
     def on_report(self, rank: int, news: Mapping[str, Any]) -> None:
-        """Take what a trial says; ``rank`` is its number."""
+        """Take a trial's report; ``rank`` is its number."""
         self.got_room()
         with self._lock:
-            self._unheard.discard(rank)
+            self._not_reported.discard(rank)
             if rank in self._silent_s:
                 self._silent_s[rank] = 0.0
         if "progress" in news:
-            self._heard[rank] = Progress.from_json(news["progress"])
+            self._progress_by_trial[rank] = Progress.from_json(news["progress"])
             self.progress = self._total()
         super().on_report(rank, {name: news[name] for name in ("process", "machine", "place") if name in news})
 
     def admits(self, digest: str, own: str) -> bool:
-        """As a gang's, but that trials train models of their own: one that starts after an upgrade may be newer."""
+        """Unlike ranks, trials may run different code: one that starts after an upgrade may be newer."""
         return digest == own or digest in current_digests(own)
 
     def expect(self, trial: int) -> None:
         """Tune is to run a trial, in a process of its own."""
         with self._lock:
-            self._unheard.add(trial)
+            self._not_reported.add(trial)
             self._silent_s[trial] = 0.0
 
-    def silent_trial(self, rooms: Mapping[str, bool] | None, now_s: float, limit_s: float) -> int | None:
-        """Number of a trial that has said nothing for ``limit_s`` seconds; none if there is no such trial.
+    def silent_trial(self, reservations: Mapping[str, bool] | None, now_s: float, limit_s: float) -> int | None:
+        """Number of a trial that has not reported for ``limit_s`` seconds; None if there is no such trial.
 
-        Time in which a trial waits for room, or in which Ray does not answer, does not count.
+        Time in which a trial waits for resources, or in which Ray does not answer, does not count.
 
         Args:
-            rooms: the search's reservations by id, and whether each holds something; None = nobody can tell now.
-            now_s: on a clock that never goes back.
+            reservations: the search's, by id, and whether each has its resources; None = Ray does not tell now.
+            now_s: time of a monotonic clock.
             limit_s: seconds.
         """
-        gap_s = 0.0 if self._looked_at_s is None else min(now_s - self._looked_at_s, MAX_GAP_S)
-        self._looked_at_s = now_s
-        if rooms is None:
+        gap_s = 0.0 if self._polled_at_s is None else min(now_s - self._polled_at_s, MAX_GAP_S)
+        self._polled_at_s = now_s
+        if reservations is None:
             return None
-        has_room = bool(rooms) and all(rooms.values())
+        has_room = bool(reservations) and all(reservations.values())
         with self._lock:
             for trial in self._silent_s:
-                if has_room or trial not in self._unheard:
+                if has_room or trial not in self._not_reported:
                     self._silent_s[trial] += gap_s
             return next((trial for trial, silent_s in sorted(self._silent_s.items()) if silent_s >= limit_s), None)
 
     def forget(self, trial: int) -> None:
         """The trial has ended, and its process may go."""
         with self._lock:
-            self._unheard.discard(trial)
+            self._not_reported.discard(trial)
             self._silent_s.pop(trial, None)
         self._processes.pop(trial, None)
 
@@ -85,16 +85,16 @@ class TrialMailbox(GangMailbox):
         return super().logged
 
     def _total(self) -> Progress:
-        """The trials together: their steps add up, so that it moves while any of them does."""
-        heard, counters = [*self._heard.values()], Counter[str]()
-        for one in heard:
+        """The sum over trials: it grows while any trial makes steps."""
+        reported, counters = [*self._progress_by_trial.values()], Counter[str]()
+        for one in reported:
             counters.update(one.counters)
-        if not heard:
+        if not reported:
             return Progress(phase=PLACING_WORKERS)
         return Progress(
             phase=f"{self.num_ended} of {self.num_trials} trials ended",
-            step=sum(one.step for one in heard),
-            images_per_s=sum(one.images_per_s for one in heard),
+            step=sum(one.step for one in reported),
+            images_per_s=sum(one.images_per_s for one in reported),
             counters=dict(counters),
         )
 

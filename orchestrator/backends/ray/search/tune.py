@@ -73,7 +73,7 @@ class TrialRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialNews:
-    """What one call of a trial's actor brings: an evaluation, or the end."""
+    """Result of one call of a trial's actor: an evaluation, or the end."""
 
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     outcome: Mapping[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class TrialNews:
     spent_s: float = 0.0
 
     def to_result(self) -> dict[str, Any]:
-        """As Tune carries it: one text, which it does not look into."""
+        """In the form that Tune passes on: one text, which Tune does not read."""
         return {"news": json.dumps(asdict(self)), "done": bool(self.outcome)}
 
     @classmethod
@@ -137,7 +137,7 @@ class _TrialRun:
         return isinstance(self._outcome, JobFailure) and bool(retire_reason(self._outcome))
 
     def go_on(self) -> TrialNews:
-        """Let the trial go on, and wait for what it says next."""
+        """Let the trial continue, and wait for its next evaluation or its end."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="trial", daemon=True)
             self._thread.start()
@@ -146,7 +146,7 @@ class _TrialRun:
         return self._news.get()
 
     def end(self) -> None:
-        """Have it write a checkpoint and end, if it has not."""
+        """Ask it to write a checkpoint and end, if it has not ended."""
         self._stop.set()
         self._permits.put(_Permit.END)
         if self._thread is not None:
@@ -175,13 +175,13 @@ class _TrialRun:
                 cache=place.cache,
                 report=line.show,
                 should_stop=lambda: self._stop.is_set() or line.must_stop.is_set(),
-                watch=Watch(rungs=setting.rungs, tell=self._tell, probe=setting.probe),
+                watch=Watch(rungs=setting.rungs, tell=self._report, probe=setting.probe),
             )
-            line.tell({"process": place.process.to_json()})
+            line.send({"process": place.process.to_json()})
             return EntryPoint(settings.entry_point).load()(request, context)
 
-    def _tell(self, evaluation: Evaluation) -> None:
-        """Say it, and wait until it is decided whether to go on; a trial that must not is asked to stop."""
+    def _report(self, evaluation: Evaluation) -> None:
+        """Report an evaluation, and wait for the decision whether the trial continues; if not, it is asked to stop."""
         self._news.put(TrialNews(evaluation=asdict(evaluation), spent_s=evaluation.spent_s))
         if self._permits.get() is _Permit.END:
             self._stop.set()
@@ -199,7 +199,7 @@ def tune(study: Study, mailbox: TrialMailbox, settings: RunnerSettings, home: Ga
         tune_config=TuneConfig(
             search_alg=_Searcher(driver),
             scheduler=_Scheduler(driver),
-            num_samples=-1,  # the searcher says when there are no more
+            num_samples=-1,  # the searcher ends the search
             max_concurrent_trials=mailbox.shape.num_workers,
             reuse_actors=True,  # loading the data plane takes longer than many a trial
             trial_dirname_creator=lambda trial: str(trial.trial_id),
@@ -218,7 +218,7 @@ def tune(study: Study, mailbox: TrialMailbox, settings: RunnerSettings, home: Ga
 
 
 def _reservation(shape: GangShape) -> PlacementGroupFactory:
-    """What a trial holds, on one of the nodes that the scheduler counted on."""
+    """Resources of a trial, on one of the nodes with which the scheduler planned."""
     worker = shape.worker
     amounts = {"CPU": worker.cpus, "GPU": worker.gpus, "memory": worker.memory_gib * GIB}
     bundle = {name: amount for name, amount in amounts.items() if amount} or {"CPU": 0.001}
@@ -232,7 +232,7 @@ def _reservation(shape: GangShape) -> PlacementGroupFactory:
 
 
 class _Driver:
-    """Between Tune, whose callbacks come one at a time, and the study."""
+    """Connects Tune, which calls one callback at a time, with the study."""
 
     def __init__(
         self, study: Study, mailbox: TrialMailbox, settings: RunnerSettings, home: GangHome, stop: threading.Event
@@ -240,12 +240,12 @@ class _Driver:
         self._study, self._mailbox = study, mailbox
         self._settings, self._home, self._stop = settings, home, stop
         self._numbers: dict[str, int] = {}
-        """Of the trials that run, by Tune's ids."""
+        """Numbers of the running trials by Tune's ids."""
         self.error: Exception | None = None
         self._show()
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
-        """What to run next: None while nothing can be asked for, ``FINISHED`` when nothing ever will."""
+        """The next trial: None while none can start, ``FINISHED`` when the study is over."""
         if self._stop.is_set() or self._study.is_over:
             return str(Searcher.FINISHED)
         try:
@@ -273,7 +273,7 @@ class _Driver:
         return {"setting": json.dumps(setting.to_json())}
 
     def on_result(self, trial_id: str, result: Mapping[str, Any]) -> str:
-        """Take an evaluation; whether the trial goes on."""
+        """Take an evaluation; returns whether the trial continues."""
         try:
             evaluation = Evaluation(**TrialNews.of(result).evaluation)
             goes_on = self._study.tell(self._numbers[trial_id], evaluation)
@@ -284,7 +284,7 @@ class _Driver:
         return str(TrialScheduler.CONTINUE if goes_on else TrialScheduler.STOP)
 
     def end(self, trial_id: str, result: Mapping[str, Any] | None) -> None:
-        """Take the end of an attempt at a trial; without a result it was cut off."""
+        """Take the end of an attempt at a trial; without a result the attempt was interrupted."""
         number = self._numbers.pop(trial_id, None)
         if number is None:
             return
@@ -302,7 +302,7 @@ class _Driver:
         self._show()
 
     def _give_up(self, error: Exception) -> None:
-        """The first error counts; the trials are asked to stop, as the runner's line tells them."""
+        """Keep the first error, and ask the trials to stop with their next report."""
         _LOG.error("the search %s ends: %s", self._study.request.job, error)
         self.error = self.error or error
         self._stop.set()
@@ -313,7 +313,7 @@ class _Driver:
 
 
 class _Searcher(Searcher):
-    """Tune's questions, answered by the driver. Never pickled: Tune's own snapshots are worth nothing to us."""
+    """Tune's searcher, which asks the driver. Never pickled: we do not use Tune's own snapshots."""
 
     def __init__(self, driver: _Driver) -> None:
         super().__init__()
@@ -336,7 +336,7 @@ class _Searcher(Searcher):
 
 
 class _Scheduler(FIFOScheduler):
-    """Trials in the order in which they were asked for; the driver says who goes on."""
+    """Tune's scheduler: trials run in the order in which they were created; the driver decides which continue."""
 
     def __init__(self, driver: _Driver) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
