@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
@@ -10,12 +11,14 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.inputs import Committed
 from orchestrator.report.results import AnalysisPicture, AnalysisReport, AnalysisRow, RankCorrelation, Table
-from orchestrator.report.statistics.intervals import bounds_of
+from orchestrator.report.statistics.intervals import RATE, MetricRange, bounds_of
 from orchestrator.report.statistics.summaries import SeedPair, spearman, summarize_runs
 
 _MIN_BACKBONES = 4
 """Of a rank correlation: fewer have hardly any orders."""
 _SIMILARITY = "cka"
+_SHARES = frozenset({"active_share", "dead_share", "layers_active_share", "purity_units"})
+_NEVER_NEGATIVE = re.compile(r"(original_)?(nc1|nc2|cdnv)|msdr|distance_.+|clp_std|rankme|stable_rank")
 
 _Backbone = tuple[str, str, int, int | None]
 """Block, label space, pretraining seed, and epoch; None for the last one."""
@@ -61,7 +64,7 @@ def _rows(jobs: Iterable[Job], committed: Mapping[str, Committed]) -> Iterator[A
                 if math.isfinite(value := committed[job.name].metrics.get(metric, math.nan))
             }
             if values:
-                summary, bounds = summarize_runs(values), bounds_of(metric, values.values())
+                summary, bounds = summarize_runs(values), _range(metric, values.values())
                 if bounds is not None:
                     summary = replace(summary, low=bounds.clip(summary.low), high=bounds.clip(summary.high))
                 yield AnalysisRow(
@@ -72,6 +75,14 @@ def _rows(jobs: Iterable[Job], committed: Mapping[str, Committed]) -> Iterator[A
                     num_expected=len(some),
                     summary=summary,
                 )
+
+
+def _range(metric: str, values: Iterable[float]) -> MetricRange | None:
+    """What a metric can be, so that the interval of a mean over few seeds does not end elsewhere."""
+    if metric in _SHARES:
+        return RATE
+    is_above = _NEVER_NEGATIVE.fullmatch(metric) is not None and min(values) >= 0
+    return MetricRange(low=0.0, high=math.inf) if is_above else bounds_of(metric, values)
 
 
 def _place(job: Job) -> tuple[str, str, str]:
@@ -140,7 +151,7 @@ def _correlations(
                 metrics.setdefault(metric, {})[backbone] = value
     blocks = dict.fromkeys(backbone[0] for values in metrics.values() for backbone in values)
     for transfer, of_transfer in errors.items():
-        for metric, values in metrics.items():
+        for metric, values in sorted(metrics.items()):
             for block in (None, *blocks) if len(blocks) > 1 else (None,):
                 common = [one for one in values if one in of_transfer and block in {None, one[0]}]
                 coefficient = spearman([values[one] for one in common], [of_transfer[one] for one in common])
@@ -238,6 +249,9 @@ def _layers(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator
         )
 
 
+_METHODS = {"tsne": "t-SNE", "pca": "PCA"}
+
+
 def _embeddings(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iterator[AnalysisPicture]:
     """Of the first seed of each label space and checkpoint: pictures of several seeds cannot be averaged."""
     shown: set[tuple[str, str, str]] = set()
@@ -250,10 +264,11 @@ def _embeddings(jobs: Sequence[Job], committed: Mapping[str, Committed]) -> Iter
         points = zip(picture["points"], picture["classes"], trained, strict=True)
         yield AnalysisPicture(
             kind="embedding",
-            title=_title(*place),
+            title=f"{_METHODS.get(str(picture['method']), picture['method'])}: {_title(*place)}",
             names=_texts(picture["class_names"]),
             values=tuple((x, y, number, own) for (x, y), number, own in points),
             num_seeds=1,
+            trained_names=_texts(picture["trained_names"]),
         )
 
 

@@ -436,6 +436,8 @@ class AnalysisPicture:
     """Most runs that one number is a mean over."""
     lines: tuple[str, ...] = ()
     """Of ``layers``: what the backbones of each line are called."""
+    trained_names: tuple[str, ...] = ()
+    """Of ``embedding``: the classes that the backbone was trained on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

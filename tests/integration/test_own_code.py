@@ -59,12 +59,17 @@ def test_sweep_of_the_page_runs_with_a_plugin_of_each_kind(installed: None, tmp_
     assert snapshot.state is SweepState.SUCCEEDED, snapshot.counts
     jobs = plan.by_name()
     assert read_record(store, jobs["labels/coarse"].key).metrics["num_classes"] > 1
+    measured = read_record(store, jobs["analyze/means/leaves/leaf/seed0"].key).metrics
+    assert measured.keys() == {"nearest-mean_accuracy"}
+    assert 0.5 <= measured["nearest-mean_accuracy"] <= 1  # of two classes, the means are those of the same samples
 
 
 def _check_identities(plan: Plan) -> None:
     jobs = plan.by_name()
     rule = jobs["labels/coarse"].identity["parameters"]["space"]["plugin"]
     assert rule == {"name": f"{REFERENCE}:by-initial", "arguments": {"letters": 2}}
+    measure = jobs["analyze/means/coarse/seed0"].identity["parameters"]["measures"]["plugin"]
+    assert measure == {"name": f"{REFERENCE}:nearest-mean", "arguments": {"level": "depth1"}}
     job = jobs["pretrain/coarse/seed0"]
     assert job.key.startswith("pretrain-small-mixer-by-initial-seed0-")
     parameters = job.identity["parameters"]
@@ -77,12 +82,14 @@ def _check_identities(plan: Plan) -> None:
 def test_wrong_arguments_of_each_kind_are_refused_at_their_place(installed: None, tmp_path: Path) -> None:
     text = TEXT.replace("letters: 2", "letters: 0").replace("width: 16", "width: sixteen")
     text = text.replace("gamma: 1.5", "gama: 1.5").replace("side: 4", "share: 2")
+    text = text.replace("level: depth1", "levels: depth1")
     told = problems_of(tmp_path, text)
     for wrong, why in (
         ("letters: 0", "0 is refused: "),
         ("width: sixteen", "'sixteen' is refused: "),
         ("gama: 1.5", "it has no parameter 'gama'; it has gamma"),
         ("share: 2", "2 is refused: "),
+        ("levels: depth1", "it has no parameter 'levels'; it has level"),
     ):
         line = next(number for number, one in enumerate(text.splitlines(), 1) if wrong in one)
         column = text.splitlines()[line - 1].index(wrong) + 1
@@ -91,5 +98,5 @@ def test_wrong_arguments_of_each_kind_are_refused_at_their_place(installed: None
 
 def test_plugins_that_are_not_installed_are_refused_with_their_places(tmp_path: Path) -> None:
     told = "\n".join(problems_of(tmp_path, TEXT))
-    for name in ("by-initial", "small-mixer", "focal", "erase"):
+    for name in ("by-initial", "small-mixer", "focal", "erase", "nearest-mean"):
         assert f"'{name}'" in told

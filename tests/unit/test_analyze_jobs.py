@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from orchestrator.core.contract import JobResult
 from orchestrator.core.errors import PreemptedError, UserError
@@ -242,6 +243,18 @@ def fake_package(monkeypatch: pytest.MonkeyPatch, function: Any) -> None:
     point = SimpleNamespace(group=MEASURES, name="mine", module="mine", load=lambda: function)
     package = SimpleNamespace(version="1", entry_points=[point], read_text=lambda _: None)
     monkeypatch.setattr("orchestrator.core.plugins.distribution", lambda name: package)
+
+
+def test_measures_start_no_more_threads_than_their_job_has(
+    backbones: Backbones, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mine(*_: Any) -> Mapping[str, float]:
+        return {"most": float(max(pool["num_threads"] for pool in threadpool_info() if "openblas" in pool["prefix"]))}
+
+    fake_package(monkeypatch, mine)
+    measures = {"plugin": {"name": "pkg==1:mine", "arguments": {}}}
+    with threadpool_limits(limits=2):
+        assert backbones.analyze(measures, {"val": backbones.features[0]["val"]}).metrics == {"mine_most": 1}
 
 
 def test_measure_of_another_package_gets_features_targets_and_hierarchy(

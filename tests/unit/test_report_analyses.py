@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 from xml.etree import ElementTree as ET
 
@@ -16,10 +18,10 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
-from orchestrator.report.render.analyses import analyses_html, analysis_tables
+from orchestrator.report.render.analyses import analyses_html, analysis_figures, analysis_tables
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.page import render_page
-from orchestrator.report.results import Report
+from orchestrator.report.results import AnalysisPicture, AnalysisReport, Report
 from orchestrator.report.statistics.summaries import spearman
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 
@@ -47,7 +49,11 @@ def plan(*, analyses: bool = True) -> Plan:
     return build_plan(parse_sweep(text, "s.yaml", shipped_recipes()), store_uri="file:///store")
 
 
-def committed(*, lacking: str = "-") -> dict[str, Committed]:
+NC1_LAST = ("nc1", "epoch2", "levels/depth1")
+
+
+def committed(*, lacking: str = "-", of_last: Mapping[str, float] = MappingProxyType({})) -> dict[str, Committed]:
+    """Results of all jobs; ``of_last``: other values of NC1 at the last epoch, by backbone."""
     found = {}
     for job in plan().jobs:
         if lacking in job.name:
@@ -61,6 +67,8 @@ def committed(*, lacking: str = "-") -> dict[str, Committed]:
             matrix = {"names": ["a", "<b>"], "values": [[1.0 + seed, 4.0], [4.0, 1.0]]}
             points = {"points": [[0.0, 1.0], [2.0, 3.0]], "classes": [0, 1], "class_names": ["a", "<b>"], "trained": []}
             metrics = {"nc1": (0.2 if late else 0.8) + 0.1 * seed + 0.3 * fine, "clp_accuracy": 1.0 - 0.01 * seed}
+            if late and (other := of_last.get(f"{job.facets['label_space']}/seed{seed}")) is not None:
+                metrics["nc1"] = other
             pictures: dict[str, Any] = {"distances": matrix}
             pictures["embedding"] = {**points, "trained_names": [], "method": "pca"}
             pictures["layers"] = {"names": ["act1", "<act2>"], "values": [0.5, 0.1 * seed + 0.2 * fine]}
@@ -73,8 +81,19 @@ def committed(*, lacking: str = "-") -> dict[str, Committed]:
     return found
 
 
-def report(*, lacking: str = "-") -> Report:
-    return compute_report(plan(), committed(lacking=lacking))
+def report(**how: Any) -> Report:
+    return compute_report(plan(), committed(**how))
+
+
+def test_numbers_are_a_line_for_each_metric_and_label_space_with_a_column_for_each_checkpoint() -> None:
+    table = next(analysis_tables(report().analyses[0]))
+    assert table.header[:4] == ("metric", "pretrained on", "epoch1: mean ± std", "epoch2: mean ± std")
+    assert [row[:4] for row in table.rows if row[0] == "nc1"] == [
+        ("nc1", "levels/depth1", "0.9 ± 0.1", "0.3 ± 0.1"),
+        ("nc1", "levels/depth2", "1.2 ± 0.1", "0.6 ± 0.1"),
+    ]
+    assert "0 = collapsed" in table.caption
+    assert "n: pretrain seeds, with the interval of the last checkpoint" in table.caption
 
 
 def test_rows_are_means_over_seeds_with_an_interval_by_label_space_and_checkpoint() -> None:
@@ -88,6 +107,12 @@ def test_rows_are_means_over_seeds_with_an_interval_by_label_space_and_checkpoin
     assert found.summary.low < 0.6
     accuracy = rows["levels/depth1", "epoch1", "clp_accuracy"].summary
     assert accuracy.high == 1.0  # Student's interval would end above
+    low = rows["levels/depth1", "epoch2", "nc1"].summary.low
+    assert low is not None
+    assert low > 0
+    scattered = report(of_last={"levels/depth1/seed0": 4.0})
+    (found,) = (row for row in scattered.analyses[0].rows if (row.metric, row.checkpoint, row.label_space) == NC1_LAST)
+    assert found.summary.low == 0.0  # and below, though scatter is never negative
 
 
 def test_rows_say_which_runs_are_missing() -> None:
@@ -97,7 +122,8 @@ def test_rows_say_which_runs_are_missing() -> None:
     )
     assert (row.summary.num_values, row.num_expected) == (2, 3)
     assert "analyze/structure/levels/depth1/seed2/epoch1" in found.missing
-    assert "2/3 runs" in {cell for table in analysis_tables(found.analyses[0]) for line in table.rows for cell in line}
+    table = next(analysis_tables(found.analyses[0]))
+    assert {row[1]: row[-1] for row in table.rows} == {"levels/depth1": "2/3, 3/3 runs", "levels/depth2": "3"}
 
 
 def test_correlation_is_over_backbones_at_the_checkpoint_that_the_transfer_measured() -> None:
@@ -187,6 +213,60 @@ def test_page_has_figures_that_are_whole_and_escape_names() -> None:
     assert any("original class" in label for label in labels)
     assert "<b>" not in html
     assert html.encode() in render_page(report(), plan(), Learning(curves={}))
+
+
+def test_collapse_over_several_orders_of_magnitude_is_drawn_on_a_logarithmic_axis() -> None:
+    assert "nc1 over epochs, logarithmic" not in analyses_html(report())
+    collapsed = {f"levels/depth1/seed{seed}": 1e-4 for seed in (0, 1, 2)}
+    html = analyses_html(report(of_last=collapsed))
+    (figure,) = re.findall(r"<svg[^>]*nc1 over epochs, logarithmic.*?</svg>", html, flags=re.DOTALL)
+    assert {"0.0001", "0.01", "1"} <= set(re.findall(r">([\d.e-]+)</text>", figure))
+    ends = [float(y) for y in re.findall(r'<circle [^>]*cy="([\d.]+)"', figure)]
+    assert max(ends) == pytest.approx(220, abs=0.1)  # on the axis, which begins at the power of ten below
+
+
+def picture(kind: str, num: int, **fields: Any) -> AnalysisPicture:
+    names = tuple(f"class{number}" for number in range(num))
+    values = tuple(tuple(float(abs(row - column)) for column in range(num)) for row in range(num))
+    return AnalysisPicture(kind=kind, title="t", names=names, num_seeds=1, **{"values": values, **fields})
+
+
+def figures(*pictures: AnalysisPicture) -> list[str]:
+    analysis = AnalysisReport(name="a", rows=(), correlations=(), pictures=pictures)
+    return [figure.svg() for figure in analysis_figures(analysis)]
+
+
+def test_matrices_of_many_classes_are_drawn_by_shades_in_a_few_bytes_for_each_cell() -> None:
+    few, many = figures(picture("distances", 10), picture("distances", 100))
+    assert few.count("<title>") == 100
+    assert "class1, class3: 2" in few
+    assert "<title>" not in many
+    assert len(many) < 20 * 100 * 100
+    # All cells, and each once.
+    runs = re.findall(r"M(\d+) (\d+)h(\d+)v1h-(\d+)z", many)
+    drawn = {(int(row), int(column) + step) for column, row, length, _ in runs for step in range(int(length))}
+    assert len(drawn) == sum(int(length) for _, _, length, _ in runs) == 100 * 100 - 100  # the diagonal is white
+
+
+def test_small_matrices_of_similarity_have_their_values_in_the_cells() -> None:
+    values = ((1.0, 0.25), (0.25, 1.0))
+    (figure,) = figures(picture("cka", 2, values=values))
+    assert figure.count(">0.25</text>") == 2
+
+
+def test_pictures_of_samples_name_few_classes_and_leave_out_the_same_classes_by_other_numbers() -> None:
+    same = ((0.0, 0.0, 0.0, 1.0), (1.0, 1.0, 1.0, 0.0))
+    (figure,) = figures(picture("embedding", 2, values=same, trained_names=("b", "a")))
+    assert ">class1</text>" in figure
+    coarse = ((0.0, 0.0, 0.0, 0.0), (1.0, 1.0, 1.0, 0.0), (2.0, 1.0, 2.0, 1.0))
+    fine, trained = figures(picture("embedding", 3, values=coarse, trained_names=("b", "a")))
+    assert ">class2</text>" in fine
+    assert ">a</text>" in trained
+    many = tuple((float(number), 0.0, float(number), float(number % 2)) for number in range(20))
+    fine, _ = figures(picture("embedding", 20, values=many, trained_names=("b", "a")))
+    assert fine.count("<text") == 1
+    hues = [int(found) for found in re.findall(r"hsl\((\d+) ", fine)]
+    assert max(hues[0::2]) < min(hues[1::2])  # those of one trained class beside each other
 
 
 def test_files_of_a_report_hold_the_analyses() -> None:

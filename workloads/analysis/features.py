@@ -14,6 +14,8 @@ from typing import Any, Final, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
+
 ROWS_AT_ONCE: Final = 8192
 """Rows of a chunk: 50 MB of 768 features in float64."""
 
@@ -63,14 +65,13 @@ class SampleClasses:
     ids_N: NDArray[np.int64]
     """In ``[0, C)``."""
     names: tuple[str, ...]
-    original: NDArray[np.int64]
-    """What the classes (C,) are called in the label space, of which some may have no sample."""
+    """Of the classes (C,)."""
 
     @classmethod
     def of(cls, targets_N: NDArray[np.integer[Any]], names: Sequence[str]) -> Self:
         """From targets, each in ``[0, len(names))``; classes without a sample are left out."""
         original, ids_N = np.unique(np.asarray(targets_N, dtype=np.int64), return_inverse=True)
-        return cls(ids_N=ids_N, names=tuple(names[target] for target in original.tolist()), original=original)
+        return cls(ids_N=ids_N, names=tuple(names[target] for target in original.tolist()))
 
     @property
     def num_classes(self) -> int:
@@ -135,6 +136,12 @@ def take_rows(stream: FeatureStream, rows_M: NDArray[np.int64]) -> NDArray[np.fl
         taken_MD[first:last] = chunk_BD[rows_M[first:last] - start]
         start = stop
     return taken_MD
+
+
+def drawn_rows(num_samples: int, most: int) -> NDArray[np.int64]:
+    """Ascending places of at most so many of N samples: always the same draw, without replacement."""
+    stream = seed_sequence(0, Stage.ANALYZE, Purpose.ANALYZED_SAMPLES)
+    return np.sort(np.argsort(permutation(stream, num_samples))[:most])
 
 
 def _sums(stream: FeatureStream, classes: SampleClasses, num_classes: int) -> NDArray[np.float64]:

@@ -1,8 +1,8 @@
 """The registry of measures: measures of features, by their names in the sweep language.
 
 A new measure is an entry of ``MEASURES`` here and of ``MeasureName`` in ``orchestrator.sweepfile.analyze``; with
-parameters it is also a field of ``MeasureSpec`` there. Unit and direction of its metrics are rows of
-``orchestrator.core.metrics``.
+parameters it is also a field of ``MeasureSpec`` there. What its metrics can be, and how the report explains them, is
+in ``orchestrator.report.analyses`` and ``orchestrator.report.render.analyses``.
 
 Other packages add measures by entry points of the group ``pretraining_orchestrator.measures``: a function
 ``(features, targets, hierarchy, arguments) -> {name: number}``. ``features`` is a ``FeatureStream``, ``targets`` maps
@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import MEASURES as MEASURE_PLUGINS
 from workloads.analysis import geometry, units
-from workloads.analysis.features import ClassMoments, FeatureStream, SampleClasses, class_moments, take_rows
+from workloads.analysis.features import ClassMoments, FeatureStream, SampleClasses, class_moments, drawn_rows, take_rows
 from workloads.analysis.fine_structure import ProbedSamples, cluster_and_probe, linear_probe, reduced
 from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
-from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 SHOWN_CLASSES: Final = 100
 """A matrix of more classes is averaged to so many rows and columns for its picture."""
@@ -235,9 +234,7 @@ def _clp(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
 
 
 def _embedding(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
-    num_samples = subject.features.num_samples
-    stream = seed_sequence(0, Stage.ANALYZE, Purpose.ANALYZED_SAMPLES)
-    rows = np.sort(np.argsort(permutation(stream, num_samples))[: parameters["samples"]])
+    rows = drawn_rows(subject.features.num_samples, parameters["samples"])
     points_B2 = reduced(take_rows(subject.features, rows), parameters["method"], parameters["seed"])
     trained = subject.trained
     picture = {

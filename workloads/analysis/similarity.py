@@ -1,4 +1,5 @@
-"""Similarity of two networks on the same samples: centred kernel alignment (CKA) of their features.
+"""Similarity of two networks on the same samples: centred kernel alignment (CKA) of their features (Kornblith, Norouzi,
+Lee and Hinton, "Similarity of Neural Network Representations Revisited").
 
 The linear kernel's Hilbert-Schmidt independence criterion (HSIC) is estimated without bias (Song, Smola, Gretton,
 Borgwardt and Bedo, "Supervised feature selection via dependence estimation"; for CKA: Nguyen, Raghu and Kornblith, "Do

@@ -28,8 +28,9 @@ def feature_ranks(stream: FeatureStream) -> FeatureRanks | None:
     """RankMe and stable rank of features (N, D) as they are, not centred; None where all are 0.
 
     RankMe is ``exp(-sum p log p)`` with ``p = s / sum s + 1e-7`` of the singular values s (Garrido, Balestriero, Najman
-    and LeCun, "RankMe", equation 1); the stable rank is ``sum s^2 / max s^2``. Singular values below 1e-8 of the
-    largest are lost to rounding, which is less than RankMe's own 1e-7.
+    and LeCun, "RankMe", equation 1); the stable rank is ``sum s^2 / max s^2`` (Rudelson and
+    Vershynin, "Sampling from large matrices", section 1.1). Singular values below 1e-8 of the largest are lost to
+    rounding, which is less than RankMe's own 1e-7.
     """
     squares_D = np.maximum(np.linalg.eigvalsh(second_moment(stream)), 0)
     if not squares_D[-1] > 0:

@@ -12,13 +12,14 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
-from workloads.analysis.features import ROWS_AT_ONCE, SampleClasses
+from workloads.analysis.features import ROWS_AT_ONCE, SampleClasses, drawn_rows
 from workloads.analysis.fine_structure import ProbedSamples
 from workloads.analysis.layers import ActivityCounter
 from workloads.analysis.measures import AnalyzedFeatures, Findings, ProbeInputs, group_of_classes, measure
@@ -39,7 +40,6 @@ from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
-from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 MEASURES_PART: Final = "measures.json"
 ARRAYS_PART: Final = "arrays.npz"
@@ -66,7 +66,9 @@ def run_analyze(request: JobRequest, context: ExecutionContext) -> JobResult:
     """
     context.report(Progress(phase="setup"))
     ticker = _ChunkTicker(request, context)
-    with deterministic_numerics(request.execution.num_threads):
+    # Without the limit, linear algebra and t-SNE take all cores of the node, also those of other jobs.
+    num_threads = request.execution.num_threads
+    with deterministic_numerics(num_threads), threadpool_limits(limits=num_threads):
         index = SampleIndex.open(context.store, request.inputs["index"], context.cache, request.execution.data_location)
         if any(role.startswith("features") for role in request.inputs):
             found = {CKA: _similarity(request, context, index, ticker)}
@@ -228,8 +230,7 @@ class Analysis:
     def _thinned(self, found: AnalyzedSplit, num_samples: int) -> AnalyzedSplit:
         if len(found.ordinals_N) <= num_samples:
             return found
-        stream = seed_sequence(0, Stage.ANALYZE, Purpose.ANALYZED_SAMPLES)
-        kept = np.sort(np.argsort(permutation(stream, len(found.ordinals_N)))[:num_samples])
+        kept = drawn_rows(len(found.ordinals_N), num_samples)
         return AnalyzedSplit(
             split=found.split,
             table=found.table,
@@ -309,7 +310,9 @@ def _similarity(request: JobRequest, context: ExecutionContext, index: SampleInd
 
 def _constant(matrix_SS: NDArray[np.float64], roles: Sequence[str]) -> tuple[str, ...]:
     same = [role for role, value in zip(roles, np.diag(matrix_SS), strict=True) if not np.isfinite(value)]
-    return (f"{', '.join(same)}: all samples have the same features, which are like nothing",) if same else ()
+    return (
+        (f"{', '.join(same)}: all samples have the same features, so their similarity is not defined",) if same else ()
+    )
 
 
 def _open_table(

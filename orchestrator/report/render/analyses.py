@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
+from itertools import groupby
 
 from orchestrator.report.render.columns import Records, TextTable, Value
-from orchestrator.report.render.figures import FIGURES_STYLE, Figure, Point, hue, line_figure, shortened, text_at
+from orchestrator.report.render.figures import (
+    FIGURES_STYLE,
+    Figure,
+    Point,
+    hue,
+    line_figure,
+    shortened,
+    side_by_side,
+    text_at,
+)
 from orchestrator.report.render.numbers import MISSING, fixed, mean_interval, plus_minus
 from orchestrator.report.results import AnalysisPicture, AnalysisReport, AnalysisRow, Report
+from orchestrator.report.statistics.intervals import is_fraction
 
 _OVER_EPOCHS = ("nc1", "nc2", "cdnv", "msdr")
+_WIDE = 30.0
+"""Ratio of values from which an axis is logarithmic: on a linear one the smaller ones could not be told from 0."""
 _MAX_TEXT_MATRIX = 12
 """Rows of a matrix that is printed as text; larger ones are figures alone."""
 _MAX_TEXT_LAYERS, _MAX_TEXT_LINES = 24, 6
@@ -52,32 +65,62 @@ def analysis_records(report: Report) -> Records:
 
 
 def _rows_table(analysis: AnalysisReport) -> TextTable:
+    """By metric, so that label spaces are beside each other: a column for each checkpoint, all else about the last."""
     has_blocks = any(row.pretrain for row in analysis.rows)
-    rows = tuple(
-        (
-            row.label_space or "all compared",
-            *([row.pretrain] if has_blocks else []),
-            row.checkpoint or "final",
-            row.metric,
-            plus_minus(row.summary, row.metric),
-            mean_interval(row.summary, row.metric),
-            _count(row),
+    grouped: dict[tuple[str, str, str], dict[str, AnalysisRow]] = {}
+    for row in analysis.rows:
+        grouped.setdefault((row.metric, row.label_space, row.pretrain), {})[row.checkpoint] = row
+    checkpoints = sorted({row.checkpoint for row in analysis.rows}, key=_epoch)
+    lines = []
+    for (metric, space, block), found in sorted(grouped.items(), key=lambda group: group[0][0]):
+        last, shown_as = found[max(found, key=_epoch)], _SHOWN_AS.get(metric, metric)
+        means = [plus_minus(found[one].summary, shown_as) if one in found else MISSING for one in checkpoints]
+        named = [metric, space or "all compared", *([block] if has_blocks else [])]
+        lines.append(
+            (
+                *named,
+                *means,
+                mean_interval(last.summary, shown_as),
+                _counts(found[one] for one in checkpoints if one in found),
+            )
         )
-        for row in analysis.rows
-    )
-    header = ("pretrained on", *(["pretrain"] if has_blocks else []), "checkpoint", "metric", "mean")
+    first = 3 if has_blocks else 2
+    means = [f"{one or 'final weights'}: mean ± std" for one in checkpoints]
     return TextTable(
         title=f"analysis {analysis.name}",
-        header=(*header, "95 % CI of the mean", "n"),
-        rows=rows,
-        expendable=((len(header),),),
-        caption="n: pretrain seeds; accuracies in percent",
+        header=("metric", "pretrained on", *(["pretrain"] if has_blocks else []), *means, "95 % CI of the mean", "n"),
+        rows=tuple(lines),
+        expendable=((first + len(checkpoints) + 1,), *((first + number,) for number in range(len(checkpoints) - 1))),
+        caption="; ".join(_row_captions(frozenset(metric for metric, _, _ in grouped), len(checkpoints))),
     )
 
 
-def _count(row: AnalysisRow) -> str:
-    found = row.summary.num_values
-    return str(found) if found == row.num_expected else f"{found}/{row.num_expected} runs"
+_SHOWN_AS = {"clp_std": "clp_accuracy"}
+"""Spreads of other metrics, in the unit of these."""
+_MEANINGS = (
+    (("nc1", "nc2", "cdnv"), "nc1, nc2, cdnv: of the classes trained on, 0 = collapsed"),
+    (("original_nc1",), "original_: the same of the original classes"),
+    (("msdr",), "msdr: distance_same / distance_self, 1 = no structure below the classes trained on"),
+    (("distance_root",), "distance_LEVEL: by the deepest common level of two classes"),
+    (("clp_accuracy",), "clp: cluster-and-linear-probe, lpo: probe of the original labels, raw: on pixels"),
+    (("clp_std",), "clp_std: over seeds of the measure"),
+    (("purity_class",), "purity: minus that of random samples"),
+)
+
+
+def _row_captions(metrics: frozenset[str], num_checkpoints: int) -> Iterator[str]:
+    yield f"n: pretrain seeds{', with the interval of the last checkpoint' if num_checkpoints > 1 else ''}"
+    if any(is_fraction(metric) for metric in metrics):
+        yield "accuracies in percent"
+    yield from (meaning for names, meaning in _MEANINGS if not metrics.isdisjoint(names))
+
+
+def _counts(rows: Iterable[AnalysisRow]) -> str:
+    """``3`` where no run is missing, else by checkpoint: ``2/3, 3/3 runs``."""
+    found = [(row.summary.num_values, row.num_expected) for row in rows]
+    if all(num == expected for num, expected in found):
+        return str(found[-1][0])
+    return f"{', '.join(dict.fromkeys(f'{num}/{expected}' for num, expected in found))} runs"
 
 
 def _matrix_table(analysis: AnalysisReport, picture: AnalysisPicture) -> TextTable:
@@ -131,8 +174,8 @@ def analyses_html(report: Report) -> str:
     parts = ['  <section id="analyses-section">', f"<style>{FIGURES_STYLE}</style>", "<h2>Analyses</h2>"]
     for analysis in report.analyses:
         parts.append(f"<h3>{escape(analysis.name)}</h3>")
-        if figures := "".join(figure.svg() for figure in analysis_figures(analysis)):
-            parts.append(f'<div class="figures">{figures}</div>')
+        if figures := side_by_side(list(analysis_figures(analysis))):
+            parts.append(figures)
         parts += [_html_table(table) for table in analysis_tables(analysis)]
     return "\n".join([*parts, "  </section>", ""])
 
@@ -157,7 +200,7 @@ def analysis_figures(analysis: AnalysisReport) -> Iterator[Figure]:
             yield _over_layers(picture, numbers)
         elif picture.kind == "embedding":
             yield _scatter(picture, column=2, coloured_by="original class")
-            if any(point[3] != -1 for point in picture.values):
+            if _is_other_partition(picture):
                 yield _scatter(picture, column=3, coloured_by="trained class")
         else:
             yield _heatmap(picture)
@@ -170,14 +213,19 @@ def _line_name(row: AnalysisRow) -> str:
 def _over_epochs(analysis: AnalysisReport, metric: str, numbers: Mapping[str, int]) -> Iterator[Figure]:
     """A line for each label space, mean with its standard deviation; nothing with a single checkpoint."""
     rows = [row for row in analysis.rows if row.metric == metric and row.checkpoint]
-    epochs = sorted({_epoch(row) for row in rows})
+    epochs = sorted({int(_epoch(row.checkpoint)) for row in rows})
     if len(epochs) < 2:
         return
     lines: dict[str, list[Point]] = {}
-    for row in sorted(rows, key=_epoch):
-        lines.setdefault(_line_name(row), []).append((_epoch(row), row.summary.mean, row.summary.std or 0.0))
+    for row in sorted(rows, key=lambda row: _epoch(row.checkpoint)):
+        point = (_epoch(row.checkpoint), row.summary.mean, row.summary.std or 0.0)
+        lines.setdefault(_line_name(row), []).append(point)
     lines = dict(sorted(lines.items(), key=lambda line: numbers[line[0]]))
-    yield line_figure(f"{metric} over epochs", {epoch: str(epoch) for epoch in epochs}, lines, numbers=numbers)
+    above = [value for line in lines.values() for _, value, _ in line if value > 0]
+    is_wide = bool(above) and max(above) > _WIDE * min(above)
+    ticks: dict[float, str] = {epoch: str(epoch) for epoch in epochs}
+    title = f"{metric} over epochs{', logarithmic' if is_wide else ''}"
+    yield line_figure(title, ticks, lines, is_log_upwards=is_wide, numbers=numbers)
 
 
 def _over_layers(picture: AnalysisPicture, numbers: Mapping[str, int]) -> Figure:
@@ -192,12 +240,18 @@ def _over_layers(picture: AnalysisPicture, numbers: Mapping[str, int]) -> Figure
     return line_figure(title, ticks, lines, numbers=numbers)
 
 
-def _epoch(row: AnalysisRow) -> int:
-    return int(row.checkpoint.removeprefix("epoch"))
+def _epoch(checkpoint: str) -> float:
+    """``epoch5`` is 5; the final weights, which have no name, come last."""
+    return float(checkpoint.removeprefix("epoch")) if checkpoint else math.inf
 
 
-_CELLS = 300
+_CELLS = 260
 """Side of a matrix in pixels."""
+_MAX_NAMED_CELLS = 40
+"""Rows of a matrix whose cells show their value to the pointer: those of larger ones would be megabytes of the page."""
+_MAX_WRITTEN_CELLS = 8
+"""Rows of a matrix of similarities whose values are written into the cells."""
+_SHADES = 64
 
 
 def _heatmap(picture: AnalysisPicture) -> Figure:
@@ -207,15 +261,12 @@ def _heatmap(picture: AnalysisPicture) -> Figure:
     num, margin = max(1, len(picture.names)), 116
     side = _CELLS / num
     title = f"{'debiased CKA' if picture.kind == 'cka' else 'squared class distances'}: {picture.title}"
-    parts = [text_at(4, 14, f"{title} (white 0, darkest {top:.3g})")]
-    for row, values in enumerate(picture.values):
-        for column, value in enumerate(values):
-            share = 0.0 if value is None or not math.isfinite(value) else min(1.0, max(0.0, value / top))
-            name = f"{picture.names[row]}, {picture.names[column]}: {MISSING if value is None else f'{value:.4g}'}"
-            parts.append(
-                f'<rect x="{margin + column * side:.2f}" y="{24 + row * side:.2f}" width="{side:.2f}" '
-                f'height="{side:.2f}" fill="#0072b2" fill-opacity="{share:.3f}"><title>{escape(name)}</title></rect>'
-            )
+    shares = [[_share(value, top) for value in row] for row in picture.values]
+    cells = _named_cells(picture, shares, side) if num <= _MAX_NAMED_CELLS else _shaded_cells(shares, side)
+    place = f'transform="translate({margin} 24)" fill="#0072b2" shape-rendering="crispEdges"'
+    parts = [text_at(4, 14, f"{title} (white 0, darkest {top:.3g})"), f"<g {place}>", *cells, "</g>"]
+    if picture.kind == "cka" and num <= _MAX_WRITTEN_CELLS:
+        parts += _written_values(picture, side, margin)
     every = math.ceil(num / 25)
     for number in range(0, num, every):
         at = (number + 0.5) * side
@@ -226,16 +277,92 @@ def _heatmap(picture: AnalysisPicture) -> Figure:
     return Figure(label=title, width=margin + _CELLS + 12, height=_CELLS + 116, parts=tuple(parts))
 
 
+def _share(value: float | None, top: float) -> float:
+    """Of the darkest shade; 0 for no value."""
+    return 0.0 if value is None or not math.isfinite(value) else min(1.0, max(0.0, value / top))
+
+
+def _named_cells(picture: AnalysisPicture, shares: Sequence[Sequence[float]], side: float) -> Iterator[str]:
+    for row, values in enumerate(picture.values):
+        for column, value in enumerate(values):
+            name = f"{picture.names[row]}, {picture.names[column]}: {MISSING if value is None else f'{value:.4g}'}"
+            yield (
+                f'<rect x="{column * side:.2f}" y="{row * side:.2f}" width="{side:.2f}" height="{side:.2f}" '
+                f'fill-opacity="{shares[row][column]:.3f}"><title>{escape(name)}</title></rect>'
+            )
+
+
+def _shaded_cells(shares: Sequence[Sequence[float]], side: float) -> Iterator[str]:
+    """One shape for each of some shades: a few bytes for a run of equal cells."""
+    runs: dict[int, list[str]] = {}
+    for row, values in enumerate(shares):
+        column = 0
+        for shade, cells in groupby(round(share * _SHADES) for share in values):
+            length = len(list(cells))
+            runs.setdefault(shade, []).append(f"M{column} {row}h{length}v1h-{length}z")
+            column += length
+    scale = f'transform="scale({side:.4f})"'
+    yield from (
+        f'<path {scale} fill-opacity="{shade / _SHADES:.3f}" d="{"".join(some)}"/>'
+        for shade, some in sorted(runs.items())
+        if shade
+    )
+
+
+def _written_values(picture: AnalysisPicture, side: float, margin: int) -> Iterator[str]:
+    for row, values in enumerate(picture.values):
+        for column, value in enumerate(values):
+            text = MISSING if value is None else fixed(value, 2)
+            more = 'style="fill: #ffffff"' if _share(value, 1.0) > 0.5 else 'style="fill: #1c2430"'
+            at_x, at_y = margin + (column + 0.5) * side, 28 + (row + 0.5) * side
+            yield text_at(at_x, at_y, text, anchor="middle", more=more)
+
+
+_SIDE = 264
+"""Of a picture of samples, in pixels."""
+_MAX_LEGEND = 10
+"""Classes that are named below a picture of samples, and have colours that can be told apart."""
+
+
 def _scatter(picture: AnalysisPicture, *, column: int, coloured_by: str) -> Figure:
+    """Samples in two dimensions, coloured by one of their classes; those trained on belong beside the original ones."""
     points = [tuple(float(value or 0.0) for value in point) for point in picture.values]
+    names = picture.names if column == 2 else picture.trained_names
+    colors = _class_colors(points, column)
     lows = [min(point[axis] for point in points) for axis in (0, 1)]
     sizes = [max(point[axis] for point in points) - low or 1.0 for axis, low in zip((0, 1), lows, strict=True)]
     title = f"{picture.title}, by {coloured_by}"
     parts = [text_at(4, 14, title)]
     for point in points:
-        at_x, at_y = (8 + 264 * (point[axis] - lows[axis]) / sizes[axis] for axis in (0, 1))
+        at_x, at_y = (8 + _SIDE * (point[axis] - lows[axis]) / sizes[axis] for axis in (0, 1))
         number = int(point[column])
-        name = picture.names[number] if column == 2 else str(number)
         place = f'cx="{at_x:.1f}" cy="{20 + at_y:.1f}" r="2.4"'
-        parts.append(f'<circle {place} fill="{hue(number)}"><title>{escape(name)}</title></circle>')
-    return Figure(label=title, width=280, height=300, parts=tuple(parts))
+        parts.append(f'<circle {place} fill="{colors[number]}"><title>{escape(_name(names, number))}</title></circle>')
+    height = _SIDE + 36
+    if len(colors) <= _MAX_LEGEND:
+        for place_of, (number, color) in enumerate(colors.items()):
+            at_x, at_y = 8 + (place_of % 4) * 68, height + 12 + 14 * (place_of // 4)
+            parts.append(f'<rect x="{at_x}" y="{at_y - 8}" width="9" height="9" fill="{color}"/>')
+            parts.append(text_at(at_x + 13, at_y, shortened(_name(names, number), 9)))
+        height += 4 + 14 * math.ceil(len(colors) / 4)
+    return Figure(label=title, width=_SIDE + 16, height=height, parts=tuple(parts), is_second=column == 3)
+
+
+def _name(names: Sequence[str], number: int) -> str:
+    return names[number] if 0 <= number < len(names) else str(number)
+
+
+def _class_colors(points: Sequence[Sequence[float]], column: int) -> dict[int, str]:
+    """A few classes: colours apart. Many: in the order of the classes trained on, relatives have similar ones."""
+    trained = {int(point[column]): int(point[3]) for point in points}
+    ordered = sorted(trained) if len(trained) <= _MAX_LEGEND else sorted(trained, key=lambda one: (trained[one], one))
+    if len(ordered) <= _MAX_LEGEND:
+        return {number: hue(place) for place, number in enumerate(ordered)}
+    return {number: f"hsl({330 * place / len(ordered):.0f} 65% 45%)" for place, number in enumerate(ordered)}
+
+
+def _is_other_partition(picture: AnalysisPicture) -> bool:
+    """Whether the classes that the backbone was trained on are there, and not the original ones by other numbers."""
+    pairs = {(point[2], point[3]) for point in picture.values}
+    trained = {own for _, own in pairs}
+    return trained != {-1} and not len({number for number, _ in pairs}) == len(trained) == len(pairs)

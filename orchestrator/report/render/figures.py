@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from math import log10
+from math import ceil, floor, log10
 from typing import Final
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#000000")  # Okabe and Ito
@@ -16,8 +16,8 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 420, 280, 56, 28, 60
 _SHEET_WIDTH: Final = 1340.0
 _GAP: Final = 16.0
 FIGURES_STYLE: Final = (
-    ".figures { display: flex; flex-wrap: wrap; gap: 1rem; } .figures svg { max-width: 100%; height: auto; } "
-    ".figures text { font: 11px sans-serif; fill: var(--ink); }"
+    ".figures { display: flex; flex-wrap: wrap; align-items: flex-start; gap: 1rem; } "
+    ".figures svg { max-width: 100%; height: auto; } .figures text { font: 11px sans-serif; fill: var(--ink); }"
 )
 """Of a page, for figures inside of an element of the class ``figures``."""
 _SHEET_STYLE = "text { font: 11px sans-serif; fill: #1c2430; }"
@@ -31,6 +31,8 @@ class Figure:
     width: float
     height: float
     parts: tuple[str, ...]
+    is_second: bool = False
+    """Whether it belongs beside the one before."""
 
     def svg(self, *, x: float = 0, y: float = 0) -> str:
         """The element; a place is that inside of a sheet."""
@@ -38,6 +40,17 @@ class Figure:
         place = f' x="{x:.0f}" y="{y:.0f}"' if x or y else ""
         start = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="{escape(self.label)}"{place} {size}>'
         return f"{start}{''.join(self.parts)}</svg>"
+
+
+def side_by_side(figures: Sequence[Figure]) -> str:
+    """All figures as one element of a page, in rows, in their order; empty without any."""
+    pairs: list[str] = []
+    for figure in figures:
+        if figure.is_second and pairs:
+            pairs[-1] = f'<div class="figures">{pairs[-1]}{figure.svg()}</div>'
+        else:
+            pairs.append(figure.svg())
+    return f'<div class="figures">{"".join(pairs)}</div>' if pairs else ""
 
 
 def sheet(figures: Sequence[Figure]) -> bytes:
@@ -61,12 +74,14 @@ Point = tuple[float, float, float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineAxes:
-    """The axes of lines, which begin at 0; ``ticks`` name places of the horizontal one."""
+    """The axes of lines; ``ticks`` name places of the horizontal one."""
 
     ends: tuple[float, float]
     ticks: Mapping[float, str]
     top: float
     is_log: bool = False
+    bottom: float = 0.0
+    """Where the vertical axis begins; above 0 it is logarithmic."""
 
     def x(self, at: float) -> float:
         """Pixels from the left."""
@@ -75,12 +90,20 @@ class LineAxes:
 
     def y(self, value: float) -> float:
         """Pixels from above."""
-        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * max(0.0, value) / self.top
+        if self.bottom:
+            share = log10(max(self.bottom, value) / self.bottom) / log10(self.top / self.bottom)
+        else:
+            share = max(0.0, value) / self.top
+        return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
 
     def parts(self) -> list[str]:
         """Both axes with their numbers."""
-        left, right, zero = self.x(self.ends[0]), self.x(self.ends[1]), self.y(0.0)
-        shares = [(self.y(share * self.top) + 4, f"{share * self.top:.3g}") for share in (0.0, 0.5, 1.0)]
+        left, right, zero = self.x(self.ends[0]), self.x(self.ends[1]), self.y(self.bottom)
+        named = [share * self.top for share in (0.0, 0.5, 1.0)]
+        if self.bottom:
+            decades = range(round(log10(self.bottom)), round(log10(self.top)) + 1)
+            named = [10.0**decade for decade in decades[:: 1 + len(decades) // 8]]
+        shares = [(self.y(value) + 4, f"{value:.3g}") for value in named]
         drawn = f'<path d="M{left:.1f} {self.y(self.top):.1f}V{zero:.1f}H{right:.1f}"'
         return [
             f'{drawn} fill="none" stroke="#888888"/>',
@@ -95,6 +118,7 @@ def line_figure(
     lines: Mapping[str, Sequence[Point]],
     *,
     is_log: bool = False,
+    is_log_upwards: bool = False,
     has_bands: bool = False,
     numbers: Mapping[str, int] | None = None,
 ) -> Figure:
@@ -105,12 +129,18 @@ def line_figure(
         ticks: names of places of the horizontal axis.
         lines: points from left to right.
         is_log: whether the horizontal axis is logarithmic.
+        is_log_upwards: whether the vertical axis is logarithmic and begins at a power of ten; values of 0 are left out.
         has_bands: spreads are bands along lines and not bars.
         numbers: of names, so that a name has one colour in all figures of a group; none = by their order here.
     """
     highest = max(value + spread for line in lines.values() for _, value, spread in line)
     places = [*ticks, *(at for line in lines.values() for at, _, _ in line)]
-    axes = LineAxes(ends=(min(places), max(places)), ticks=ticks, top=highest * 1.05 or 1.0, is_log=is_log)
+    top, bottom = highest * 1.05 or 1.0, 0.0
+    if is_log_upwards:
+        lines = {name: [point for point in line if point[1] > 0] for name, line in lines.items()}
+        lowest = min(value for line in lines.values() for _, value, _ in line)
+        top, bottom = 10.0 ** ceil(log10(highest)), 10.0 ** floor(log10(lowest))
+    axes = LineAxes(ends=(min(places), max(places)), ticks=ticks, top=top, is_log=is_log, bottom=bottom)
     parts = [text_at(_WIDTH / 2, 16, title, anchor="middle"), *axes.parts()]
     for number, (name, line) in enumerate(lines.items()):
         color = hue(number if numbers is None else numbers[name])

@@ -1,4 +1,4 @@
-"""One plug-in of each kind: a label rule, an objective, a model and an augmentation."""
+"""One plug-in of each kind: a label rule, an objective, a model, an augmentation and a measure of features."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 from torch import Tensor, nn
 
+from workloads.analysis.features import FeatureStream
 from workloads.train.linear_form import Targets
 from workloads.train.objective import SoftmaxObjective
 from workloads.train.recipe import Recipe
@@ -146,3 +147,35 @@ def erase(arguments: Erasing) -> Callable[[Image, np.random.Generator], Image]:
         return image_HWC
 
     return apply
+
+
+# --------------------------------------------------------------------------------------------- a measure of features
+
+
+class NearestMean(BaseModel):
+    """Arguments of ``nearest-mean``."""
+
+    level: str = Field("", description="A level of the hierarchy; default: the original classes.")
+
+
+def nearest_mean(
+    features: FeatureStream,
+    targets: Mapping[str, NDArray[np.int64]],
+    hierarchy: Mapping[str, NDArray[np.int64]],
+    arguments: NearestMean,
+) -> dict[str, float]:
+    """Share of samples whose nearest class mean is that of their own class (NC4 of arXiv:2008.08186)."""
+    ids_N = targets["classes"]
+    if arguments.level:
+        ids_N = hierarchy[arguments.level][ids_N]
+    sums_CD, start = np.zeros((int(ids_N.max()) + 1, features.dim)), 0
+    for chunk_BD in features:  # a pass over all samples, some thousands at a time
+        np.add.at(sums_CD, ids_N[start : start + len(chunk_BD)], chunk_BD)
+        start += len(chunk_BD)
+    means_CD = sums_CD / np.bincount(ids_N)[:, None]
+    num_right = start = 0
+    for chunk_BD in features:
+        distances_BC = (means_CD**2).sum(axis=1) - 2 * chunk_BD.astype(np.float64) @ means_CD.T
+        num_right += int((distances_BC.argmin(axis=1) == ids_N[start : start + len(chunk_BD)]).sum())
+        start += len(chunk_BD)
+    return {"accuracy": num_right / features.num_samples}
