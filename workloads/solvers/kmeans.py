@@ -210,7 +210,8 @@ class _Lloyd:
         points_BD = self._points.take(rows)
         ids_B, distances_B = self._search.nearest(points_BD)
         num_clusters = self._shape[0]
-        sizes_U, members = np.bincount(ids_B, minlength=num_clusters), None
+        sizes_U: NDArray[np.int64] = np.bincount(ids_B, minlength=num_clusters)
+        members: NDArray[np.int64] | None = None
         if len(rows) < num_clusters:  # most clusters have none of these points
             members = np.flatnonzero(sizes_U)
             sizes_U = sizes_U[members]
