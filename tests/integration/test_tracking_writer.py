@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from mlflow.store.tracking.dbmodels.models import SqlDataset
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
@@ -205,3 +206,36 @@ def test_publisher_request_that_lands_after_its_publisher_died_leaves_no_second_
     assert client.get_run(first.info.run_id).info.lifecycle_stage == "active"
     client.delete_run(other)
     assert problems(database, over) == []
+
+
+class _KilledError(BaseException):
+    """Not an Exception, as SIGKILL is not: nothing may catch it and go on."""
+
+
+@pytest.mark.parametrize("has_effect", [False, True], ids=["before", "after"])
+def test_publisher_that_dies_at_any_request_leaves_every_run_once(tmp_path, monkeypatch, has_effect):
+    """Each publisher gets one request further than the one before, and remembers nothing of it in the store."""
+    big = big_sweep(5)
+    uri, left = new_database(tmp_path / "mlflow.db"), 0
+
+    def mortal(original):
+        def call(*arguments, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if has_effect:
+                    original(*arguments, **options)
+                raise _KilledError
+            return original(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("create_run", "log_batch", "update_run_info"):
+            patch.setattr(SqlAlchemyStore, name, mortal(getattr(SqlAlchemyStore, name)))
+        for num_requests in range(1, 12):
+            left = num_requests
+            with pytest.raises(_KilledError):
+                Publisher(big.store, uri).publish_once("big")
+    assert Publisher(big.store, uri).publish_once("big")
+    assert problems(tmp_path / "mlflow.db", big) == []
