@@ -24,7 +24,7 @@ from orchestrator.tracking.server import TrackingServer
 from tests.mlflow_servers import MlflowServer, new_database, postgres_cluster
 from tests.tracking_sweeps import BigSweep, big_sweep, problems
 
-NUM_JOBS, NUM_SLOW_JOBS, NUM_ROUNDS = 50, 2, 2
+NUM_JOBS, NUM_SLOW_JOBS, NUM_ROUNDS = 100, 5, 2
 NUM_THREADS = 8
 """Of the script that somebody might write; as many as the publisher has."""
 DELAY_S = 0.02
