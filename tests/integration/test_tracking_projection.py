@@ -325,7 +325,7 @@ def test_publisher_trials_are_runs_below_their_search(client, store, plan, uri, 
     assert runs["search/lr#0"].data.tags["mlflow.parentRunId"] == runs["search/lr"].info.run_id
     assert [runs[f"search/lr#{number}"].info.status for number in (0, 1)] == ["RUNNING", "KILLED"]
 
-    sent = []
+    sent: list[tuple[str, int]] = []
     log_batch = SqlAlchemyStore.log_batch
 
     def recorded(store, run_id, metrics, params, tags):

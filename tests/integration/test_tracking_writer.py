@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow.store.tracking.dbmodels.models import SqlDataset
@@ -31,7 +32,7 @@ REQUESTS = ("create_run", "log_batch", "log_inputs", "update_run_info", "get_run
 @pytest.fixture(scope="module")
 def database(tmp_path_factory) -> Path:
     """Every test has an experiment of its own."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    path: Path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     new_database(path)
     return path
 
@@ -189,7 +190,7 @@ def test_publisher_request_that_lands_after_its_publisher_died_leaves_no_second_
     database = tmp_path / "mlflow.db"
     running, over = big_sweep(4, is_over=False), big_sweep(4)
     assert Publisher(running.store, new_database(database)).publish_once("big")
-    client = TrackingServer(f"sqlite:///{database}").client
+    client: Any = TrackingServer(f"sqlite:///{database}").client
     experiment_id = client.get_experiment_by_name("big").experiment_id
     first = client.search_runs([experiment_id], "tags.job = 'probe/top/00002'")[0]
     own = {name: value for name, value in first.data.tags.items() if not name.startswith("mlflow.run")}
