@@ -177,6 +177,8 @@ class JobContent:
     datasets: tuple[DatasetUse, ...] = ()
     is_complete: bool = False
     """Whether no parameter is missing because it is not known yet."""
+    said: Mapping[str, int] = field(default_factory=dict)
+    """How far the run's history goes with these points, as ``RunMemory.said`` has it."""
 
 
 def read_all(read: Callable[[Given], Found], things: Sequence[Given]) -> list[Found]:
@@ -242,6 +244,7 @@ class ContentReader:
             points=tuple(points),
             datasets=() if is_described else datasets,
             is_complete=granularity is not None or not counts_classes(job),
+            said=last_steps(segments),
         )
 
     def _final_points(

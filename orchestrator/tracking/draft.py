@@ -7,18 +7,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from orchestrator.tracking.facts import RunFacts
+from orchestrator.tracking.facts import RunFacts, RunIdentity
 
+PARENT_TAG = "mlflow.parentRunId"
 _MAX_DIGEST_CHARACTERS = 32
 """MLflow keeps 36; the whole digest stands in the profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Experiment:
-    """Where the runs of a study are."""
+class FoundRun:
+    """A run of a sweep that is on the server, by its tags."""
 
-    experiment_id: str
-    artifact_location: str
+    job: str
+    key: str
+    run_id: str
+    parent_run_id: str
+
+    @property
+    def identity(self) -> RunIdentity:
+        """What it is found by."""
+        return self.job, self.key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +86,13 @@ class RunDraft:
     """Besides those of the facts."""
     points: tuple[MetricPoint, ...] = ()
     datasets: tuple[DatasetUse, ...] = ()
+    only_points: bool = False
+    """Whether the run says all facts and tags already."""
 
     @property
     def all_tags(self) -> dict[str, str]:
         """Tags of the facts and those that are not part of them, and the parent's, by which MLflow nests runs."""
-        parent = {"mlflow.parentRunId": self.parent_run_id} if self.parent_run_id else {}
+        parent = {PARENT_TAG: self.parent_run_id} if self.parent_run_id else {}
         return {**self.facts.tags, **self.tags, **parent}
 
 

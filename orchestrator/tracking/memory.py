@@ -38,7 +38,8 @@ class RunMemory:
     described: bool = False
     """Whether the run has all its parameters."""
     said: dict[str, int] = field(default_factory=dict)
-    """Last published step by number of the attempt that made it: segments of an attempt follow each other."""
+    """Last published step by number of the attempt that made it: segments of an attempt follow each other. Of a trial:
+    number of its published points, by its start."""
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:

@@ -36,7 +36,7 @@ from orchestrator.tracking.content import (
     read_all,
     sweep_params,
 )
-from orchestrator.tracking.draft import Experiment, MetricPoint, RunDraft
+from orchestrator.tracking.draft import FoundRun, MetricPoint, RunDraft
 from orchestrator.tracking.facts import (
     SWEEP_RUN,
     RunFacts,
@@ -60,8 +60,8 @@ _STATUS = {
     TrialState.STOPPED: RunStatus.KILLED,
     TrialState.FAILED: RunStatus.FAILED,
 }
-_BATCH = 500
-"""Runs per transaction: larger ones are hardly faster, and keep other writers waiting."""
+_BATCH = 200
+"""Runs whose content is in memory at once; what is published is remembered in the store after some of these."""
 _SAVE_EVERY_S = 5.0
 _LOG = logging.getLogger(__name__)
 _MAX_BACKOFF_S = 60.0
@@ -76,22 +76,21 @@ class TrialRun:
     facts: RunFacts
     trial: Trial
 
-    def draft(self, run: RunMemory | None, parent: RunMemory) -> RunDraft:
-        """All that its run is to say; points that it says already are not repeated by the server."""
+    def content(self, run: RunMemory | None) -> JobContent:
+        """What its run is to say and does not say yet."""
         params = {name: str(value) for name, value in {**self.job.facets, **self.trial.params}.items()}
-        points = tuple(
-            MetricPoint(name=name, value=value, step=point.step, at_s=point.at_s)
-            for point in self.trial.points
-            for name, value in point.metrics.items()
-            if math.isfinite(value)
-        )
-        return RunDraft(
-            name=self.facts.job,
-            facts=self.facts,
-            run_id="" if run is None else run.run_id,
-            parent_run_id=parent.run_id,
-            params=params,
-            points=points,
+        begun = str(self.trial.started_s)  # another log of the search may have another trial of this number
+        num_said = 0 if run is None else run.said.get(begun, 0)
+        return JobContent(
+            params={} if run is not None and run.described else params,
+            points=tuple(
+                MetricPoint(name=name, value=value, step=point.step, at_s=point.at_s)
+                for point in self.trial.points[num_said:]
+                for name, value in point.metrics.items()
+                if math.isfinite(value)
+            ),
+            is_complete=True,
+            said={begun: len(self.trial.points)},
         )
 
 
@@ -286,37 +285,41 @@ class Publication:
             valid = last_steps(self._list_segments(facts))
             if any(step > valid.get(attempt, 0) for attempt, step in self._runs[facts.identity].said.items()):
                 self._memory.discarded.append(self._runs.pop(facts.identity).run_id)
+        self._delete_discarded()
+
+    def _delete_discarded(self) -> None:
         if waiting := self._memory.condemned:
-            # Remembered before they are deleted: a crash in between must not let them be adopted again.
+            # Remembered before they are deleted: a crash in between must not let them be adopted again, and another
+            # publisher that remembers one of them stops this one here.
             self._save()
             self._server.delete_runs(waiting)
             self._memory.num_deleted = len(self._memory.discarded)
 
     # -------------------------------------------------------------------------------------------------------- publish
     def _publish(self, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
-        experiment = self._server.ensure_experiment(self._plan.experiment or self._plan.sweep)
+        experiment_id = self._server.ensure_experiment(self._plan.experiment or self._plan.sweep)
         is_new_plan = self._memory.submission != self._timeline.submission
-        if self._memory.experiment_id != experiment.experiment_id or is_new_plan:
-            self._server.tag_experiment(experiment, shared_view(self._plan))
-            self._memory.experiment_id = experiment.experiment_id
-        found_more = self._adopt(experiment, [*changed, *(trial.facts for trial in trials)])
+        if self._memory.experiment_id != experiment_id or is_new_plan:
+            self._server.tag_experiment(experiment_id, shared_view(self._plan))
+            self._memory.experiment_id = experiment_id
+        found_more = self._adopt(experiment_id, [*changed, *(trial.facts for trial in trials)])
         sweep = [facts for facts in changed if facts.identity == SWEEP_RUN]
         if SWEEP_RUN not in self._runs:  # first: it is the parent of the others
-            self._write(experiment, [self._unfinished(sweep[0])], {})
+            self._write(experiment_id, [self._unfinished(sweep[0])], {})
             self._save()
         jobs = [facts for facts in changed if facts.identity != SWEEP_RUN]
         batches = [jobs[start : start + _BATCH] for start in range(0, len(jobs), _BATCH)]
         # Last, the sweep: its end says that all is there. Stops at nothing but errors.
         is_all_there = all(
             [
-                *(self._publish_jobs(experiment, batch) for batch in batches),
-                self._publish_trials(experiment, trials),
-                self._publish_sweep(experiment, sweep),
+                *(self._publish_jobs(experiment_id, batch) for batch in batches),
+                self._publish_trials(experiment_id, trials),
+                self._publish_sweep(experiment_id, sweep),
             ]
         )
         return is_all_there and not found_more
 
-    def _adopt(self, experiment: Experiment, changed: list[RunFacts]) -> bool:
+    def _adopt(self, experiment_id: str, changed: list[RunFacts]) -> bool:
         """Find runs that a crash, between making them and saving the memory, left to their tags alone.
 
         True if there are others as well, of earlier revisions: the next pass says so of them.
@@ -324,20 +327,38 @@ class Publication:
         missing = {facts.identity for facts in changed} - self._runs.keys()
         if not missing:
             return False
-        found = self._server.find_runs(experiment, self._plan.sweep)
+        found = self._find(experiment_id)
+        unknown = [run for run in found if run.identity not in self._runs]
+        for run in unknown:
+            self._runs.setdefault(run.identity, RunMemory(job=run.job, key=run.key, run_id=run.run_id))
+        self._remove_doubles(found)
+        return any(run.identity not in missing for run in unknown)
+
+    def _find(self, experiment_id: str) -> list[FoundRun]:
         discarded = set(self._memory.discarded)
-        unknown = [run for run in found if run[:2] not in self._runs and run[2] not in discarded]
-        for job, key, run_id in unknown:
-            self._runs.setdefault((job, key), RunMemory(job=job, key=key, run_id=run_id))
-        return any(run[:2] not in missing for run in unknown)
+        return [run for run in self._server.find_runs(experiment_id, self._plan.sweep) if run.run_id not in discarded]
+
+    def _remove_doubles(self, found: Sequence[FoundRun]) -> None:
+        """Delete second runs of a job: made by requests whose answers came too late for whoever sent them.
+
+        Only runs below the same parent: other stores may publish sweeps of this name to the same server.
+        """
+        parents = {run.run_id: run.parent_run_id for run in found}
+        known = [(run, self._runs.get(run.identity)) for run in found if run.parent_run_id]
+        self._memory.discarded += [
+            run.run_id
+            for run, first in known
+            if first is not None and first.run_id != run.run_id and parents.get(first.run_id) == run.parent_run_id
+        ]
+        self._delete_discarded()
 
     def _write(
-        self, experiment: Experiment, drafts: Sequence[RunDraft], contents: Mapping[RunIdentity, JobContent]
+        self, experiment_id: str, drafts: Sequence[RunDraft], contents: Mapping[RunIdentity, JobContent | None]
     ) -> bool:
         """Write runs and remember them; False if one was deleted meanwhile, so that the next pass makes it anew."""
         all_there = True
         # Remembered one by one as the server confirms them: after an error, those before it are not told again.
-        for draft, run_id in self._server.write(experiment, drafts):
+        for draft, run_id in self._server.write(experiment_id, drafts):
             facts = draft.facts
             if not run_id:
                 del self._runs[facts.identity]
@@ -348,17 +369,18 @@ class Publication:
                 self._unsaved.append(run_id)
             run = self._runs[facts.identity]
             run.status, run.fingerprint = facts.status, facts.fingerprint
-            if facts.identity in contents:
-                run.described = contents[facts.identity].is_complete
-                run.said = last_steps(self._list_segments(facts))
+            content = contents.get(facts.identity)
+            if content is not None:
+                run.described, run.said = content.is_complete, dict(content.said)
         return all_there
 
     # ----------------------------------------------------------------------------------------------------------- jobs
-    def _publish_jobs(self, experiment: Experiment, some: Sequence[RunFacts]) -> bool:
-        found = dict(zip([facts.identity for facts in some], read_all(self._content, some), strict=True))
-        contents = {identity: content for identity, content in found.items() if content is not None}
-        drafts = [self._job_draft(facts, contents.get(facts.identity)) for facts in some]
-        all_there = self._write(experiment, drafts, contents)
+    def _publish_jobs(self, experiment_id: str, some: Sequence[RunFacts]) -> bool:
+        contents = dict(zip([facts.identity for facts in some], read_all(self._content, some), strict=True))
+        # The run of a job of an earlier revision is there; that of a trial is a job's.
+        parent = self._runs[SWEEP_RUN].run_id
+        drafts = [self._draft(facts, contents[facts.identity], "" if facts.is_superseded else parent) for facts in some]
+        all_there = self._write(experiment_id, drafts, contents)
         if time.monotonic() - self._saved_at_s > _SAVE_EVERY_S:
             self._save()
         return all_there
@@ -377,38 +399,45 @@ class Publication:
             is_described=run is not None and run.described,
         )
 
-    def _job_draft(self, facts: RunFacts, content: JobContent | None) -> RunDraft:
+    def _draft(self, facts: RunFacts, content: JobContent | None, parent_run_id: str) -> RunDraft:
         run, given = self._runs.get(facts.identity), content or JobContent()
         return RunDraft(
             name=facts.job,
             facts=facts,
             run_id="" if run is None else run.run_id,
-            # An earlier revision's is there; that of a trial is a job's.
-            parent_run_id="" if facts.is_superseded else self._runs[SWEEP_RUN].run_id,
+            parent_run_id=parent_run_id,
             params=given.params,
             tags=given.tags,
             points=given.points,
             datasets=given.datasets,
+            only_points=run is not None and run.fingerprint == facts.fingerprint,
         )
 
-    def _publish_trials(self, experiment: Experiment, trials: Sequence[TrialRun]) -> bool:
-        there = [(trial, self._runs.get((trial.job.name, trial.job.key))) for trial in trials]
-        drafts = [trial.draft(self._runs.get(trial.facts.identity), parent) for trial, parent in there if parent]
-        return self._write(experiment, drafts, {}) and len(drafts) == len(trials)
+    def _publish_trials(self, experiment_id: str, trials: Sequence[TrialRun]) -> bool:
+        contents: dict[RunIdentity, JobContent] = {}
+        drafts: list[RunDraft] = []
+        for trial in trials:
+            identity, parent = trial.facts.identity, self._runs.get((trial.job.name, trial.job.key))
+            if parent is not None:
+                contents[identity] = trial.content(self._runs.get(identity))
+                drafts.append(self._draft(trial.facts, contents[identity], parent.run_id))
+        return self._write(experiment_id, drafts, contents) and len(drafts) == len(trials)
 
     # ---------------------------------------------------------------------------------------------------------- sweep
     def _unfinished(self, facts: RunFacts) -> RunDraft:
         """The sweep's run as it is made: whatever became of the sweep, its jobs are not there yet."""
         return RunDraft(name=self._plan.sweep, facts=replace(facts, status=RunStatus.RUNNING, end_s=None))
 
-    def _publish_sweep(self, experiment: Experiment, sweep: Sequence[RunFacts]) -> bool:
+    def _publish_sweep(self, experiment_id: str, sweep: Sequence[RunFacts]) -> bool:
         if not sweep or SWEEP_RUN not in self._runs:
             return not sweep
+        if sweep[0].status.is_final:
+            self._remove_doubles(self._find(experiment_id))
         run = self._runs[SWEEP_RUN]
         params = {} if run.described else sweep_params(self._plan)
         tags = self._attachments.tags()
         draft = RunDraft(name=self._plan.sweep, facts=sweep[0], run_id=run.run_id, params=params, tags=tags)
-        if not self._write(experiment, [draft], {}):
+        if not self._write(experiment_id, [draft], {}):
             return False
         run.described = True
         # Last: a server that takes no files still shows how every job ended.

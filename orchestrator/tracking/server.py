@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
-from orchestrator.tracking.draft import Experiment, RunDraft
-from orchestrator.tracking.run_writers import DIALECTS, BulkWriter, OneByOneWriter, known_tables
+from orchestrator.tracking.draft import FoundRun, RunDraft
+from orchestrator.tracking.run_writer import RunWriter
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -36,11 +36,12 @@ _QUIET = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "GIT_PYTHON_REFRESH": "quiet",
-    # The publisher has its own retries; MLflow's defaults (7 retries of 120 s) would hide an outage for minutes.
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    # The publisher has its own retries, which look first at what a request without an answer has left: MLflow's would
+    # make a run twice, and hide an outage for minutes (7 of 120 s).
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
-_NUM_HTTP_THREADS = 8
+_NUM_THREADS = 8
 _OWNER_TAG = "owner"
 _OWNER = "pretraining-orchestrator"
 _DELETED = "deleted"
@@ -201,7 +202,6 @@ class TrackingServer:
         self.num_written = 0
         """Runs that it took so far, each time it took them."""
         self._connected: MlflowClient | None = None
-        self._bulk: BulkWriter | None = None
 
     @property
     def shown(self) -> str:
@@ -210,8 +210,8 @@ class TrackingServer:
         # A database's own socket has no host name, and may have a user and password all the same.
         return address.hostname or f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
 
-    def ensure_experiment(self, name: str) -> Experiment:
-        """The experiment with this name, made if there is none.
+    def ensure_experiment(self, name: str) -> str:
+        """Id of the experiment with this name, made if there is none.
 
         Raises:
             TrackingError: the server does not answer, or the experiment is deleted or somebody else's.
@@ -227,33 +227,28 @@ class TrackingServer:
                 raise TrackingRefusedError(message + "`mlflow gc`, or give the sweep another tracking.experiment")
             if found.tags.get(_OWNER_TAG) != _OWNER:
                 self._adopt(found.experiment_id, name)
-            return Experiment(experiment_id=str(found.experiment_id), artifact_location=found.artifact_location)
+            return str(found.experiment_id)
 
-    def tag_experiment(self, experiment: Experiment, tags: Mapping[str, str]) -> None:
+    def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
         """Give an experiment tags; equal ones are not written again."""
         with failures_named("tagging the experiment", self.shown):
-            known = self._client.get_experiment(experiment.experiment_id).tags
+            known = self._client.get_experiment(experiment_id).tags
             for name, value in tags.items():
                 if known.get(name) != value:
-                    self._client.set_experiment_tag(experiment.experiment_id, name, value)
+                    self._client.set_experiment_tag(experiment_id, name, value)
 
-    def find_runs(self, experiment: Experiment, sweep: str) -> list[tuple[str, str, str]]:
-        """(job, key, run id) of the sweep's runs that are not deleted, oldest first."""
+    def find_runs(self, experiment_id: str, sweep: str) -> list[FoundRun]:
+        """The sweep's runs that are not deleted, oldest first."""
         with failures_named(f"searching the runs of sweep {sweep}", self.shown):
-            return self._writer().find_runs(experiment.experiment_id, sweep)
+            return self._writer.find_runs(experiment_id, sweep)
 
-    def write(self, experiment: Experiment, drafts: Sequence[RunDraft]) -> Iterator[tuple[RunDraft, str]]:
+    def write(self, experiment_id: str, drafts: Sequence[RunDraft]) -> Iterator[tuple[RunDraft, str]]:
         """Write runs; yields each draft with its run id once it is there, empty where it was deleted meanwhile.
 
         A caller that stops at an error has been given all that was written for certain.
         """
         with failures_named("writing runs", self.shown):
-            writer = self._writer()
-            written: Iterable[str]
-            if isinstance(writer, BulkWriter):
-                written = writer.write(experiment, drafts)
-            else:
-                written = writer.write(experiment.experiment_id, drafts)
+            written = self._writer.write(experiment_id, drafts)
             for draft, run_id in zip(drafts, written, strict=True):
                 self.num_written += 1
                 yield draft, run_id
@@ -261,7 +256,7 @@ class TrackingServer:
     def is_active(self, run_id: str) -> bool:
         """Whether a run exists and is not deleted."""
         with failures_named(f"reading run {run_id}", self.shown):
-            return OneByOneWriter(self._client, num_threads=1).is_active(run_id)
+            return self._writer.is_active(run_id)
 
     def delete_runs(self, run_ids: Iterable[str]) -> None:
         """Mark runs deleted; one that is gone already is success."""
@@ -337,30 +332,22 @@ class TrackingServer:
     def _is_http(self) -> bool:
         return self.uri.startswith(("http://", "https://"))
 
-    def _writer(self) -> BulkWriter | OneByOneWriter:
-        if self._is_http:
-            return OneByOneWriter(self._client, num_threads=_NUM_HTTP_THREADS)
-        if self._bulk is None:
-            engine = getattr(self._client._tracking_client.store, "engine", None)  # noqa: SLF001
-            tables = known_tables()
-            if engine is None or engine.dialect.name not in DIALECTS or tables is None:
-                return OneByOneWriter(self._client, num_threads=1)
-            self._bulk = BulkWriter(engine, tables)
-        return self._bulk
+    @property
+    def _writer(self) -> RunWriter:
+        # SQLite has one writer at a time, whoever waits for it.
+        return RunWriter(self._client, num_threads=1 if _sqlite_path(self.uri) else _NUM_THREADS)
 
     # ----------------------------------------------------------------------------------------------------- experiments
-    def _create_experiment(self, name: str) -> Experiment:
+    def _create_experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
 
         location = self._artifact_location(name)
         try:
-            number = self._client.create_experiment(name, artifact_location=location, tags={_OWNER_TAG: _OWNER})
+            return str(self._client.create_experiment(name, artifact_location=location, tags={_OWNER_TAG: _OWNER}))
         except MlflowException as error:
             if error.error_code != "RESOURCE_ALREADY_EXISTS":
                 raise
             return self.ensure_experiment(name)  # another publisher was first
-        made = self._client.get_experiment(number)
-        return Experiment(experiment_id=str(made.experiment_id), artifact_location=made.artifact_location)
 
     def _artifact_location(self, experiment: str) -> str | None:
         """A server knows its own place. MLflow's default for databases is the working directory, whichever that is."""

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.job_kinds import JobKind
@@ -312,7 +313,7 @@ def _with_search(plan: Plan) -> tuple[Plan, Job]:
     return replace(plan, jobs=(*plan.jobs, search)), search
 
 
-def test_publisher_trials_are_runs_below_their_search(client, store, plan, uri):
+def test_publisher_trials_are_runs_below_their_search(client, store, plan, uri, monkeypatch):
     plan, search = _with_search(plan)
     journal = SampleJournal(store, plan)
     publisher = Publisher(store, uri)
@@ -324,8 +325,17 @@ def test_publisher_trials_are_runs_below_their_search(client, store, plan, uri):
     assert runs["search/lr#0"].data.tags["mlflow.parentRunId"] == runs["search/lr"].info.run_id
     assert [runs[f"search/lr#{number}"].info.status for number in (0, 1)] == ["RUNNING", "KILLED"]
 
+    sent: list[tuple[str, int]] = []
+    log_batch = SqlAlchemyStore.log_batch
+
+    def recorded(store, run_id, metrics, params, tags):
+        sent.extend((run_id, metric.step) for metric in metrics)
+        log_batch(store, run_id, metrics, params, tags)
+
+    monkeypatch.setattr(SqlAlchemyStore, "log_batch", recorded)
     write_trial(store, search.key, _trial(0, 0.5, 0.3, state=TrialState.COMPLETED))
     assert Publisher(store, uri).publish_once(plan.sweep)
+    assert sent == [(runs["search/lr#0"].info.run_id, 20)]  # and not what the run says already
     run = _runs(client, plan)["search/lr#0"]
     assert (run.info.status, run.data.params["lr"]) == ("FINISHED", "0.1")
     history = client.get_metric_history(run.info.run_id, "val_error")

@@ -15,7 +15,6 @@ from orchestrator.state.events import SweepEnding
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import record_name, report_name, tracking_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.draft import Experiment
 from orchestrator.tracking.memory import Memory, MemoryFile
 from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingServer
@@ -340,8 +339,8 @@ def test_publisher_two_at_the_same_time_agree_on_the_runs(*, client, store, plan
     rival = Publisher(store, tracking_uri)
     find_runs = TrackingServer.find_runs
 
-    def find_then_rival_publishes(server: TrackingServer, experiment: Experiment, sweep: str):
-        found = find_runs(server, experiment, sweep)
+    def find_then_rival_publishes(server: TrackingServer, experiment_id: str, sweep: str):
+        found = find_runs(server, experiment_id, sweep)
         monkeypatch.setattr(TrackingServer, "find_runs", find_runs)
         assert rival.publish_once(sweep)
         return found

@@ -11,7 +11,6 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_compare_link
 from orchestrator.tracking.publication import Publisher
-from orchestrator.tracking.run_writers import BulkWriter
 from orchestrator.tracking.server import TrackingError, TrackingServer, ask_database
 from tests.mlflow_servers import MlflowServer, new_database, postgres_cluster
 from tests.sample_journal import SampleJournal, write_segment
@@ -42,12 +41,11 @@ def _published(client, experiment: str) -> dict[str, Any]:
     return by_job
 
 
-def test_publisher_postgresql_is_written_in_bulk_and_read_by_mlflow(postgres, tmp_path):
+def test_publisher_postgresql_is_written_and_read_by_mlflow(postgres, tmp_path):
     big = big_sweep(1200, store=LocalStore(tmp_path / "store"))
     assert Publisher(big.store, postgres).publish_once("big")
 
     server = TrackingServer(postgres)
-    assert isinstance(server._writer(), BulkWriter)
     runs = _published(server.client, "big")
     assert len(runs) == 1 + 1200
     assert {run.info.status for run in runs.values()} == {"FINISHED"}

@@ -131,11 +131,11 @@ def assign(points: Points, search: Search, num_threads: int = 1) -> NDArray[np.i
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Sums:
-    """Of one block: sums (U, D) and sizes (U,) of the clusters ``members`` (U,)."""
+    """Of one block: sums (U, D) and sizes (U,) of the clusters ``members`` (U,), ascending, or of all K."""
 
     ids_B: NDArray[np.int32]
     distances_B: NDArray[np.float32]
-    members: NDArray[np.int32]
+    members: NDArray[np.int64] | None
     sums_UD: NDArray[np.float32]
     sizes_U: NDArray[np.int64]
 
@@ -186,7 +186,10 @@ class _Lloyd:
         for block in self._blocks():
             stop = start + len(block.ids_B)
             ids_N[start:stop], distances_N[start:stop] = block.ids_B, block.distances_B
-            if num_clusters:
+            if num_clusters and block.members is None:
+                sums_KD += block.sums_UD
+                sizes_K += block.sizes_U
+            elif num_clusters:
                 sums_KD[block.members] += block.sums_UD
                 sizes_K[block.members] += block.sizes_U
             start = stop
@@ -206,9 +209,15 @@ class _Lloyd:
         rows = np.arange(start, min(start + self._search.block_rows, len(self._points)))
         points_BD = self._points.take(rows)
         ids_B, distances_B = self._search.nearest(points_BD)
-        members, slots_B, sizes_U = np.unique(ids_B, return_inverse=True, return_counts=True)
+        num_clusters = self._shape[0]
+        sizes_U: NDArray[np.int64] = np.bincount(ids_B, minlength=num_clusters)
+        members: NDArray[np.int64] | None = None
+        if len(rows) < num_clusters:  # most clusters have none of these points
+            members = np.flatnonzero(sizes_U)
+            sizes_U = sizes_U[members]
+        by_cluster_B, starts = np.argsort(ids_B, kind="stable"), np.concatenate([[0], np.cumsum(sizes_U)])
         ones = np.ones(len(rows), np.float32)
-        chooser_UB = csr_array((ones, (slots_B, np.arange(len(rows)))), shape=(len(members), len(rows)))
+        chooser_UB = csr_array((ones, by_cluster_B, starts), shape=(len(sizes_U), len(rows)))
         return _Sums(
             ids_B=ids_B, distances_B=distances_B, members=members, sums_UD=chooser_UB @ points_BD, sizes_U=sizes_U
         )

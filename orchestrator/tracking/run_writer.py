@@ -1,0 +1,186 @@
+"""Writes runs through MLflow's client, several at once.
+
+A run that is made and ends takes three requests (make it, parameters and values, its end), one more if it names data
+sets, and one more for every further 1,000 values. No request is repeated here: one without an answer may have had its
+effect. ``Publication`` finds out by the tags of the runs, parameters are written only where they are missing, and
+MLflow drops values that a run has already (same name, step, time and value).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from orchestrator.tracking.draft import PARENT_TAG, DatasetUse, FoundRun, RunDraft, milliseconds
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
+
+
+_MAX_METRICS_PER_CALL = 1000
+_MAX_LABELS_PER_CALL = 100
+"""Parameters or tags; with them a call may hold 1000 entities in all."""
+_SEARCH_PAGE = 1000
+_NO_END = 0
+"""As an end time: there is no other way to take one back, and MLflow reads 0 as no end."""
+
+_DATABASE_REFUSAL = "BAD_REQUEST"
+"""As an error code: what the database says no to, which is not always the caller's fault."""
+
+
+class RunWriter:
+    """Writes runs by ``MlflowClient``. Each call may be repeated after a failure.
+
+    ``num_threads``: runs at once. ``log_batch`` takes two of the fifteen connections that a process of MLflow's server
+    has to its database: fifteen calls that have one each would wait for each other.
+    """
+
+    def __init__(self, client: MlflowClient, *, num_threads: int) -> None:
+        self._client = client
+        self._num_threads = num_threads
+
+    def find_runs(self, experiment_id: str, sweep: str) -> list[FoundRun]:
+        """The sweep's runs that are not deleted, oldest first."""
+        found: list[FoundRun] = []
+        token: str | None = None
+        while True:
+            page = self._client.search_runs(
+                [experiment_id],
+                f"tags.sweep = '{sweep}'",
+                max_results=_SEARCH_PAGE,
+                order_by=["attributes.start_time ASC", "attributes.run_id ASC"],
+                page_token=token,
+            )
+            found += [_found(run) for run in page]
+            token = page.token
+            if not token:
+                return found
+
+    def write(self, experiment_id: str, drafts: Sequence[RunDraft]) -> Iterator[str]:
+        """Write each draft; yields its run id, or nothing but an empty string where the run was deleted meanwhile."""
+        with ThreadPoolExecutor(max_workers=self._num_threads, thread_name_prefix="mlflow") as threads:
+            yield from threads.map(lambda draft: self._write_or_miss(experiment_id, draft), drafts)
+
+    def is_active(self, run_id: str) -> bool:
+        """Whether a run exists and is not deleted."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
+        except MlflowException as error:
+            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+                return False
+            raise
+
+    def _write_or_miss(self, experiment_id: str, draft: RunDraft) -> str:
+        from mlflow.exceptions import MlflowException
+
+        try:
+            return self._write(experiment_id, draft)
+        except MlflowException as error:
+            if draft.run_id and _is_refusal(error) and not self.is_active(draft.run_id):
+                return ""
+            raise
+
+    def _write(self, experiment_id: str, draft: RunDraft) -> str:
+        run_id = draft.run_id or self._create(experiment_id, draft)
+        self._log(run_id, draft, is_new=not draft.run_id)
+        if draft.datasets:
+            self._log_datasets(run_id, draft.datasets)
+        self._end(run_id, draft)
+        return run_id
+
+    def _create(self, experiment_id: str, draft: RunDraft) -> str:
+        """Make a run that can be found by its tags from its first moment on."""
+        start_ms = milliseconds(draft.facts.start_s)
+        run = self._client.create_run(experiment_id, start_time=start_ms, tags=draft.all_tags, run_name=draft.name)
+        return str(run.info.run_id)
+
+    def _log(self, run_id: str, draft: RunDraft, *, is_new: bool) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        known = {} if is_new or not draft.params else self._client.get_run(run_id).data.params
+        params = [Param(*item) for item in draft.params.items() if item[0] not in known]
+        tags = [] if is_new or draft.only_points else [RunTag(*item) for item in draft.all_tags.items()]
+        points = [Metric(point.name, point.value, milliseconds(point.at_s), point.step) for point in draft.points]
+        for metrics, labels in _calls(points, [*params, *tags]):
+            self._client.log_batch(
+                run_id,
+                metrics=metrics,
+                params=[label for label in labels if isinstance(label, Param)],
+                tags=[label for label in labels if isinstance(label, RunTag)],
+                synchronous=True,
+            )
+
+    def _log_datasets(self, run_id: str, uses: Sequence[DatasetUse]) -> None:
+        """Name what the run read; MLflow refuses a data set that is named elsewhere between its look and its write.
+
+        Each refusal of that kind means that one more of them is known, so there are at most as many as data sets.
+        """
+        from mlflow.exceptions import MlflowException
+
+        inputs = [_dataset_input(use) for use in uses]
+        for num_left in reversed(range(1 + len(uses))):
+            try:
+                self._client.log_inputs(run_id, datasets=inputs)
+            except MlflowException as error:
+                if error.error_code != _DATABASE_REFUSAL or not num_left:
+                    raise
+            else:
+                return
+
+    def _end(self, run_id: str, draft: RunDraft) -> None:
+        from mlflow.entities import RunStatus
+
+        facts = draft.facts
+        if facts.keeps_ending or draft.only_points or (not draft.run_id and facts.status.value == "RUNNING"):
+            return  # as it is there, or as MLflow makes them
+        end_ms = _NO_END if facts.end_s is None else milliseconds(facts.end_s)
+        # The client's own methods cannot take an end back.
+        store = self._client._tracking_client.store  # noqa: SLF001
+        store.update_run_info(run_id, RunStatus.from_string(facts.status.value), end_ms, None)
+
+
+def _found(run: Run) -> FoundRun:
+    tags = run.data.tags
+    parent = tags.get(PARENT_TAG, "")
+    return FoundRun(job=tags.get("job", ""), key=tags.get("key", ""), run_id=run.info.run_id, parent_run_id=parent)
+
+
+def _calls(
+    metrics: Sequence[Metric], labels: Sequence[Param | RunTag]
+) -> Iterator[tuple[list[Metric], list[Param | RunTag]]]:
+    """Batches within MLflow's limits, as few as possible."""
+    rest, left = iter(metrics), iter(labels)
+    while True:
+        some = list(islice(left, _MAX_LABELS_PER_CALL))
+        first = list(islice(rest, _MAX_METRICS_PER_CALL - len(some)))
+        if not some and not first:
+            return
+        yield first, some
+
+
+def _dataset_input(use: DatasetUse) -> DatasetInput:
+    from mlflow.entities import Dataset, DatasetInput
+
+    dataset = Dataset(
+        name=use.name,
+        digest=use.short_digest,
+        source_type=use.source_type,
+        source=use.source_json,
+        profile=use.profile_json,
+    )
+    return DatasetInput(dataset=dataset, tags=[])
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the server answered and said no, which is worth a second look; an outage is not."""
+    return getattr(error, "error_code", "") in {
+        "INVALID_PARAMETER_VALUE",
+        "INVALID_STATE",
+        "RESOURCE_DOES_NOT_EXIST",
+        _DATABASE_REFUSAL,
+    }

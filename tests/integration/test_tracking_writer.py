@@ -1,0 +1,242 @@
+"""Runs written through MLflow's client: how many requests they take, and what repeated and late requests leave."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow.store.tracking.dbmodels.models import SqlDataset
+from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from sqlalchemy import event
+from sqlalchemy.orm import Session
+
+from orchestrator.tracking.draft import DatasetUse, MetricPoint, RunDraft
+from orchestrator.tracking.facts import RunFacts, RunStatus
+from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.run_writer import RunWriter
+from orchestrator.tracking.server import TrackingServer
+from tests.mlflow_servers import new_database
+from tests.tracking_sweeps import big_sweep, problems
+
+START_S = 1_800_000_000.0
+DATASET = DatasetUse(name="tree", digest="d" * 64, source="s3://bucket/tree", num_samples=4096)
+TABLES = ("runs", "tags", "params", "metrics", "latest_metrics", "inputs", "datasets")
+REQUESTS = ("create_run", "log_batch", "log_inputs", "update_run_info", "get_run")
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory) -> Path:
+    """Every test has an experiment of its own."""
+    path: Path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    new_database(path)
+    return path
+
+
+@pytest.fixture
+def server(database) -> TrackingServer:
+    return TrackingServer(f"sqlite:///{database}")
+
+
+@pytest.fixture
+def requests(server, monkeypatch) -> Counter[str]:
+    """Requests about runs, by name."""
+    store, counts = server.client._tracking_client.store, Counter[str]()
+
+    def counted(name: str):
+        original = getattr(store, name)
+
+        def call(*arguments, **options):
+            counts[name] += 1
+            return original(*arguments, **options)
+
+        return call
+
+    for name in REQUESTS:
+        monkeypatch.setattr(store, name, counted(name))
+    return counts
+
+
+def _facts(job: str, status: RunStatus = RunStatus.FINISHED, **tags: str) -> RunFacts:
+    end_s = START_S + 9 if status.is_final else None
+    identity = {"sweep": "s", "job": job, "key": job}
+    return RunFacts(job=job, key=job, status=status, start_s=START_S, end_s=end_s, tags={**identity, **tags})
+
+
+def _points(*values: float, name: str = "val_error") -> tuple[MetricPoint, ...]:
+    return tuple(MetricPoint(name=name, value=v, step=s, at_s=START_S + s) for s, v in enumerate(values, start=1))
+
+
+def _first_drafts() -> list[RunDraft]:
+    return [
+        RunDraft(name="running", facts=_facts("running", RunStatus.RUNNING), params={"lr": "0.1"}, points=_points(0.5)),
+        RunDraft(
+            name="done",
+            facts=_facts("done", state="succeeded"),
+            parent_run_id="f" * 32,
+            params={"lr": "0.1", "model": "resnet18"},
+            tags={"artifact": "s3://bucket/x"},
+            points=(*_points(0.5, 0.25, 0.125), *_points(3.0, 2.0, name="train_loss")),
+            datasets=(DATASET,),
+        ),
+        RunDraft(name="bare", facts=_facts("bare", RunStatus.KILLED)),
+    ]
+
+
+def _rows(database: Path) -> dict[str, list[tuple[object, ...]]]:
+    """All of them. An end of 0 is none, see ``run_writer``."""
+    with sqlite3.connect(database) as connection:
+        found = {name: connection.execute(f"SELECT * FROM {name}").fetchall() for name in TABLES}  # noqa: S608
+    return {name: sorted((tuple(v or None for v in row) for row in rows), key=repr) for name, rows in found.items()}
+
+
+def test_writer_run_takes_three_requests_and_one_per_further_thousand_values(server, requests):
+    experiment_id = server.ensure_experiment("requests")
+    many = tuple(MetricPoint(name="loss", value=1.0, step=step, at_s=START_S) for step in range(2990))
+    draft = RunDraft(name="long", facts=_facts("long"), params={f"p{n}": "1" for n in range(10)}, points=many[:990])
+    ((_, run_id),) = server.write(experiment_id, [draft])
+    assert requests == {"create_run": 1, "log_batch": 1, "update_run_info": 1}
+
+    requests.clear()
+    list(server.write(experiment_id, [replace(draft, name="longer", points=many)]))
+    assert requests == {"create_run": 1, "log_batch": 3, "update_run_info": 1}
+
+    requests.clear()
+    list(server.write(experiment_id, [replace(draft, run_id=run_id, params={}, points=many[990:], only_points=True)]))
+    assert requests == {"log_batch": 2}
+    history = server.client.get_metric_history(run_id, "loss")
+    assert sorted(point.step for point in history) == list(range(2990))
+
+
+def test_writer_same_batch_twice_changes_nothing(server, database):
+    experiment_id = server.ensure_experiment("twice")
+    ids = [run_id for _, run_id in server.write(experiment_id, _first_drafts())]
+    before = _rows(database)
+    again = [replace(draft, run_id=run_id) for draft, run_id in zip(_first_drafts(), ids, strict=True)]
+    assert [run_id for _, run_id in server.write(experiment_id, again)] == ids
+    assert _rows(database) == before
+
+
+def test_writer_older_value_does_not_become_the_latest(server):
+    experiment_id = server.ensure_experiment("latest")
+    ((_, run_id),) = server.write(experiment_id, [replace(_first_drafts()[0], points=_points(0.5, 0.25))])
+    late = replace(_first_drafts()[0], run_id=run_id, points=_points(0.5))
+    assert [told for _, told in server.write(experiment_id, [late])] == [run_id]
+    assert server.client.get_run(run_id).data.metrics == {"val_error": 0.25}
+
+
+def test_writer_deleted_run_is_told_and_the_others_are_written(server):
+    experiment_id = server.ensure_experiment("gone")
+    ids = [run_id for _, run_id in server.write(experiment_id, _first_drafts())]
+    server.client.delete_run(ids[0])
+    ended = [
+        RunDraft(name="running", facts=_facts("running", state="ended"), run_id=ids[0], datasets=(DATASET,)),
+        replace(_first_drafts()[1], run_id=ids[1], points=_points(0.5, 0.25, 0.125, 0.0625)),
+    ]
+    assert [run_id for _, run_id in server.write(experiment_id, ended)] == ["", ids[1]]
+    assert server.client.get_run(ids[0]).info.status == "RUNNING"
+    assert server.client.get_run(ids[1]).data.metrics["val_error"] == 0.0625
+
+
+def test_writer_reopened_run_has_no_end(server):
+    experiment_id = server.ensure_experiment("reopened")
+    ((_, run_id),) = server.write(experiment_id, [_first_drafts()[2]])
+    assert server.client.get_run(run_id).info.end_time == 1000 * (START_S + 9)
+    list(server.write(experiment_id, [RunDraft(name="b", facts=_facts("bare", RunStatus.RUNNING), run_id=run_id)]))
+    info = server.client.get_run(run_id).info
+    assert (info.status, info.end_time or None) == ("RUNNING", None)
+    assert info.to_proto().end_time == 0  # what a page is told: none
+
+
+def test_writer_data_set_that_two_runs_name_at_once_is_named_by_both(server):
+    """Both have looked for it before either writes it: one is refused by the database, and says it again."""
+    both_looked = threading.Barrier(2)
+    names: list[str] = []
+
+    def wait_for_the_other(session, *_):
+        named = [str(row.name) for row in session.new if isinstance(row, SqlDataset)]
+        if named and len(names) < 2:
+            names.extend(named)
+            both_looked.wait(timeout=60)
+
+    experiment_id = server.ensure_experiment("at once")
+    drafts = [RunDraft(name=job, facts=_facts(job), datasets=(DATASET,)) for job in ("first", "second")]
+    event.listen(Session, "before_flush", wait_for_the_other)
+    try:
+        ids = list(RunWriter(server.client, num_threads=2).write(experiment_id, drafts))
+    finally:
+        event.remove(Session, "before_flush", wait_for_the_other)
+    assert names == ["tree", "tree"]
+    runs = [server.client.get_run(run_id) for run_id in ids]
+    assert [[use.dataset.name for use in run.inputs.dataset_inputs] for run in runs] == [["tree"], ["tree"]]
+
+
+def test_publisher_many_jobs_are_all_there_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("orchestrator.tracking.publication._BATCH", 16)
+    big = big_sweep(40)
+    assert Publisher(big.store, new_database(tmp_path / "mlflow.db")).publish_once("big")
+    assert problems(tmp_path / "mlflow.db", big) == []
+
+
+def test_publisher_request_that_lands_after_its_publisher_died_leaves_no_second_run(tmp_path):
+    """Nobody has its answer, and the search of the next publisher came too early: its run is found at the sweep's end.
+
+    A run of the same names below another sweep's run is another store's, and stays.
+    """
+    database = tmp_path / "mlflow.db"
+    running, over = big_sweep(4, is_over=False), big_sweep(4)
+    assert Publisher(running.store, new_database(database)).publish_once("big")
+    client: Any = TrackingServer(f"sqlite:///{database}").client
+    experiment_id = client.get_experiment_by_name("big").experiment_id
+    first = client.search_runs([experiment_id], "tags.job = 'probe/top/00002'")[0]
+    own = {name: value for name, value in first.data.tags.items() if not name.startswith("mlflow.run")}
+    late = client.create_run(experiment_id, tags=own).info.run_id
+    other = client.create_run(experiment_id, tags={**own, "mlflow.parentRunId": "f" * 32}).info.run_id
+    client.delete_run(client.create_run(experiment_id, tags=own).info.run_id)  # somebody's own cleaning is no news
+
+    for stat in list(running.store.list_objects("sweeps/big/tracking/")):
+        over.store.put(stat.name, running.store.get(stat.name))
+    assert Publisher(over.store, f"sqlite:///{database}").publish_once("big")
+
+    assert client.get_run(late).info.lifecycle_stage == "deleted"
+    assert client.get_run(other).info.lifecycle_stage == "active"
+    assert client.get_run(first.info.run_id).info.lifecycle_stage == "active"
+    client.delete_run(other)
+    assert problems(database, over) == []
+
+
+class _KilledError(BaseException):
+    """Not an Exception, as SIGKILL is not: nothing may catch it and go on."""
+
+
+@pytest.mark.parametrize("has_effect", [False, True], ids=["before", "after"])
+def test_publisher_that_dies_at_any_request_leaves_every_run_once(tmp_path, monkeypatch, has_effect):
+    """Each publisher gets one request further than the one before, and remembers nothing of it in the store."""
+    big = big_sweep(5)
+    uri, left = new_database(tmp_path / "mlflow.db"), 0
+
+    def mortal(original):
+        def call(*arguments, **options):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                if has_effect:
+                    original(*arguments, **options)
+                raise _KilledError
+            return original(*arguments, **options)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("create_run", "log_batch", "update_run_info"):
+            patch.setattr(SqlAlchemyStore, name, mortal(getattr(SqlAlchemyStore, name)))
+        for num_requests in range(1, 12):
+            left = num_requests
+            with pytest.raises(_KilledError):
+                Publisher(big.store, uri).publish_once("big")
+    assert Publisher(big.store, uri).publish_once("big")
+    assert problems(tmp_path / "mlflow.db", big) == []
