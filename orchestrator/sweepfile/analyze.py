@@ -237,7 +237,7 @@ def _check_data(
             if known and name not in known:
                 where = _place_of(path, found, "distances")
                 hint = did_you_mean(name, dataset.levels)
-                complaints.add(where, f"'{name}' is no level of data set '{dataset.name}': {hint}")
+                complaints.add(where, f"'{name}' is not a level of data set '{dataset.name}': {hint}")
     if found.dataset and "clp" in found.measures and set(trained) != {found.dataset}:
         message = f"clp needs the classes that backbones were trained on, and '{found.dataset}' has none of them"
         complaints.add(place, f"{message}; remove dataset, or move clp into another entry of analyze")
@@ -262,7 +262,7 @@ def _check_of(
         others = [name for name in analysed if name != labels[found.of].dataset]
         if others:
             message = f"'{found.of}' is a label space of data set '{labels[found.of].dataset}', but '{others[0]}' is "
-            complaints.add((*path, "of"), f"{message}analysed; name one of '{others[0]}', or say dataset")
+            complaints.add((*path, "of"), f"{message}analysed; name a label space of '{others[0]}', or set dataset")
         if labels[found.of].multi_label:
             message = f"samples have several classes in '{found.of}'; choose a label space with one for each"
             complaints.add((*path, "of"), message)

@@ -53,7 +53,7 @@ class BackboneInitSpec(InitialSpec):
     def _chooses_one_backbone(self) -> Self:
         if isinstance(self.seed, str) and self.seed != SAME:
             context = {"seed": repr(self.seed), "at": ("seed",)}
-            raise PydanticCustomError("refused", "{seed} is no seed; write a whole number or same", context)
+            raise PydanticCustomError("refused", "{seed} is not a seed; write a whole number or same", context)
         for field in ("labels", "seed"):
             if self.pretrain is None and field in self.model_fields_set:
                 message = (
@@ -233,7 +233,7 @@ def _check_initial(
     for seed in pretrain.seeds if origin.seed is None else (origin.seed,):
         if seed not in other.seeds:
             where = (*path, "pretrain") if origin.seed is None else (*path, "seed")
-            message = f"block '{other.name}' pretrains none with seed {seed}; its seeds are {list(other.seeds)}"
+            message = f"block '{other.name}' pretrains no backbone with seed {seed}; its seeds are {list(other.seeds)}"
             complaints.add(where, f"{message}; add it there, or name one by init.seed")
             break
     if _architecture(other) != _architecture(pretrain):

@@ -105,11 +105,11 @@ def resolve_baseline(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints
     for name, value in spec.baseline.items():
         where: Path = ("report", "baseline", name)
         if name not in factors:
-            complaints.add(where, f"'{name}' is no factor of this sweep: {did_you_mean(name, factors)}")
+            complaints.add(where, f"'{name}' is not a factor of this sweep: {did_you_mean(name, factors)}")
         elif name == LABELS_FACTOR:
             _check_baseline_space(where, str(value), pretrained, complaints)
         elif str(value) not in factors[name]:
-            complaints.add(where, f"'{value}' is no value of '{name}': {did_you_mean(str(value), factors[name])}")
+            complaints.add(where, f"'{value}' is not a value of '{name}': {did_you_mean(str(value), factors[name])}")
     return {name: str(value) for name, value in spec.baseline.items()}
 
 
@@ -135,7 +135,7 @@ def resolve_rows(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints: Co
     complaints.refuse_repeats(("report", "rows"), rows)
     for position, name in enumerate(rows):
         if name not in factors:
-            message = f"'{name}' is no factor of this sweep: {did_you_mean(name, factors)}"
+            message = f"'{name}' is not a factor of this sweep: {did_you_mean(name, factors)}"
             complaints.add(("report", "rows", position), message)
     return tuple(rows)
 
@@ -166,5 +166,9 @@ def check_published(
         for field, names in known.items():
             if (value := getattr(entry, field)) not in names:
                 hint = did_you_mean(value, filter(None, names))
-                message = f"'{value}' is no {field} of this sweep: {hint}" if value else f"say which one: {hint}"
+                message = (
+                    f"'{value}' is not a {field.replace('_', ' ')} of this sweep: {hint}"
+                    if value
+                    else f"say which one: {hint}"
+                )
                 complaints.add(("report", "published", position, field), message)

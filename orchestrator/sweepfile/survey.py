@@ -97,7 +97,7 @@ def require_datasets(sweep: ResolvedSweep) -> None:
     """What may only be planned is not run. Raises ``SpecError``: a data set is declared, but not there."""
     missing = [dataset.missing for dataset in sweep.datasets.values() if dataset.missing]
     if missing:
-        raise SpecError(tuple(f"{line}; what is declared suffices to plan, but not to run" for line in missing))
+        raise SpecError(tuple(f"{line}; the sweep can be planned without the data, but not run" for line in missing))
 
 
 class _SurveyError(Exception):
@@ -141,6 +141,17 @@ def _lister(patterns: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
     return lambda: list_shards(patterns)
 
 
+def _remedy(path: TreePath, message: str) -> str:
+    """What to do where the objects of a data set are not there."""
+    folder = Path(message.rpartition("file://")[2])
+    if path == ("from",) and folder.is_dir():
+        return (
+            "the folder holds no shards. For a folder of images, `orchestrator init --from FOLDER` writes a sweep, and "
+            "convert: {format: imagefolder, source: FOLDER} reads it here"
+        )
+    return "check the path or URI (`orchestrator data shard` and `orchestrator data index` print the entry)"
+
+
 def _at(path: TreePath, read: Callable[[], Found]) -> Found:
     try:
         return read()
@@ -150,7 +161,7 @@ def _at(path: TreePath, read: Callable[[], Found]) -> Found:
         if message.startswith("store "):
             message = message.replace("store", "data set", 1)
         if isinstance(error, NotFoundError):
-            message += "; check the URI (`orchestrator data shard` and `orchestrator data index` print the entry)"
+            message += f"; {_remedy(path, message)}"
         raise _SurveyError(path, message, is_damage=isinstance(error, BadDataError)) from error
 
 

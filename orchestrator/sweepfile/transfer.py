@@ -254,7 +254,7 @@ def check_targets(transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace]
     for position, item in enumerate(transfer):
         space = labels.get(item.target)
         if space is not None and space.space.keys() & {"random", "split"}:
-            message = f"'{item.target}' are random ids: nothing can be learnt of them for validation samples"
+            message = f"'{item.target}' are random ids, and those of validation samples cannot be predicted"
             complaints.add(("transfer", position, "target"), message + "; choose a level of a hierarchy")
 
 

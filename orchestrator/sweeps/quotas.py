@@ -119,7 +119,7 @@ def _unreadable(store: ObjectStore, cluster: str, error: Exception) -> Controlle
 
 
 def _checked(users: Quotas) -> Quotas:
-    """The same. Raises ``TypeError`` for a bound that is no number, which every round of decisions would trip over."""
+    """The same. Raises ``TypeError`` for a bound that is not a number: every round of decisions would fail."""
     for user, cap in users.items():
         for bound in (cap.max_gpus, cap.max_concurrent):
             if bound is not None and not isinstance(bound, int | float):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
+from orchestrator.core.schema_words import why_refused
 from orchestrator.core.simulation_files import SimulationCode, file_identity
 from workloads.runtime.plugin_arguments import unknown_parameters
 from workloads.theory.context import SimulationContext
@@ -23,10 +23,6 @@ from workloads.theory.shipped import SIMULATIONS
 
 Metrics: TypeAlias = Mapping[str, float]
 Function: TypeAlias = Callable[[Any, Sequence[int], SimulationContext], Iterator[Metrics]]
-
-
-_SAID: Final = re.compile("^(Input |Value error, )")
-_WHY: Final = {"missing": "it must be given", "extra_forbidden": "it takes no such parameter"}
 
 
 class ParametersError(UserError):
@@ -82,10 +78,11 @@ class Simulation:
             given = self.model.model_validate(dict(parameters))
         except ValidationError as error:
             found = [
-                (tuple(detail["loc"]), _WHY.get(detail["type"], _SAID.sub("", detail["msg"])))
+                (tuple(detail["loc"]), why_refused(detail["type"], detail["msg"], detail.get("ctx", {})))
                 for detail in error.errors(include_url=False)
+                if detail["type"] != "extra_forbidden" or len(detail["loc"]) > 1
             ]
-            raise ParametersError(self.name, found) from error
+            raise ParametersError(self.name, [*unknown_parameters(self.model, parameters), *found]) from error
         if unknown := list(unknown_parameters(self.model, parameters)):
             raise ParametersError(self.name, unknown)
         return given
