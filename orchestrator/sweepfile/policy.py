@@ -110,6 +110,15 @@ class PolicySpec(Strict):
         "too few seeds.",
     )
 
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _has_a_unit(cls, value: object) -> object:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            raise PydanticCustomError(
+                "refused", "{value} has no unit; write {value}h, or m or d", {"value": f"{value:g}"}
+            )
+        return value
+
     @field_validator("priority", mode="before")
     @classmethod
     def _is_a_priority(cls, value: object) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Annotated, Final, Literal
@@ -18,6 +19,7 @@ from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, Pretrain
 
+_HOST_AND_PORT: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]+(/.*)?")
 _NEARLY: Final = 0.85
 """Similarity of names, of ``difflib``, from which on one is taken for a slip of the other."""
 
@@ -80,6 +82,8 @@ class TrackingSpec(Strict):
         except ValueError:
             message = "this is not a URI; write http(s)://host:port or sqlite:///absolute/path"
             raise PydanticCustomError("refused", message) from None
+        if _HOST_AND_PORT.fullmatch(uri):
+            raise PydanticCustomError("refused", "this has no scheme; write http://host:port or https://host:port")
         if "@" in authority:
             message = (
                 "a URI with a user or password is refused, because sweeps are stored and shared; "
@@ -118,12 +122,22 @@ def _check_baseline_space(path: Path, space: str, pretrained: Sequence[str], com
         complaints.add(path, f"'{space}' is not pretrained in this sweep: {did_you_mean(space, pretrained)}")
 
 
-def check_metric(spec: ReportSpec, complaints: Complaints) -> None:
-    """Complain of a metric that is nearly one that we record; others are of plug-ins, which nobody here knows."""
+def check_metric(spec: ReportSpec, complaints: Complaints, *, has_plugins: bool) -> None:
+    """Complain of a metric that is nearly one that we record; others are of plug-ins, which nobody here knows.
+
+    Args:
+        spec: the block of the file.
+        complaints: takes what is wrong.
+        has_plugins: whether a recipe names an objective of another package, which may have metrics of its own.
+    """
     name = spec.metric
     if name in RECORDED_METRICS or any(name.startswith(f"{known}_") for known in RECORDED_METRICS):
         return
     near = get_close_matches(name, RECORDED_METRICS, n=1, cutoff=_NEARLY)
+    if not near and not has_plugins:
+        hint = did_you_mean(name, RECORDED_METRICS)
+        message = f"'{name}' is not a metric of built-in losses, which are all that this sweep has: {hint}"
+        complaints.add(("report", "metric"), message)
     if near:
         message = f"'{name}' is nearly the name of a metric; write {near[0]}, or give your own metric another name"
         complaints.add(("report", "metric"), message)

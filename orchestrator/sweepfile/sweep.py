@@ -20,6 +20,7 @@ from pydantic import Field
 
 from orchestrator.core.errors import StorageError
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS
+from orchestrator.core.plugins import is_reference
 from orchestrator.storage.open import check_store_uri
 from orchestrator.sweepfile.analyze import AnalysisSpec, resolve_analysis
 from orchestrator.sweepfile.clusters import check_embeddings
@@ -214,7 +215,7 @@ class _Resolver:
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         analyses = self._analyses(datasets, labels, pretrains)
         baseline = resolve_baseline(spec.report, pretrains, self._complaints)
-        check_metric(spec.report, self._complaints)
+        self._check_report(pretrains, transfer)
         rows = resolve_rows(spec.report, pretrains, self._complaints)
         check_published(spec.report, [entry.name for entry in spec.transfer], pretrains, self._complaints)
         self._check_store()
@@ -245,6 +246,15 @@ class _Resolver:
             notify=notify,
             analyses=analyses,
         )
+
+    def _check_report(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:
+        spec = self._spec.report
+        recipes = [one.recipe for one in pretrains] + [recipe for item in transfer for recipe in item.recipes]
+        has_plugins = any(is_reference(str(recipe.get("loss"))) for recipe in recipes)
+        check_metric(spec, self._complaints, has_plugins=has_plugins)
+        if not pretrains and spec.model_fields_set:
+            message = "it compares pretrained backbones, and there is no 'pretrain'; remove it"
+            self._complaints.add(("report",), message)
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
         read_table = self._labels.read_table if self._labels else None

@@ -138,7 +138,8 @@ def _features(backbone: nn.Module, image_size: int) -> object:
 
 def _blamed(spec: ModelSpec, plain: nn.Module, error: Exception) -> Problem:
     """The argument that is at fault, and why; all of them where none is at fault alone."""
-    defaults = _own_values(spec, plain) | _defaults(plain)
+    own = _own_values(spec, plain)
+    defaults = own | _defaults(plain)
     named = _UNEXPECTED.search(str(error))
     if named is not None and named[1] in spec.kwargs:
         hint = nearest_name(named[1], defaults.keys() - _SET_BY_US)
@@ -148,11 +149,11 @@ def _blamed(spec: ModelSpec, plain: nn.Module, error: Exception) -> Problem:
     for name, value in spec.kwargs.items():
         others = {other: given for other, given in spec.kwargs.items() if other != name}
         if _refusal(replace(spec, kwargs=others)) is None or len(spec.kwargs) == 1:
-            return ["kwargs", name], f"{_refused(spec, name, value, error)}{_usual(name, _own_values(spec, plain))}"
+            return ["kwargs", name], _refused(spec, name, error, own.get(name))
     for name, value in spec.kwargs.items():
         alone = _refusal(replace(spec, kwargs={name: value}))
         if alone is not None:
-            return ["kwargs", name], f"{_refused(spec, name, value, alone)}{_usual(name, _own_values(spec, plain))}"
+            return ["kwargs", name], _refused(spec, name, alone, own.get(name))
     why = explain_refusal(error)
     return ["kwargs"], f"timm model {spec.name} refuses image_size {spec.image_size} with these arguments: {why}"
 
@@ -167,15 +168,12 @@ def _refusal(spec: ModelSpec) -> Exception | None:
     return None
 
 
-def _refused(spec: ModelSpec, name: str, value: object, error: Exception) -> str:
-    given = f"{name}: {_shown(value)} at image_size {spec.image_size}"
-    return f"timm model {spec.name} refuses {given}: {explain_refusal(error)}"
-
-
-def _usual(name: str, own: Mapping[str, Any]) -> str:
-    """What the architecture has itself, where it is plain data."""
-    value = own.get(name)
-    return f"; without it the model has {_shown(value)}" if _kind(value) else "; change or remove it"
+def _refused(spec: ModelSpec, name: str, error: Exception, own: object) -> str:
+    """That a model refuses an argument, why, and what the architecture has itself (``own``)."""
+    why = explain_refusal(error, wanted="a whole number" if _kind(own) == "a number" else "a list")
+    usual = f"without it the model has {_shown(own)}" if _kind(own) else "change or remove it"
+    given = f"{name}: {_shown(spec.kwargs[name])} at image_size {spec.image_size}"
+    return f"timm model {spec.name} refuses {given}: {why}; {usual}"
 
 
 def _wrong_kinds(spec: ModelSpec, defaults: Mapping[str, Any], *, with_lists: bool) -> Iterator[Problem]:

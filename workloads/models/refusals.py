@@ -35,7 +35,7 @@ _PYTHON: Final = (
     (r"multiple values for keyword argument '(\w+)'", "timm sets '{0}' by itself"),
     (r"missing \d+ required", "another argument is missing"),
     (r"'float' object cannot be interpreted as an integer", "it must be a whole number"),
-    (r"'\w+' object is not (?:iterable|subscriptable)|object of type '\w+' has no len", "it must be a list"),
+    (r"'\w+' object is not (?:iterable|subscriptable)|object of type '\w+' has no len", "it must be {wanted}"),
     (r"'(\w+)' object (?:is not callable|has no attribute)", "{kind} cannot be used here"),
     (r"(?:list|tuple) index out of range|not enough values to unpack", "the list is too short"),
     (r"too many values to unpack", "the list is too long"),
@@ -49,8 +49,13 @@ _PYTHON: Final = (
 """Patterns of messages, and what they mean for a person who writes arguments into a file."""
 
 
-def explain_refusal(error: Exception) -> str:
-    """Why a network cannot be built or run, in words, with the message of timm, torch or Python behind it."""
+def explain_refusal(error: Exception, *, wanted: str = "a list") -> str:
+    """Why a network cannot be built or run, in words, with the message of timm, torch or Python behind it.
+
+    Args:
+        error: one of ``REFUSALS``.
+        wanted: what the argument at fault must be, where Python says that it goes over its parts.
+    """
     message = " ".join(str(error).split())
     cause = f"{type(error).__name__}: {message}" if message else type(error).__name__
     if isinstance(error, KeyError):
@@ -61,7 +66,7 @@ def explain_refusal(error: Exception) -> str:
             first = groups[0] if groups else ""
             if "has no attribute" in found[0] and first not in _KINDS:
                 return f"a part of the network is missing then ({cause})"
-            return f"{words.format(*groups, kind=_KINDS.get(first, first))} ({cause})"
+            return f"{words.format(*groups, kind=_KINDS.get(first, first), wanted=wanted)} ({cause})"
     if not message:  # an assertion, whose condition says what is needed
         frames = traceback.extract_tb(error.__traceback__)
         line = (frames[-1].line or "") if frames else ""
