@@ -169,7 +169,7 @@ def test_conversion_that_is_not_as_declared_is_refused_before_anything_is_writte
 @pytest.mark.parametrize(
     ("change", "fields", "message"),
     [
-        ({}, {"source": "s3://lab/photos"}, "converters read files, and this is no path"),
+        ({}, {"source": "s3://lab/photos"}, "converters read files, and this is not a path"),
         (
             {},
             {"source": "/nowhere/at/all"},

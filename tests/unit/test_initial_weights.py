@@ -171,7 +171,7 @@ def test_initial_weights_refusal_names_what_the_file_asks_for_in_plain_words(tmp
     with pytest.raises(UserError) as caught:
         _load(tmp_path, buffer.getvalue())
     text = str(caught.value)
-    assert "it holds len, which is no plain data; store the tensors alone" in text
+    assert "it holds len, which is not plain data; store the tensors alone" in text
     assert text.isprintable()
     assert "weights_only" not in text
     with pytest.raises(UserError, match="damaged archive"):

@@ -146,7 +146,7 @@ def _blamed(spec: ModelSpec, plain: nn.Module, error: Exception) -> Problem:
         return ["kwargs", named[1]], f"timm model {spec.name} has no argument '{named[1]}': {hint}"
     for problem in _wrong_kinds(spec, defaults, with_lists=True):
         return problem
-    for name, value in spec.kwargs.items():
+    for name in spec.kwargs:
         others = {other: given for other, given in spec.kwargs.items() if other != name}
         if _refusal(replace(spec, kwargs=others)) is None or len(spec.kwargs) == 1:
             return ["kwargs", name], _refused(spec, name, error, own.get(name))
