@@ -176,8 +176,7 @@ class LabelEntry(OneRule):
     def _base_is_used(self) -> Self:
         if self.base is not None and all(getattr(self, rule) is None for rule in self.BASED):
             context = {"rules": ", ".join(self.BASED), "at": ("base",)}
-            message = "only {rules} start from another label space; remove base"
-            raise PydanticCustomError("refused", message, context)
+            raise PydanticCustomError("refused", "only {rules} start from another label space; remove it", context)
         return self
 
 

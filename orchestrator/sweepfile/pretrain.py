@@ -12,13 +12,13 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import is_reference
 from orchestrator.sweepfile.checkpoints import CheckpointsSpec, resolve_checkpoints, resolve_keep
-from orchestrator.sweepfile.datasets import SubsetSpec
 from orchestrator.sweepfile.fields import Name, Seed, Seeds, Strict, refuse_unread
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec, resolve_model
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import RecipeResolver
+from orchestrator.sweepfile.subset import SubsetSpec
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, InitialBackbone, LabelSpace, Pretrain
 

@@ -24,7 +24,7 @@ from orchestrator.core.plugins import is_reference
 from orchestrator.storage.open import check_store_uri
 from orchestrator.sweepfile.analyze import AnalysisSpec, resolve_analysis
 from orchestrator.sweepfile.clusters import check_embeddings
-from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture, thinned
+from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture
 from orchestrator.sweepfile.fields import Name, Strict
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_label_spaces
@@ -60,6 +60,7 @@ from orchestrator.sweepfile.report import (
 from orchestrator.sweepfile.resources import ComputeSpec, ResourceGroups, resolve_resources
 from orchestrator.sweepfile.search import check_searches
 from orchestrator.sweepfile.simulate import SimulateSpec, SimulationSources, resolve_simulations
+from orchestrator.sweepfile.subset import thinned
 from orchestrator.sweepfile.transfer import (
     RecipeUse,
     TransferSpec,
