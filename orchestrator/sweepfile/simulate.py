@@ -228,11 +228,25 @@ class _Asked:
         for cell, reply in zip(self.cells, found["cells"], strict=True):
             for at, why in reply.get("problems", ()):
                 complaints.add(self._place(cell, at), f"the simulation '{run}' refuses it: {why}")
+        known_metrics = found.get("metrics", ())
+        for at, metric in self._metrics():
+            if known_metrics and metric not in known_metrics:
+                hint = did_you_mean(metric, known_metrics)
+                complaints.add((*self.path, *at), f"'{metric}' is not a metric of the simulation '{run}': {hint}")
         cells = tuple(
             SimulatedCell(factors=cell.factors, parameters=reply.get("parameters", {}))
             for cell, reply in zip(self.cells, found["cells"], strict=True)
         )
         return replace(self.resolved(), run=found["name"], file=found["file"], cells=cells)
+
+    def _metrics(self) -> Iterator[tuple[Path, str]]:
+        """Metrics that the file names, and where below the simulation."""
+        yield ("metric",), self.spec.metric
+        for position, expected in enumerate(self.spec.expect):
+            if expected.metric:
+                yield ("expect", position, "metric"), expected.metric
+            if expected.closed_form is not None:
+                yield ("expect", position, "closed_form", "metric"), expected.closed_form.metric
 
     def _place(self, cell: SimulatedCell, at: Sequence[str | int]) -> Path:
         """Where the parameter stands that a simulation refuses."""

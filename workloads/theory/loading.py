@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,6 +21,7 @@ from workloads.theory.context import SimulationContext
 from workloads.theory.files import load_function
 from workloads.theory.shipped import SIMULATIONS
 
+_MAX_PARAMETER: Final = 1_000_000_000
 Metrics: TypeAlias = Mapping[str, float]
 Function: TypeAlias = Callable[[Any, Sequence[int], SimulationContext], Iterator[Metrics]]
 
@@ -83,8 +84,12 @@ class Simulation:
                 if detail["type"] != "extra_forbidden" or len(detail["loc"]) > 1
             ]
             raise ParametersError(self.name, [*unknown_parameters(self.model, parameters), *found]) from error
-        if unknown := list(unknown_parameters(self.model, parameters)):
-            raise ParametersError(self.name, unknown)
+        problems = list(unknown_parameters(self.model, parameters))
+        if self.name in SIMULATIONS:
+            huge = [name for name, value in parameters.items() if isinstance(value, int) and value > _MAX_PARAMETER]
+            problems += [((name,), f"it must be at most {_MAX_PARAMETER:,}, or no seed ever ends") for name in huge]
+        if problems:
+            raise ParametersError(self.name, problems)
         return given
 
 
