@@ -151,9 +151,9 @@ class _Evil:
     ("content", "reason"),
     [
         (_saved({"state_dict": {"a": _Evil()}}), "without executing"),
-        (b"", "no weights file"),
-        (b"<html>not found</html>", "no weights file"),
-        (encode_tensors({"a": torch.zeros(100)})[:-50], "no weights file"),
+        (b"", "not a weights file"),
+        (b"<html>not found</html>", "not a weights file"),
+        (encode_tensors({"a": torch.zeros(100)})[:-50], "not a weights file"),
         (_saved({"a": torch.zeros(100)})[:-200], "damaged"),
         (_saved([1, 2]), "only 0.0%"),
     ],

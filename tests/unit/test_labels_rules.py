@@ -232,7 +232,7 @@ def test_labels_plugin_that_is_not_there_is_a_user_error(installed: None, name: 
     [
         (["a"], "in place of 6 targets"),
         ([1, 2, 3, 4, 5, 6], "failed|not names"),
-        ([["a", 1]] * 6, "no names"),
+        ([["a", 1]] * 6, "not names"),
         (None, "in place of"),
     ],
 )
