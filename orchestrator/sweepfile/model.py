@@ -253,7 +253,7 @@ def _check_shares(path: Path, recipe: Mapping[str, Any], num_workers: int, compl
         message = f"batch_size {batch_size} has {batch_size // group} norm groups of {group} samples, and each of"
         complaints.add(
             (*path, "norm_group" if recipe.get("norm_group") else "batch_size"),
-            f"{message} {num_workers} workers needs at least one, because BatchNorm is over a whole one; use fewer"
+            f"{message} {num_workers} workers needs a whole one for BatchNorm; use fewer workers"
             f"{_smaller_groups(recipe, num_workers)}",
         )
 
