@@ -205,7 +205,7 @@ class CommandTable(TyperGroup):
         try:
             return super().invoke(ctx)
         except typer.BadParameter as error:
-            details = getattr(error.__cause__, "errors", list)()  # of pydantic, by which typer reads values
+            details: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic, by which typer reads values
             if details:
                 why = why_refused(details[0]["type"], details[0]["msg"], details[0].get("ctx", {}))
                 given = repr(details[0]["input"])

@@ -251,7 +251,7 @@ def _form(value: object) -> str:
 
 def _names_its_source(value: object) -> object:
     """The value, if it says in some form where images come from; errors name the form that was probably meant."""
-    message, at = "", ()
+    message, at = "", tuple[str, ...]()
     if isinstance(value, str):
         forms = f"{{from: {value}}} for shards, or {{convert: {{format: imagefolder, source: {value}}}}} for images"
         message = f"'{value}' is text; write {forms}"

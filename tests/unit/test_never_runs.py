@@ -55,7 +55,7 @@ def test_what_fits_is_not_named(tmp_path: Path) -> None:
     assert list(never_runs(make_preview(sweep, plan, fleet=NODE))) == []
 
 
-GPU = Resources(cpus=8.0, gpus=4.0, memory_gib=64.0, accelerator="A100", labels={"rack": "3"})
+GPU = Resources(cpus=8.0, gpus=4.0, memory_gib=64.0, accelerator="A100", labels=(("rack", "3"),))
 CLUSTER = Fleet(nodes=(GPU, GPU), name="Ray at head:6379: 2 nodes, 8 GPUs", is_fixed=True)
 
 

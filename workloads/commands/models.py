@@ -54,6 +54,9 @@ class _TooLargeError(Exception):
     """A network has more parts or parameters than can be built."""
 
 
+_STOPS: Final[tuple[type[Exception], ...]] = (*REFUSALS, _TooLargeError)
+
+
 @contextmanager
 def _bounded() -> Iterator[None]:
     """Stops building networks that no machine holds, before the check itself takes all memory."""
@@ -163,7 +166,7 @@ def _refusal(spec: ModelSpec) -> Exception | None:
     try:
         with _bounded():
             _features(meta_backbone(spec), spec.image_size)
-    except (*REFUSALS, _TooLargeError) as error:
+    except _STOPS as error:
         return error
     return None
 
