@@ -2,6 +2,7 @@
 
 import os
 import signal
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,8 @@ FOREIGN_PREFIXES = ("AWS_", "MLFLOW_", "ORCHESTRATOR_", "RAY_")
 # A caller's cluster, tracking server or credentials must neither decide a result nor receive one.
 for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES)]:
     del os.environ[name]
+_CACHE = tempfile.TemporaryDirectory(prefix="cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name  # nor may what a caller's commands have remembered
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 

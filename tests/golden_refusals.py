@@ -36,6 +36,7 @@ from tests.commands import Ended, run_captured
 from tests.scripted_sweep import World, diamond
 from workloads.commands.labels import count
 from workloads.commands.models import check as check_models
+from workloads.commands.simulations import check as check_simulations
 
 CHECKOUT = Path(__file__).parents[1]
 FOLDER = CHECKOUT / "tests" / "golden" / "refusals"
@@ -123,6 +124,7 @@ def as_anywhere(environment: Mapping[str, str]) -> Iterator[None]:
         patch("orchestrator.sweepfile.load.count_classes", count_here),
         patch("orchestrator.sweepfile.load.check_plugins", lambda _: []),
         patch("orchestrator.sweepfile.load.check_models", models_here),
+        patch("orchestrator.sweepfile.load.check_simulations", simulations_here),
         patch("orchestrator.sweepfile.load.InstalledPlugins", lambda group: PLUGINS.get(group, {})),
     ):
         yield
@@ -137,6 +139,11 @@ def count_here(dataset: Any, spaces: Any, files: Mapping[str, str]) -> list[Coun
 def models_here(models: Any) -> Any:
     """The data plane's own answer, without a process."""
     return check_models({"models": models})["problems"]
+
+
+def simulations_here(simulations: Any) -> Any:
+    """The data plane's own answer, without a process."""
+    return json.loads(json.dumps(check_simulations({"simulations": [*simulations]})))
 
 
 def _running(world: World) -> None:

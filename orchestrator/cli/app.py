@@ -20,6 +20,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from orchestrator.cli.arguments import COMPLETED_LINE
 from orchestrator.cli.exits import ExitCode, complain, exit_code_of
 from orchestrator.core.errors import OrchestratorError, SpecError
+from orchestrator.core.schema_words import why_refused
 from orchestrator.core.security import redaction
 from orchestrator.services import settings_sources as configuration
 
@@ -199,6 +200,18 @@ class CommandTable(TyperGroup):
         given = [f"--{option}={ctx.params[option]}" for option in HANDED_ON if ctx.params.get(option)]
         verbs = 1 if isinstance(command, TyperGroup) and rest and not rest[0].startswith("-") else 0
         return name, command, [*rest[:verbs], *given, *rest[verbs:]]
+
+    def invoke(self, ctx: Any) -> Any:  # noqa: ANN401 - see above
+        """Run the command of a line; values of options that are refused are refused in our words."""
+        try:
+            return super().invoke(ctx)
+        except typer.BadParameter as error:
+            details: list[Any] = getattr(error.__cause__, "errors", list)()  # of pydantic, by which typer reads values
+            if details:
+                why = why_refused(details[0]["type"], details[0]["msg"], details[0].get("ctx", {}))
+                given = repr(details[0]["input"])
+                error.message = why if given in why else f"{given} is refused: {why}"
+            raise
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ANN401 - see above
         """Write the sections."""

@@ -47,7 +47,7 @@ def check_zone(config: Mapping[str, Any]) -> str:
     region, zone = str(provider.get("region", "")), str(provider.get("availability_zone", ""))
     found = _ZONE.fullmatch(zone)
     if found is None:
-        raise UserError(f"provider.availability_zone {zone!r} is no zone; write one such as us-central1-a")
+        raise UserError(f"provider.availability_zone {zone!r} is not a zone; write one such as us-central1-a")
     if found.group(1) != region:
         raise UserError(f"zone {zone} is not in provider.region {region!r}; write {found.group(1)}, or another zone")
     return zone
@@ -76,7 +76,7 @@ def check_project(config: Mapping[str, Any]) -> str:
     """Raises ``UserError`` without a project."""
     project = str((config.get("provider") or {}).get("project_id") or "")
     if not re.fullmatch(r"[a-z][a-z0-9-]{4,28}[a-z0-9]", project):
-        raise UserError(f"provider.project_id {project!r} is no project id (6-30 small letters, digits, -); name yours")
+        raise UserError(f"provider.project_id {project!r} is not a project id (6-30 small letters, digits, -)")
     return project
 
 

@@ -223,7 +223,7 @@ def check_price(name: str, labels: Mapping[str, object]) -> None:
     """Raises ``UserError`` for a price that cannot be used for costs."""
     if parse_price(str(labels[PRICE_LABEL])) is None:
         raise UserError(
-            f"{name} has the label {PRICE_LABEL}: {labels[PRICE_LABEL]!r}, which is no number from 0 up; write what "
+            f"{name} has the label {PRICE_LABEL}: {labels[PRICE_LABEL]!r}, which is not a number from 0 up; write what "
             'the whole node costs for an hour, such as "24.00", or what sweeps cost there stays unknown'
         )
 

@@ -110,7 +110,7 @@ def _kind_of(documents: tuple[Mapping[str, Any], ...], path: Path) -> ClusterKin
         return ClusterKind.RAY
     if any(one.get("kind") in _RAY_KINDS for one in documents):
         return ClusterKind.KUBERNETES
-    raise UserError(f"{path} is no cluster; {_EXPECTED}")
+    raise UserError(f"{path} is not the file of a cluster; {_EXPECTED}")
 
 
 class ToolError(OrchestratorError):

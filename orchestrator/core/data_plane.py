@@ -418,7 +418,7 @@ def _checked(kind: type[Told], value: object) -> Told:
 
     if kind is dict or kind == dict[str, Any]:
         if not isinstance(value, dict):
-            raise ValueError("it is no mapping")
+            raise ValueError("it is not a mapping")
         return value  # type: ignore[return-value] # which is the type
     kind.__pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[attr-defined] # of typed dictionaries
     return TypeAdapter(kind).validate_python(value)

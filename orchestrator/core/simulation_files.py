@@ -109,7 +109,7 @@ class SimulationCode:
         """Write the sources into an empty folder; returns where the file lies. Raises ``UserError``: unsafe names."""
         for name, content in self.modules.items():
             if not _MODULE.fullmatch(name):
-                raise UserError(f"the package of a simulation names {name!r}, which is no module; {_AGAIN}")
+                raise UserError(f"the package of a simulation names {name!r}, which is not a module; {_AGAIN}")
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)

@@ -66,7 +66,7 @@ def _check_folder(root: Path) -> str:
     with our_errors(f"looking at {root}"):
         there = next(parent for parent in (root, *root.parents) if parent.exists())
     if not there.is_dir():
-        raise StorageDeniedError(f"{there} is no directory; name another store, or move that file away")
+        raise StorageDeniedError(f"{there} is not a directory; name another store, or move that file away")
     return check_free_space(root, "the store") + ("" if there == root else f"; {root} is made at the first write")
 
 

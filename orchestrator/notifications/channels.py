@@ -348,7 +348,7 @@ def _key_bytes(key: str) -> bytes:
     try:
         return base64.b64decode(key.removeprefix(_PREFIX), validate=True)
     except ValueError:
-        message = f"the webhook's key begins with {_PREFIX} and is no base64; give it as its receiver shows it"
+        message = f"the webhook's key begins with {_PREFIX} and is not base64; give it as its receiver shows it"
         raise DeliveryError(message) from None
 
 

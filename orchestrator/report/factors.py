@@ -190,11 +190,11 @@ class _Shared:
 
 
 def check_factors(plan: Plan, names: Sequence[str]) -> None:
-    """Raise ``UserError`` for a name that is no factor of a plan."""
+    """Raise ``UserError`` for a name that is not a factor of a plan."""
     known = PlanDesign.of(plan).factors
     for name in names:
         if name not in known:
-            message = f"'{name}' is no factor of sweep {plan.sweep}: {did_you_mean(name, known)}"
+            message = f"'{name}' is not a factor of sweep {plan.sweep}: {did_you_mean(name, known)}"
             raise UserError(f"{message}; match by factors that all sweeps have")
 
 

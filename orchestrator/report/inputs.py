@@ -127,7 +127,7 @@ def read_epochs_and_metrics(store: ObjectStore, key: str) -> list[tuple[float, M
         with _telling_which(segment):
             lines = [(int(line["step"]), float(line["epoch"]), line["metrics"]) for line in _documents(store, segment)]
             if not all(isinstance(metrics, dict) for _, _, metrics in lines):
-                raise TypeError("metrics of a line are no mapping")
+                raise TypeError("metrics of a line are not a mapping")
         counted = [line for line in lines if segment.from_step < line[0] <= segment.valid_to_step]
         found += [(epoch, metrics) for _, epoch, metrics in sorted(counted, key=itemgetter(0))]
     return found

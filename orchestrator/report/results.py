@@ -187,7 +187,7 @@ class Row:
     """To the baseline, paired by seeds; None for the baseline itself."""
     absent: Mapping[str, int] = field(default_factory=dict)
     """Planned runs without a result, by why: a job state (``failed``, ``running``, ...), ``missing`` where the state is
-    unknown, ``nan`` for a metric that is no number, ``without metric``."""
+    unknown, ``nan`` for a metric that is not a number, ``without metric``."""
     can_be_best: bool | None = None
     """Whether no other row is established to be lower: the confidence set of the best. None where nothing is tested."""
     compute: Compute | None = None

@@ -86,7 +86,7 @@ def _decode(name: str, content: bytes) -> Pin:
         document = parse_sealed(name, content)
         return Pin(**{**document, "keys": tuple(document["keys"])})
     except (ValueError, KeyError, TypeError) as error:
-        message = f"{name} is no pin ({error!r}): what it protects is unknown; delete it, or write it anew"
+        message = f"{name} is not a pin ({error!r}): what it protects is unknown; delete it, or write it anew"
         raise CorruptObjectError(message) from error
 
 

@@ -13,6 +13,7 @@ from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import UserError
 from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.schema_words import why_refused
 from orchestrator.planning.graph.identity import make_identity
 from orchestrator.planning.graph.transfers import LABEL_SPACE
 from orchestrator.search.asha import AshaRule
@@ -157,8 +158,11 @@ def combined(recipe: Mapping[str, Any], params: Mapping[str, Any], protocol: str
     try:
         spec = schema_of(fields, protocol or TRAINING).model_validate(fields)
     except ValidationError as error:
-        shown = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
-        raise UserError(f"{dict(params)} are no recipe together with the rest of it: {shown}") from error
+        problems = [
+            f"{'.'.join(map(str, one['loc']))}: {why_refused(one['type'], one['msg'], one.get('ctx', {}))}"
+            for one in error.errors()
+        ]
+        raise UserError(f"{dict(params)} does not fit the rest of the recipe: {'; '.join(problems)}") from error
     if not isinstance(spec, RecipeSpec):
         return spec.resolved()
     read = spec.model_fields_set - ignored_fields(spec, protocol).keys()

@@ -25,7 +25,7 @@ def read_prices(path: str) -> PriceTable | None:
         raise UsageError(str(error)) from error
     except (OSError, UnicodeDecodeError) as error:
         where = "--prices" if path else "the setting prices (ORCHESTRATOR_PRICES):"
-        raise UsageError(f"{where} {named} cannot be read: {error}") from error
+        raise UsageError(f"{where} {named} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def hours_left(snapshot: Snapshot, left_s: Mapping[str, float]) -> tuple[float, float]:

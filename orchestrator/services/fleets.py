@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError
+from orchestrator.core.units import GIB
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.services.settings import Settings
 from orchestrator.services.terminal import say
@@ -61,7 +62,9 @@ def this_machine() -> Fleet:
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = len(list(_NVIDIA.iterdir())) if _NVIDIA.is_dir() else 0
     name = f"this machine: {cpus} CPUs" + (f", {gpus} GPUs" if gpus else "")
-    return Fleet(nodes=(Resources(cpus=float(cpus), gpus=float(gpus)),), name=name, is_fixed=True)
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
+    node = Resources(cpus=float(cpus), gpus=float(gpus), memory_gib=memory_gib)
+    return Fleet(nodes=(node,), name=name, is_fixed=True)
 
 
 def ray_fleet(address: str, namespace: str) -> Fleet | None:
@@ -76,14 +79,16 @@ def ray_fleet(address: str, namespace: str) -> Fleet | None:
     command = [sys.executable, "-m", "orchestrator.services.ray_nodes", address, namespace]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_RAY_TIMEOUT_S, check=False)
-        shapes = json.loads(done.stdout) if done.returncode == 0 else []
+        found = json.loads(done.stdout) if done.returncode == 0 else {}
     except (subprocess.TimeoutExpired, ValueError):
         return None
-    if not shapes:
+    if not found.get("nodes"):
         return None
-    nodes = tuple(Resources(cpus=cpus, gpus=gpus) for cpus, gpus in shapes)
+    nodes = tuple(Resources(**node) for node in found["nodes"])
     gpus = sum(node.gpus for node in nodes)
-    return Fleet(nodes=nodes, name=f"Ray at {address}: {len(nodes)} nodes, {gpus:g} GPUs")
+    plural = "s" * (len(nodes) != 1)
+    name = f"Ray at {address}: {len(nodes)} node{plural}, {gpus:g} GPUs"
+    return Fleet(nodes=nodes, name=name, is_fixed=bool(found["is_fixed"]))
 
 
 def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:

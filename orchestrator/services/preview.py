@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 from rich.table import Table
 
+from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UsageError
 from orchestrator.core.job_kinds import KINDS, RESULT_KINDS, JobKind
 from orchestrator.core.units import format_bytes, format_duration
@@ -23,15 +25,17 @@ from orchestrator.planning.estimate.volumes import DatasetSize
 from orchestrator.planning.graph.data_checks import long_clusterings, miscounted, missing_datasets, sorted_shards
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.diff import Change, PlanDiff
-from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
 from orchestrator.services.artifact_lookup import ArtifactStatus, history_of, lookup_artifacts
+from orchestrator.state.nodes import Node
 from orchestrator.sweepfile.values import ResolvedSweep
 
 _VAL_SHARE = 0.05
 """Of the training split, of data sets that do not say how large their validation split is."""
 _MAX_NAMED = 5
 _LABEL_WIDTH = 11
+_ROUNDING: Final = 1e-6
 _SOURCES = {
     EstimateSource.HISTORY: "from results of the same model here",
     EstimateSource.CALIBRATED: "from the model of speed, corrected by other results here",
@@ -293,25 +297,71 @@ def _wall_clock(preview: Preview) -> Iterator[str]:
 
 def never_runs(preview: Preview) -> Iterator[str]:
     """Why jobs can never run on a cluster that is known to stay as it is; nothing for others, which may grow."""
-    makespan, fleet, jobs = preview.makespan, preview.fleet, preview.plan.by_name()
-    if makespan is None or fleet is None or not makespan.never or not fleet.is_fixed:
+    fleet = preview.fleet
+    if fleet is None or not fleet.is_fixed:
         return
-    for resource, names in shortages(preview.plan, makespan.never, fleet).items():
-        first = jobs[names[0]]
-        more = len(names) - 1
+    found: dict[str, list[Job]] = {}
+    for job in preview.plan.jobs:
+        if job.name in preview.estimates.jobs and (lack := _lack(job, fleet)):
+            found.setdefault(lack, []).append(job)
+    for lack, jobs in found.items():
+        first, more = jobs[0], len(jobs) - 1
         others = f" and {more} more job{'s' * (more > 1)} ask" if more else " asks"
-        row = KINDS[first.kind].resources
-        if resource == "room":
-            asked = f"for {first.execution.num_workers} workers at once"
-            remedy = f"lower resources.{row}.workers"
-        else:
-            number, unit = getattr(first.resources, resource), resource.upper()[:-1]
-            asked = f"for {number:g} {unit}{'s' * (number != 1)}"
-            remedy = f"lower resources.{row}.{resource}"
         yield (
-            f"{names[0]}{others} {asked}, which {fleet.name} does not have, and nothing adds nodes; {remedy}, or "
-            "submit to a cluster (RAY_ADDRESS)"
+            f"{first.name}{others} for {_amount(first, lack)}, which {fleet.name} does not have, and nothing adds "
+            f"nodes; {_LOWER[lack].format(group=KINDS[first.kind].resources)}, or submit to a cluster (RAY_ADDRESS)"
         )
+
+
+_LOWER: Final = {
+    "gpus": "lower resources.{group}.gpus",
+    "cpus": "lower resources.{group}.cpus",
+    "memory_gib": "lower resources.{group}.memory_gib",
+    "kind": "change accelerator, spot or labels of resources.{group}",
+    "room": "lower resources.{group}.workers",
+}
+
+
+def _lack(job: Job, fleet: Fleet) -> str:
+    """What a cluster has too little of for a job, however idle it is; empty if the job fits.
+
+    ``kind``: nodes of the type, market or labels that it asks for. ``room``: one worker fits, but not all at once.
+    """
+    share, smallest = job.resources.share(job.execution.num_workers), int(job.resources.min_gpus)
+    asked = {name: getattr(share, name) for name in ("gpus", "cpus", "memory_gib") if getattr(share, name)}
+    suited = [node for node in fleet.nodes if _suits(node, job.resources)]
+    if not suited:
+        return "kind"
+    room = 0.0
+    for node in suited:
+        # What nobody knows of a node (0 GiB of memory) does not hold a job up.
+        sizes = {name: getattr(node, name) for name in asked if name != "memory_gib" or node.memory_gib}
+        room += min((size / asked[name] + _ROUNDING for name, size in sizes.items()), default=math.inf) // 1
+    if room >= (smallest or job.execution.num_workers):
+        return ""
+    largest = {name: max(getattr(node, name) for node in suited) + _ROUNDING for name in asked}
+    return next((name for name, size in asked.items() if size > largest[name]), "room")
+
+
+def _suits(node: Resources, asked: Resources) -> bool:
+    if node.gpus and not node.accelerator:  # nobody knows its type
+        asked = replace(asked, accelerator="")
+    described = Node(
+        resources=node, labels=dict(node.labels), accelerator=node.accelerator, is_spot=node.spot is Spot.REQUIRE
+    )
+    return described.suits(asked)
+
+
+def _amount(job: Job, lack: str) -> str:
+    resources = job.resources
+    if lack == "room":
+        return f"{job.execution.num_workers} workers at once"
+    if lack == "kind":
+        return f"a node of its kind ({replace(resources, cpus=0.0, gpus=0.0, memory_gib=0.0)})".replace("(0 CPU, ", "(")
+    if lack == "memory_gib":
+        return f"{resources.memory_gib:g} GiB of memory"
+    number, unit = getattr(resources, lack), lack.upper()[:-1]
+    return f"{number:g} {unit}{'s' * (number != 1)}"
 
 
 def _chain(jobs: Sequence[str]) -> str:

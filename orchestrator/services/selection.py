@@ -55,7 +55,7 @@ def parse_where(arguments: Sequence[str]) -> tuple[Condition, ...]:
     """``["level=family,kind=finetune|probe"]``: all conditions must hold, ``|`` parts alternatives.
 
     Raises:
-        typer.BadParameter: an argument is no list of ``NAME=VALUE``.
+        typer.BadParameter: an argument is not a list of ``NAME=VALUE``.
     """
     return tuple(_condition(part.strip(), argument) for argument in arguments for part in _parts(argument))
 

@@ -213,7 +213,7 @@ def read_user_file(path: Path) -> SettingsFile:
     """The user's file: settings, contexts, and the context in use.
 
     Raises:
-        SpecError: it cannot be read, or says something that is no setting.
+        SpecError: it cannot be read, or says something that is not a setting.
     """
     content = _read_toml(path)
     origin, tables = str(path), content.pop(CONTEXTS, {})
@@ -259,7 +259,7 @@ def problem_of(name: str, value: object) -> str:
     if name not in known:
         from orchestrator.sweepfile.suggest import did_you_mean  # half a second of imports, which --help must not take
 
-        return f"{name!r} is no setting; {did_you_mean(name, known)}"
+        return f"{name!r} is not a setting; {did_you_mean(name, known)}"
     if not isinstance(value, str | bool | int | float):
         return f"{name} is {value!r}; write a text, a number, true or false"
     if name == RAY_TOKEN.name and not is_reference(as_reference(str(value))):
@@ -352,7 +352,7 @@ def resolve(directory: Path, environment: Mapping[str, str], context: str = "") 
         context: name of a context, as the flag gave it.
 
     Raises:
-        SpecError: a file cannot be read, or says something that is no setting; or there is no such context.
+        SpecError: a file cannot be read, or says something that is not a setting; or there is no such context.
     """
     layers, user = _layers(directory, environment, context)
     choice = _choice(layers)

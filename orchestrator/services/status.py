@@ -298,7 +298,7 @@ def _wait_lines(status: SweepStatus) -> Iterator[str]:
     for reason, names in list(grouped.items())[:MAX_LINES]:
         number = len(names) + sum(status.progress[name].num_behind for name in names)
         plural, more = ("jobs wait", ", ...") if number > 1 else ("job waits", "")
-        yield f"{number} {plural} ({names[0]}{more}): {reason.removeprefix('waits: ')}"
+        yield f"{number} {plural}: {reason.removeprefix('waits: ')} ({names[0]}{more})"
     if len(grouped) > MAX_LINES:
         yield f"and {len(grouped) - MAX_LINES} more reasons to wait: `orchestrator status SWEEP -o json` lists all"
 

@@ -91,7 +91,7 @@ def price_of(node: Node) -> float | None:
 
 
 def parse_price(label: str) -> float | None:
-    """A label's price; None for what is no number from 0 up."""
+    """A label's price; None for what is not a number from 0 up."""
     try:
         price = float(label)
     except ValueError:

@@ -54,7 +54,7 @@ class Part:
         size_bytes: object = self.size_bytes
         is_sized = isinstance(size_bytes, int) and size_bytes >= 0
         if not is_sized or not all(isinstance(text, str) for text in (self.path, self.sha256, self.blake3)):
-            raise TypeError(f"a part has {self.size_bytes!r} bytes, or a path or digest that is no text")
+            raise TypeError(f"a part has {self.size_bytes!r} bytes, or a path or digest that is not text")
 
     @property
     def digests(self) -> Digests:

@@ -102,7 +102,7 @@ class DatasetFile:
             counts = {name: tuple(found) for name, found in document["class_counts"].items()}
             found = cls(**{**document, "splits": splits, "class_counts": counts})
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise BadDataError(f"{uri} is no description of a data set: {error!r}; write the data set again") from error
+            raise BadDataError(f"{uri} does not describe a data set: {error!r}; write the data set again") from error
         if dataset_digest(found.splits) != found.digest:
             raise BadDataError(
                 f"{uri} names shards that do not have its digest: it was altered; index the shards again"

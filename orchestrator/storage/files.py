@@ -93,7 +93,7 @@ def read_regular(path: Path) -> bytes:
 
 
 def real_folder(path: Path) -> str:
-    """The real path of a folder, links followed. Raises ``OSError``: there is none, or it is no folder."""
+    """The real path of a folder, links followed. Raises ``OSError``: there is none, or it is not a folder."""
     handle = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         return _real_path(handle)

@@ -310,7 +310,7 @@ def context_of(name: str) -> LogContext:
     """Whose log has this name (``layout.log_name``). Raises ``ValueError`` for any other name."""
     match = _NAME.fullmatch(name)
     if match is None:
-        message = f"{name!r} is no name of a log"
+        message = f"{name!r} is not the name of a log"
         raise ValueError(message)
     return _context(match)
 

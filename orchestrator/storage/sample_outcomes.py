@@ -101,7 +101,7 @@ def _unpacked(store: ObjectStore, record: Record, name: str, described: Mapping[
     try:
         packed = np.lib.format.read_array(BytesIO(read_part(store, record, name)), allow_pickle=False)
     except ValueError as error:
-        raise CorruptObjectError(f"{record.key}: {name} is no array of numpy: {error}") from error
+        raise CorruptObjectError(f"{record.key}: {name} is not an array of numpy: {error}") from error
     if packed.dtype != np.uint8 or packed.shape != (-(-num_samples // 8),):
         found = f"{packed.dtype} of shape {packed.shape}"
         raise CorruptObjectError(f"{record.key}: {name} is {found}, which does not hold {num_samples} bits")

@@ -42,7 +42,7 @@ def folder_in(key: str, content: bytes) -> str:
     if version > HEAD_VERSION:
         raise ValueError(f"the head of a search's log has version {version}, this program reads {HEAD_VERSION}")
     if not isinstance(folder, str) or not folder or "/" in folder:
-        raise ValueError(f"the head of a search's log names {folder!r}, which is no folder")
+        raise ValueError(f"the head of a search's log names {folder!r}, which is not a folder")
     return folder
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -185,9 +186,11 @@ def resolve_analysis(
         checkpoints=tuple(entry.from_checkpoints or ()),
         between=tuple(dict.fromkeys(entry.between or ())),
     )
+    _check_between(path, found, blocks, complaints)
     if entry.dataset is not None and entry.dataset not in datasets:
         hint = did_you_mean(entry.dataset, datasets)
         complaints.add((*path, "dataset"), f"'{entry.dataset}' is not a data set of this sweep: {hint}")
+        return found
     trained = _trained_datasets(found, blocks, labels)
     analysed = (found.dataset,) if found.dataset else trained
     _check_data(path, found, [datasets[name] for name in analysed if name in datasets], trained, complaints)
@@ -224,6 +227,21 @@ def _trained_datasets(
     return tuple(dict.fromkeys(space.dataset for space in spaces))
 
 
+def _check_between(path: Path, found: AnalysisPlan, blocks: Sequence[Pretrain], complaints: Complaints) -> None:
+    """Complain where no two backbones differ in what is compared alone: there would be no job."""
+    groups = Counter(
+        tuple(value for factor, value in factors.items() if factor not in found.between)
+        for block in blocks
+        for space in found.spaces(block)
+        for seed in block.seeds
+        for epoch in found.checkpoints or ("",)
+        for factors in [{"labels": space, "pretrain": block.name, "seeds": seed, "checkpoints": epoch}]
+    )
+    if found.between and groups and max(groups.values()) < 2:
+        message = f"no two backbones differ in {' and '.join(found.between)} alone, so there is nothing to compare"
+        complaints.add((*path, "between"), f"{message}; name something else, or pretrain more")
+
+
 def _check_data(
     path: Path, found: AnalysisPlan, datasets: Sequence[Dataset], trained: Sequence[str], complaints: Complaints
 ) -> None:
@@ -237,7 +255,7 @@ def _check_data(
             if known and name not in known:
                 where = _place_of(path, found, "distances")
                 hint = did_you_mean(name, dataset.levels)
-                complaints.add(where, f"'{name}' is no level of data set '{dataset.name}': {hint}")
+                complaints.add(where, f"'{name}' is not a level of data set '{dataset.name}': {hint}")
     if found.dataset and "clp" in found.measures and set(trained) != {found.dataset}:
         message = f"clp needs the classes that backbones were trained on, and '{found.dataset}' has none of them"
         complaints.add(place, f"{message}; remove dataset, or move clp into another entry of analyze")
@@ -262,7 +280,7 @@ def _check_of(
         others = [name for name in analysed if name != labels[found.of].dataset]
         if others:
             message = f"'{found.of}' is a label space of data set '{labels[found.of].dataset}', but '{others[0]}' is "
-            complaints.add((*path, "of"), f"{message}analysed; name one of '{others[0]}', or say dataset")
+            complaints.add((*path, "of"), f"{message}analysed; name a label space of '{others[0]}', or set dataset")
         if labels[found.of].multi_label:
             message = f"samples have several classes in '{found.of}'; choose a label space with one for each"
             complaints.add((*path, "of"), message)

@@ -29,7 +29,7 @@ class IntervalSpec(Strict):
         given = [unit for unit in self.UNITS if getattr(self, unit) is not None]
         if len(given) != 1:
             context = {"given": ", ".join(given) or "none", "rules": ", ".join(self.UNITS)}
-            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {given}", context)
+            raise PydanticCustomError("one_rule", "this needs exactly one of {rules}; it has {given}", context)
         return self
 
 

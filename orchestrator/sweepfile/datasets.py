@@ -6,13 +6,12 @@ stores and sources is passed in as a `Survey`.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import prod
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.contract import MISSING_DATA
@@ -39,6 +38,7 @@ Jobs = Annotated[int, Field(ge=1, le=10_000)]
 _JOBS = "Jobs that share the writing of its shards. Changes no key but their own."
 _MIXTURE = "a mixture"
 _CONVERTED = "a conversion"
+_SOURCES = {"builtin", "from", "shards", "convert", "mixture"}
 _BUILTIN, _EXTERNAL = "a built-in data set", "external shards"  # no key of a sweep.yaml, or errors would point there
 _NOT_IN_LISTING: Final = frozenset({"listing", "shard_mib", "shuffle"})
 BUILTIN_VERSION = 1
@@ -129,7 +129,9 @@ class ExternalShards(Strict):
     @model_validator(mode="after")
     def _check_one_source(self) -> Self:
         if bool(self.from_) == bool(self.shards):
-            raise PydanticCustomError("one_rule", "a data set has either 'from' or 'shards'; remove one of them")
+            remedy = "remove one of them" if self.from_ else "name the folder or the shards"
+            message = f"a data set has either 'from' or 'shards'; {remedy}"
+            raise PydanticCustomError("one_rule", message)
         if self.shards and "train" not in self.shards:
             message = "the splits have no 'train'; name the shards to train on: train: s3://..."
             raise PydanticCustomError("refused", message, {"at": ("shards",)})
@@ -180,13 +182,13 @@ class ConversionSpec(Strict):
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
         if self.format not in {"csv", "parquet"}:
-            refuse_unread(self, ("path_column", "separator", "root"), "to this format: only csv and parquet name paths")
+            refuse_unread(self, ("path_column", "separator", "root"), "here: only csv and parquet name paths")
         if self.format not in {"csv", "parquet", "huggingface"}:
-            refuse_unread(self, ("label_column", "level_columns"), "to this format, which has no columns")
+            refuse_unread(self, ("label_column", "level_columns"), "here: this format has no columns")
         if self.format != "imagenet1k":
-            refuse_unread(self, ("labels",), "to this format: only imagenet1k keeps labels apart from images")
+            refuse_unread(self, ("labels",), "here: only imagenet1k keeps labels apart from images")
         if not self.source.startswith("file://") and "://" in self.source:
-            message = "converters read files, and this is no path; mount it, or put it on a disk that all nodes see"
+            message = "converters read files, and this is not a path; mount it, or put it on a disk that all nodes see"
             raise PydanticCustomError("refused", message, {"at": ("source",)})
         return self
 
@@ -247,6 +249,27 @@ def _form(value: object) -> str:
     return _EXTERNAL if isinstance(value, ExternalShards) else _BUILTIN
 
 
+def _names_its_source(value: object) -> object:
+    """The value, if it says in some form where images come from; errors name the form that was probably meant."""
+    message, at = "", tuple[str, ...]()
+    if isinstance(value, str):
+        forms = f"{{from: {value}}} for shards, or {{convert: {{format: imagefolder, source: {value}}}}} for images"
+        message = f"'{value}' is text; write {forms}"
+    elif isinstance(value, Mapping):
+        asked = str(value.get("builtin", "")).lower().replace("-", "")
+        if not _SOURCES & value.keys():
+            given = f"this says {', '.join(map(str, value))}, but not" if value else "this does not say"
+            message = f"{given} where the images come from; add one of {', '.join(sorted(_SOURCES))}"
+        elif isinstance(value.get("shards"), str | list):
+            message, at = "shards are named by split; write shards: {train: ..., val: ...}", ("shards",)
+        elif asked in get_args(ConversionSpec.model_fields["format"].annotation):
+            form = f"{{convert: {{format: {asked}, source: FOLDER}}}}"
+            message, at = f"'{asked}' is not built in, but read from files; write {form}", ("builtin",)
+    if message:
+        raise PydanticCustomError("refused", "{message}", {"message": message, "at": at})
+    return value
+
+
 _BuiltinSpec = Annotated[SyntheticHierarchy | Digits, Field(discriminator="builtin")]
 DatasetSpec = Annotated[
     Annotated[_BuiltinSpec, Tag(_BUILTIN)]
@@ -254,6 +277,7 @@ DatasetSpec = Annotated[
     | Annotated[ConvertedShards, Tag(_CONVERTED)]
     | Annotated[MixtureSpec, Tag(_MIXTURE)],
     Discriminator(_form),
+    BeforeValidator(_names_its_source),
 ]
 
 # ---------------------------------------------------------------------------------------- what a look outside has found
@@ -558,35 +582,3 @@ def _table(dataset: Dataset, read_table: ReadClassTable | None) -> Sequence[Mapp
     if read_table is None:
         raise BadDataError(f"the classes of '{dataset.name}' are only known where the data plane can be asked")
     return read_table(dataset)
-
-
-# ------------------------------------------------------------------------------------------ parts of the training split
-
-
-class SubsetSpec(Strict):
-    """A seeded part of the training split, stratified by leaf class; smaller ones are contained in larger ones."""
-
-    fraction: float = Field(1.0, gt=0, le=1, description="Share of each class; at least one sample.")
-    max_per_class: Count | None = Field(None, description="Most samples of a class.")
-    num_samples: Count | None = Field(None, description="Samples in total, as equal over the classes as possible.")
-    seed: Seed = Field(0, description="Seed of the choice; never follows the other seeds.")
-
-    def resolved(self) -> dict[str, Any]:
-        """The identity's part: the fields that limit something, and the seed; empty without a limit."""
-        given = self.model_dump(exclude_none=True, exclude={"fraction", "seed"})
-        limits = given | ({"fraction": self.fraction} if self.fraction < 1 else {})
-        return limits | {"seed": self.seed} if limits else {}
-
-
-def thinned(dataset: Dataset, subset: Mapping[str, Any], path: Path, complaints: Complaints) -> Dataset:
-    """The data set with as many training samples as a subset leaves at most; complains if it asks for too many."""
-    if not subset:
-        return dataset
-    num_samples = subset.get("num_samples", dataset.num_train)
-    if num_samples > dataset.num_train:
-        message = f"{num_samples} samples of the {dataset.num_train} training samples of '{dataset.name}'; lower it"
-        complaints.add((*path, "num_samples"), message)
-    # Each class rounds up at worst; how large classes are is not known here.
-    of_fraction = math.ceil(subset.get("fraction", 1) * dataset.num_train) + dataset.num_classes
-    of_cap = subset.get("max_per_class", dataset.num_train) * dataset.num_classes
-    return replace(dataset, num_train=min(dataset.num_train, num_samples, of_fraction, of_cap))

@@ -41,6 +41,7 @@ def _few(seeds: list[int]) -> list[int]:
     return seeds
 
 
+SYNSET = r"^n\d{8}$"
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
 Seed = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
@@ -63,9 +64,15 @@ class Strict(BaseModel):
             known = {field.alias or name: field for name, field in cls.model_fields.items()}
             for key in value:
                 if key not in known:
-                    context = {"key": key, "hint": did_you_mean(str(key), known)}
+                    context = {"key": key, "hint": _missing_colon(str(key), known) or did_you_mean(str(key), known)}
                     raise PydanticCustomError("unknown_key", "unknown key '{key}': {hint}", context)
         return value
+
+
+def _missing_colon(key: str, known: Iterable[str]) -> str:
+    """What to write in place of ``lr 0.1`` and ``lr:0.1``, which YAML reads as keys; empty for other keys."""
+    name, _, value = key.partition(":" if ":" in key else " ")
+    return f"write '{name}: {value.strip()}', with a blank after the colon" if value and name in known else ""
 
 
 def _unstable(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
@@ -88,7 +95,7 @@ def canonical(value: object) -> object:
     """The value, if an identity can hold it."""
     for path, part in _unstable(value):
         context = {"part": repr(part), "at": path, "limit": MAX_INTEGER}
-        message = "{part} is refused: it has no stable encoding; use text, finite numbers and integers up to {limit}"
+        message = "{part} is refused: JSON cannot hold it exactly; use text, finite numbers and integers up to {limit}"
         raise PydanticCustomError("refused", message, context)
     return value
 
@@ -114,7 +121,7 @@ class OneRule(Strict):
         if len(given) != 1:
             found = f"{', '.join(given)}; keep one" if given else "none; add one"
             context = {"found": found, "rules": ", ".join(self.RULES)}
-            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {found}", context)
+            raise PydanticCustomError("one_rule", "this needs exactly one of {rules}; it has {found}", context)
         for field, rule in self.OF_RULE.items():
             if rule not in given:
                 refuse_unread(self, (field,), f"without '{rule}'")

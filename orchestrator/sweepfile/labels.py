@@ -16,7 +16,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
-from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict, canonical, refuse_unread
+from orchestrator.sweepfile.fields import SYNSET, Count, OneRule, Seed, Strict, canonical, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
@@ -25,7 +25,7 @@ from orchestrator.sweepfile.values import Dataset, LabelSpace
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
 ClassName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
-Synset = Annotated[str, Field(pattern=r"^n\d{8}$")]
+Synset = Annotated[str, Field(pattern=SYNSET)]
 Definition = Mapping[str, Any]
 _LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
 _TAXONOMIC_CLASS = "taxonomic_class"  # name of the rank "class" where `class` numbers the leaf classes
@@ -175,8 +175,8 @@ class LabelEntry(OneRule):
     @model_validator(mode="after")
     def _base_is_used(self) -> Self:
         if self.base is not None and all(getattr(self, rule) is None for rule in self.BASED):
-            context = {"rules": ", ".join(self.BASED)}
-            raise PydanticCustomError("unused_base", "only {rules} start from another space; remove base", context)
+            context = {"rules": ", ".join(self.BASED), "at": ("base",)}
+            raise PydanticCustomError("refused", "only {rules} start from another label space; remove it", context)
         return self
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Self
 
@@ -39,6 +40,8 @@ _HARMLESS = frozenset(
         "qkv_bias",
     }
 )
+_MAX_ARGUMENT = 1_000_000
+_RATE = re.compile(r"drop.*_rate$")
 # Networks whose patch size is of a stem that pads, or of one branch that sees enlarged images.
 _TAKE_LARGE_PATCHES = ("crossvit", "visformer", "xcit")
 
@@ -46,7 +49,7 @@ _TAKE_LARGE_PATCHES = ("crossvit", "visformer", "xcit")
 def _not_reserved(name: str) -> str:
     """The name of an argument that a sweep may set."""
     if name in RESERVED_KWARGS:
-        raise PydanticCustomError("reserved", "the product sets this argument itself; remove it")
+        raise PydanticCustomError("reserved", "every sweep sets this argument by itself; remove it")
     return name
 
 
@@ -135,6 +138,18 @@ CheckModels = Callable[[Sequence[Mapping[str, Any]]], Sequence[ModelProblem]]
 """Asks the data plane which of some models of timm do not take their arguments."""
 
 
+def _check_numbers(path: Path, given: Any, complaints: Complaints) -> None:  # noqa: ANN401 - plain JSON
+    """Complain about numbers that no network has, with which building one would take all memory."""
+    if isinstance(given, Mapping | list):
+        for step, value in given.items() if isinstance(given, Mapping) else enumerate(given):
+            _check_numbers((*path, step), value, complaints)
+    elif isinstance(given, int | float) and not isinstance(given, bool):
+        if abs(given) > _MAX_ARGUMENT:
+            complaints.add(path, f"{given} is refused: at most {_MAX_ARGUMENT:,}, because no layer is larger")
+        elif _RATE.search(str(path[-1])) and not 0 <= given < 1:
+            complaints.add(path, f"{given} is refused: a rate of dropout is a probability; use 0 to below 1")
+
+
 def check_arguments(
     models: Mapping[Path, Model],
     alone: Mapping[Path, Model],
@@ -151,7 +166,14 @@ def check_arguments(
         check: builds them.
         complaints: takes what is wrong.
     """
-    checked = [(path, model, False) for path, model in models.items() if model.kwargs]
+    for path, model in models.items():
+        if not is_reference(model.name):
+            _check_numbers((*path, "kwargs"), model.kwargs, complaints)
+    checked = [
+        (path, model, False)
+        for path, model in models.items()
+        if model.kwargs and not complaints.doubts((*path, "kwargs"))
+    ]
     checked += [((*path, "batch_size"), model, True) for path, model in alone.items()]
     checked = [one for one in checked if not is_reference(one[1].name) and table.find(one[1].name) is not None]
     if not checked:
@@ -228,10 +250,10 @@ def _check_shares(path: Path, recipe: Mapping[str, Any], num_workers: int, compl
     batch_size = recipe["batch_size"]
     group = recipe.get("norm_group") or min(batch_size, DEFAULT_NORM_GROUP)
     if num_workers > max(1, batch_size // group):
-        message = f"batch_size {batch_size} has {batch_size // group} norm groups of {group} samples, fewer than the"
+        message = f"batch_size {batch_size} has {batch_size // group} norm groups of {group} samples, and each of"
         complaints.add(
             (*path, "norm_group" if recipe.get("norm_group") else "batch_size"),
-            f"{message} {num_workers} workers that share it, and BatchNorm cuts none; use fewer workers"
+            f"{message} {num_workers} workers needs a whole one for BatchNorm; use fewer workers"
             f"{_smaller_groups(recipe, num_workers)}",
         )
 

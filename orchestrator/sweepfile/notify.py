@@ -51,14 +51,14 @@ def _url(text: str) -> str:
 
 def _mail_address(text: str) -> str:
     if not _ADDRESS.fullmatch(text):
-        raise PydanticCustomError("refused", "{text} is no mail address; write name@host", {"text": repr(text)})
+        raise PydanticCustomError("refused", "{text} is not a mail address; write name@host", {"text": repr(text)})
     return text
 
 
 def _server(text: str) -> str:
     found = _SERVER.fullmatch(text)
     if found is None or not 0 < int(found["port"]) < 65536:
-        message = "{text} is no mail server; write host:port, such as smtp.example.org:587"
+        message = "{text} is not a mail server; write host:port, such as smtp.example.org:587"
         raise PydanticCustomError("refused", message, {"text": repr(text)})
     if reason := forbidden_host(found["host"].strip("[]")):
         message = "{text} is refused: it names a host {reason}; name your mail server"
@@ -68,7 +68,7 @@ def _server(text: str) -> str:
 
 def _duration(text: str) -> str:
     if not duration_s(text):
-        message = "{text} is no duration above zero; write 30m, 2h, 1d"
+        message = "{text} is not a duration above zero; write 30m, 2h, 1d"
         raise PydanticCustomError("refused", message, {"text": repr(text)})
     return text
 
@@ -126,7 +126,7 @@ class NotifySpec(Strict):
         given = [name for name in self.kinds if getattr(self, name)]
         if len(given) != 1:
             found = f"{', '.join(given)}; keep one and write an entry for each" if given else "none; add one"
-            message = "needs exactly one of {kinds}; it has {found}"
+            message = "this needs exactly one of {kinds}; it has {found}"
             raise PydanticCustomError("refused", message, {"kinds": ", ".join(self.kinds), "found": found})
         if self.secret and not self.webhook:
             raise PydanticCustomError("refused", "secret signs what a webhook gets; without webhook remove it")
@@ -170,7 +170,7 @@ def parse_notify_file(text: str, file: str) -> tuple[Channel, ...]:
     tree = parse_tree(text, file)
     entries = tree.value.get("notify")
     if not isinstance(entries, list) or len(tree.value) != 1:
-        raise SpecError((f"{file}:1:1: this is no notification file; write notify: [...], and nothing else",))
+        raise SpecError((f"{file}:1:1: this is not a notification file; write notify: [...], and nothing else",))
     return resolve_notify(
         validate(ClusterNotifySpec, entry, tree, ("notify", number)) for number, entry in enumerate(entries)
     )

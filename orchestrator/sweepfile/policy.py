@@ -27,7 +27,7 @@ def _deadline(text: str) -> str:
             "{value} is neither a duration above zero ('90m', '36h', '3d', counted from submission) nor a moment with "
             "its time zone ('2026-12-01T18:00:00+01:00')"
         )
-        raise PydanticCustomError("deadline", message, {"value": repr(text)})
+        raise PydanticCustomError("refused", message, {"value": repr(text)})
     return text
 
 
@@ -110,12 +110,21 @@ class PolicySpec(Strict):
         "too few seeds.",
     )
 
+    @field_validator("deadline", mode="before")
+    @classmethod
+    def _has_a_unit(cls, value: object) -> object:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            raise PydanticCustomError(
+                "refused", "{value} has no unit; write {value}h, or m or d", {"value": f"{value:g}"}
+            )
+        return value
+
     @field_validator("priority", mode="before")
     @classmethod
     def _is_a_priority(cls, value: object) -> object:
         is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_PRIORITY
         if not is_number and value not in get_args(PriorityName):
-            message = "{value} is no priority; write low, normal, high, urgent or a whole number in [-1000, 1000]"
+            message = "{value} is not a priority; write low, normal, high, urgent or a whole number in [-1000, 1000]"
             raise PydanticCustomError("refused", message, {"value": repr(value)})
         return value
 

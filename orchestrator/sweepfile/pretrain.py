@@ -12,13 +12,13 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import is_reference
 from orchestrator.sweepfile.checkpoints import CheckpointsSpec, resolve_checkpoints, resolve_keep
-from orchestrator.sweepfile.datasets import SubsetSpec
 from orchestrator.sweepfile.fields import Name, Seed, Seeds, Strict, refuse_unread
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec, resolve_model
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import RecipeResolver
+from orchestrator.sweepfile.subset import SubsetSpec
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, InitialBackbone, LabelSpace, Pretrain
 
@@ -53,7 +53,7 @@ class BackboneInitSpec(InitialSpec):
     def _chooses_one_backbone(self) -> Self:
         if isinstance(self.seed, str) and self.seed != SAME:
             context = {"seed": repr(self.seed), "at": ("seed",)}
-            raise PydanticCustomError("refused", "{seed} is no seed; write a whole number or same", context)
+            raise PydanticCustomError("refused", "{seed} is not a seed; write a whole number or same", context)
         for field in ("labels", "seed"):
             if self.pretrain is None and field in self.model_fields_set:
                 message = (
@@ -233,7 +233,7 @@ def _check_initial(
     for seed in pretrain.seeds if origin.seed is None else (origin.seed,):
         if seed not in other.seeds:
             where = (*path, "pretrain") if origin.seed is None else (*path, "seed")
-            message = f"block '{other.name}' pretrains none with seed {seed}; its seeds are {list(other.seeds)}"
+            message = f"block '{other.name}' pretrains no backbone with seed {seed}; its seeds are {list(other.seeds)}"
             complaints.add(where, f"{message}; add it there, or name one by init.seed")
             break
     if _architecture(other) != _architecture(pretrain):

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from orchestrator.core.errors import SpecError
-from orchestrator.sweepfile.fields import MAX_INTEGER
-from orchestrator.sweepfile.parse.tree import Path, Tree
+from orchestrator.core.schema_words import why_refused
+from orchestrator.sweepfile.fields import MAX_INTEGER, SYNSET
+from orchestrator.sweepfile.parse.tree import Path, Tree, plain_value
 from orchestrator.sweepfile.suggest import did_you_mean
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -38,9 +39,15 @@ def validate(schema: type[Schema], value: object, tree: Tree, path: Path = ()) -
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        details = error.errors(include_url=False)
+        details = _best_meant(error.errors(include_url=False), value)
         lines = [_line(detail, _alike(detail, details, value), value, tree, path) for detail in details]
         raise SpecError(tuple(dict.fromkeys(lines))) from error
+
+
+def _best_meant(details: Sequence[ErrorDetails], root: object) -> list[ErrorDetails]:
+    """Without the types that would do as well where one alternative has the right type, and is wrong otherwise."""
+    meant = {_real_path(one["loc"], root) for one in details if one["type"] not in _TYPES}
+    return [one for one in details if one["type"] not in _TYPES or _real_path(one["loc"], root) not in meant]
 
 
 def _alike(detail: ErrorDetails, details: Sequence[ErrorDetails], root: object) -> list[str]:
@@ -71,8 +78,8 @@ def _message(detail: ErrorDetails, types: Sequence[str]) -> str:
         return _type_message(value, types)
     if kind == "literal_error":
         return _literal_message(value, context["expected"])
-    if kind in {"union_tag_invalid", "union_tag_not_found"}:
-        return _tag_message(kind, context)
+    if kind == "union_tag_invalid":
+        return _tag_message(context)
     if kind in {"unknown_key", "one_rule", "refused"}:
         return detail["msg"]
     if kind in {"too_short", "too_long"}:
@@ -80,12 +87,14 @@ def _message(detail: ErrorDetails, types: Sequence[str]) -> str:
     if kind == "less_than_equal" and context["le"] == MAX_INTEGER:
         why = "is refused: whole numbers above 2^53 - 1 are not exact everywhere; use a smaller one"
     elif kind == "string_pattern_mismatch" and "{64}" in context["pattern"]:
-        why = "is no digest; write 64 of the signs 0 to 9 and a to f"
+        why = "is not a digest; write 64 of the signs 0 to 9 and a to f"
+    elif kind == "string_pattern_mismatch" and context["pattern"] == SYNSET:
+        why = "is not a synset of WordNet; write one such as n02084071, which is dog"
     elif kind == "string_pattern_mismatch":
         why = "is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
     else:
-        why = f"is refused: {detail['msg'].removeprefix('Input ').removeprefix('Value error, ')}"
-    return f"{_shown(value)} {why}"
+        why = f"is refused: {why_refused(kind, detail['msg'], context)}"
+    return f"{shown_value(value)} {why}"
 
 
 def _type_message(value: object, types: Sequence[str]) -> str:
@@ -93,7 +102,11 @@ def _type_message(value: object, types: Sequence[str]) -> str:
     writes = list(dict.fromkeys(_TYPES[kind][1].removeprefix("write ") for kind in types))
     if value is None:
         return f"nothing is written here, where {' or '.join(names)} is required; write {' or '.join(writes)}"
-    what = f"{_shown(value)} is {'not' if len(names) == 1 else 'neither'} {' nor '.join(names)}"
+    what = f"{shown_value(value)} is {'not' if len(names) == 1 else 'neither'} {' nor '.join(names)}"
+    if isinstance(value, str) and set(types) & {"int_type", "float_type"} and not isinstance(plain_value(value), str):
+        return f"{shown_value(value)} is text; write it without quotes: {value}"
+    if "int_type" in types and isinstance(value, float) and value.is_integer() and abs(value) <= MAX_INTEGER:
+        return f"{what}; write {int(value)}"
     if "string_type" in types and isinstance(value, bool | int | float):
         return f'{what}; put it in quotes: "{_plain(value)}"'
     return f"{what}; write {' or '.join(writes)}"
@@ -104,22 +117,22 @@ def _literal_message(value: object, expected: str) -> str:
     parts = [part.strip() for part in expected.replace(" or ", ", ").split(",")]
     allowed = [part.strip("'") for part in parts]
     if _plain(value) in allowed and isinstance(value, str):
-        return f"{_shown(value)} is text; write it without quotes: {value}"
+        return f"{shown_value(value)} is text; write it without quotes: {value}"
     if _plain(value) in allowed:
-        return f'{_shown(value)} is not text; put it in quotes: "{_plain(value)}"'
-    return f"{_shown(value)} is not one of the allowed values; {did_you_mean(_plain(value), allowed)}"
+        return f'{shown_value(value)} is not text; put it in quotes: "{_plain(value)}"'
+    return f"{shown_value(value)} is not one of the allowed values; {did_you_mean(_plain(value), allowed)}"
 
 
 def _size_message(kind: str, context: dict[str, Any]) -> str:
     number = context["min_length" if kind == "too_short" else "max_length"]
     bound = f"at {'least' if kind == 'too_short' else 'most'} {number} item{'s' * (number != 1)}"
-    return f"it has {context['actual_length']}, and needs {bound}; write {bound}"
+    if not context["actual_length"]:
+        return f"this is empty; write {bound}"
+    return f"this has {context['actual_length']} item{'s' * (context['actual_length'] != 1)}; write {bound}"
 
 
-def _tag_message(kind: str, context: dict[str, Any]) -> str:
+def _tag_message(context: dict[str, Any]) -> str:
     key = str(context["discriminator"]).strip("'")
-    if kind == "union_tag_not_found":
-        return f"'{key}' is missing; add '{key}: ...' to say which one it is"
     allowed = [part.strip(" '") for part in str(context["expected_tags"]).split(",")]
     return f"{key} '{context['tag']}' is not known: {did_you_mean(str(context['tag']), allowed)}"
 
@@ -153,7 +166,8 @@ def _quoted(value: object) -> str:
     return repr(value) if isinstance(value, str) else _plain(value)
 
 
-def _shown(value: object) -> str:
+def shown_value(value: object) -> str:
+    """A value as YAML writes it, on part of a line."""
     text = _quoted(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

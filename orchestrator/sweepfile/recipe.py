@@ -33,7 +33,7 @@ from orchestrator.core.plugins import AUGMENTATIONS, OBJECTIVES
 from orchestrator.sweepfile.fields import Count, Strict, at_most, canonical
 from orchestrator.sweepfile.parse.tree import MovedTree, Path, Tree
 from orchestrator.sweepfile.plugin_uses import PluginUses
-from orchestrator.sweepfile.problems import Complaints, validate
+from orchestrator.sweepfile.problems import Complaints, shown_value, validate
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace
 
@@ -471,7 +471,7 @@ class RecipeResolver:
         self, path: Path, spec: RecipeSpec, given: Mapping[str, Any], ignored: Mapping[str, str]
     ) -> Mapping[str, Any]:
         for name in given.keys() & ignored.keys():
-            self._complaints.add((*path, name), f"{given[name]!r} {ignored[name]}")
+            self._complaints.add((*path, name), f"{shown_value(given[name])} {ignored[name]}")
         for message in missing_fields(spec).values():
             self._complaints.add(path, message)
         # Fields of the base for an overridden optimiser or schedule are dropped.

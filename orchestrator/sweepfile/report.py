@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Annotated, Final, Literal
@@ -18,6 +19,7 @@ from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, Pretrain
 
+_HOST_AND_PORT: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]+(/.*)?")
 _NEARLY: Final = 0.85
 """Similarity of names, of ``difflib``, from which on one is taken for a slip of the other."""
 
@@ -80,6 +82,8 @@ class TrackingSpec(Strict):
         except ValueError:
             message = "this is not a URI; write http(s)://host:port or sqlite:///absolute/path"
             raise PydanticCustomError("refused", message) from None
+        if _HOST_AND_PORT.fullmatch(uri):
+            raise PydanticCustomError("refused", "this has no scheme; write http://host:port or https://host:port")
         if "@" in authority:
             message = (
                 "a URI with a user or password is refused, because sweeps are stored and shared; "
@@ -105,11 +109,11 @@ def resolve_baseline(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints
     for name, value in spec.baseline.items():
         where: Path = ("report", "baseline", name)
         if name not in factors:
-            complaints.add(where, f"'{name}' is no factor of this sweep: {did_you_mean(name, factors)}")
+            complaints.add(where, f"'{name}' is not a factor of this sweep: {did_you_mean(name, factors)}")
         elif name == LABELS_FACTOR:
             _check_baseline_space(where, str(value), pretrained, complaints)
         elif str(value) not in factors[name]:
-            complaints.add(where, f"'{value}' is no value of '{name}': {did_you_mean(str(value), factors[name])}")
+            complaints.add(where, f"'{value}' is not a value of '{name}': {did_you_mean(str(value), factors[name])}")
     return {name: str(value) for name, value in spec.baseline.items()}
 
 
@@ -118,12 +122,22 @@ def _check_baseline_space(path: Path, space: str, pretrained: Sequence[str], com
         complaints.add(path, f"'{space}' is not pretrained in this sweep: {did_you_mean(space, pretrained)}")
 
 
-def check_metric(spec: ReportSpec, complaints: Complaints) -> None:
-    """Complain about a metric that is nearly one of ours; other names belong to plug-ins and cannot be checked."""
+def check_metric(spec: ReportSpec, complaints: Complaints, *, has_plugins: bool) -> None:
+    """Complain about a metric that is nearly one of ours; other names may belong to plug-ins and cannot be checked.
+
+    Args:
+        spec: the block of the file.
+        complaints: takes what is wrong.
+        has_plugins: whether a recipe names an objective of another package, which may have metrics of its own.
+    """
     name = spec.metric
     if name in RECORDED_METRICS or any(name.startswith(f"{known}_") for known in RECORDED_METRICS):
         return
     near = get_close_matches(name, RECORDED_METRICS, n=1, cutoff=_NEARLY)
+    if not near and not has_plugins:
+        hint = did_you_mean(name, RECORDED_METRICS)
+        message = f"'{name}' is not a metric of built-in losses, which are all that this sweep has: {hint}"
+        complaints.add(("report", "metric"), message)
     if near:
         message = f"'{name}' is nearly the name of a metric; write {near[0]}, or give your own metric another name"
         complaints.add(("report", "metric"), message)
@@ -135,7 +149,7 @@ def resolve_rows(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints: Co
     complaints.refuse_repeats(("report", "rows"), rows)
     for position, name in enumerate(rows):
         if name not in factors:
-            message = f"'{name}' is no factor of this sweep: {did_you_mean(name, factors)}"
+            message = f"'{name}' is not a factor of this sweep: {did_you_mean(name, factors)}"
             complaints.add(("report", "rows", position), message)
     return tuple(rows)
 
@@ -166,5 +180,9 @@ def check_published(
         for field, names in known.items():
             if (value := getattr(entry, field)) not in names:
                 hint = did_you_mean(value, filter(None, names))
-                message = f"'{value}' is no {field} of this sweep: {hint}" if value else f"say which one: {hint}"
+                message = (
+                    f"'{value}' is not a {field.replace('_', ' ')} of this sweep: {hint}"
+                    if value
+                    else f"say which one: {hint}"
+                )
                 complaints.add(("report", "published", position, field), message)

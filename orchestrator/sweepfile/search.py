@@ -76,7 +76,9 @@ class RangeSpec(OneRule):
         low, high = getattr(self, self.rule)
         if low >= high:
             context = {"low": f"{low:g}", "high": f"{high:g}", "at": (self.rule,)}
-            raise PydanticCustomError("refused", "{low} to {high} is no range; give [low, high], low < high", context)
+            raise PydanticCustomError(
+                "refused", "{low} to {high} is not a range; give [low, high], low < high", context
+            )
         if self.rule.startswith("log") and low <= 0:
             message = "a logarithmic scale needs ends above 0, and this begins at {low}; use a small positive number"
             raise PydanticCustomError("refused", message, {"low": f"{low:g}", "at": (self.rule,)})

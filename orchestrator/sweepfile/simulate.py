@@ -122,7 +122,7 @@ class ExpectSpec(Strict):
         if len(given) > 1 or (not given and self.between is None):
             found = f"{', '.join(given)}; keep one" if given else "none; add one"
             context = {"found": found, "rules": ", ".join((*_RULES, "between"))}
-            raise PydanticCustomError("one_rule", "needs exactly one of {rules}; it has {found}", context)
+            raise PydanticCustomError("one_rule", "this needs exactly one of {rules}; it has {found}", context)
         if given and given[0] in _BETWEEN_RULES and self.between is None:
             message = "{rule} is compared with an interval; add between: [low, high]"
             raise PydanticCustomError("refused", message, {"rule": given[0]})
@@ -130,7 +130,7 @@ class ExpectSpec(Strict):
             refuse_unread(self, ("between",), f"with '{given[0]}'")
         if self.between is not None and self.between[0] >= self.between[1]:
             low, high = (f"{end:g}" for end in self.between)
-            message = "{low} to {high} is no interval; give [low, high], low < high"
+            message = "{low} to {high} is not an interval; give [low, high], low < high"
             raise PydanticCustomError("refused", message, {"low": low, "high": high, "at": ("between",)})
         return self
 
@@ -220,7 +220,7 @@ class _SimulationCheck:
         """The simulation with the data plane's answer."""
         run = self.spec.run
         if found.get("is_unknown"):
-            complaints.add((*self.path, "run"), f"'{run}' is no simulation: {did_you_mean(run, known)}")
+            complaints.add((*self.path, "run"), f"'{run}' is not a simulation: {did_you_mean(run, known)}")
             return self.resolved()
         if "problem" in found:
             complaints.add((*self.path, "run"), found["problem"])
@@ -228,11 +228,25 @@ class _SimulationCheck:
         for cell, reply in zip(self.cells, found["cells"], strict=True):
             for at, why in reply.get("problems", ()):
                 complaints.add(self._place(cell, at), f"the simulation '{run}' refuses it: {why}")
+        known_metrics = found.get("metrics", ())
+        for at, metric in self._metrics():
+            if known_metrics and metric not in known_metrics:
+                hint = did_you_mean(metric, known_metrics)
+                complaints.add((*self.path, *at), f"'{metric}' is not a metric of the simulation '{run}': {hint}")
         cells = tuple(
             SimulatedCell(factors=cell.factors, parameters=reply.get("parameters", {}))
             for cell, reply in zip(self.cells, found["cells"], strict=True)
         )
         return replace(self.resolved(), run=found["name"], file=found["file"], cells=cells)
+
+    def _metrics(self) -> Iterator[tuple[Path, str]]:
+        """Metrics that the file names, and where below the simulation."""
+        yield ("metric",), self.spec.metric
+        for position, expected in enumerate(self.spec.expect):
+            if expected.metric:
+                yield ("expect", position, "metric"), expected.metric
+            if expected.closed_form is not None:
+                yield ("expect", position, "closed_form", "metric"), expected.closed_form.metric
 
     def _place(self, cell: SimulatedCell, at: Sequence[str | int]) -> Path:
         """Place of the parameter that a simulation refuses."""
@@ -264,12 +278,12 @@ def _check_expectation(
     for place, factor, levels in _mentioned(spec):
         if factor not in factors:
             hint = did_you_mean(factor, factors) if factors else "it has no factors"
-            complaints.add((*path, *place), f"'{factor}' is no factor of this simulation: {hint}")
+            complaints.add((*path, *place), f"'{factor}' is not a factor of this simulation: {hint}")
             continue
         for level in levels:
             if level not in factors[factor]:
                 hint = did_you_mean(str(level), [str(one) for one in factors[factor]])
-                complaints.add((*path, *place), f"'{level}' is no level of the factor {factor}: {hint}")
+                complaints.add((*path, *place), f"'{level}' is not a level of the factor {factor}: {hint}")
     rule = next((name for name in _RULES if hasattr(getattr(spec, name), "of")), "")
     if rule:
         _check_own_factor(path, spec, rule, complaints)
@@ -297,7 +311,9 @@ def _levels_at(spec: ExpectSpec, factor: str) -> Sequence[Level] | None:
 def _check_numbers(path: Path, spec: ExpectSpec, levels: Sequence[Level], complaints: Complaints) -> None:
     numbers = [level for level in levels if isinstance(level, int | float) and not isinstance(level, bool)]
     if len(numbers) < len(levels) or len(levels) < 2:
-        complaints.add((*path, "of"), "its levels are not two or more numbers; name a factor whose levels are")
+        shown = ", ".join(map(str, levels))
+        message = f"this needs a factor with two numbers or more as levels, and these are {shown}; name another factor"
+        complaints.add((*path, "of"), message)
     elif spec.slope is not None and spec.slope.log and min(numbers) <= 0:
         complaints.add((*path, "log"), f"its level {min(numbers):g} has no logarithm; leave log out, or the level")
 

@@ -27,6 +27,9 @@ _SYNONYMS = {
     "val_size": "num_val",
     "finetuning": "finetune",
     "fine-tune": "finetune",
+    "accuracy": "val_error",
+    "val_accuracy": "val_error",
+    "top1": "val_error",
     "linear": "probe",
     "linear_probe": "probe",
 }

@@ -9,12 +9,17 @@ of identities.
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
+from hashlib import sha256
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from orchestrator.core.code import package_digest
 from orchestrator.core.data_plane import (
     COUNT,
     LISTING,
@@ -97,9 +102,7 @@ def require_datasets(sweep: ResolvedSweep) -> None:
     """Refuse to run a sweep that can only be planned. Raises ``SpecError``: a data set is declared, but not there."""
     missing = [dataset.missing for dataset in sweep.datasets.values() if dataset.missing]
     if missing:
-        raise SpecError(
-            tuple(f"{line}; its declaration suffices to plan the sweep, but not to run it" for line in missing)
-        )
+        raise SpecError(tuple(f"{line}; the sweep can be planned without the data, but not run" for line in missing))
 
 
 class _SurveyError(Exception):
@@ -143,6 +146,17 @@ def _lister(patterns: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
     return lambda: list_shards(patterns)
 
 
+def _remedy(path: TreePath, message: str) -> str:
+    """What to do where the objects of a data set are not there."""
+    folder = Path(message.rpartition("file://")[2])
+    if path == ("from",) and folder.is_dir():
+        return (
+            "the folder holds no shards. For a folder of images, `orchestrator init --from FOLDER` writes a sweep, and "
+            "convert: {format: imagefolder, source: FOLDER} reads it here"
+        )
+    return "check the path or URI (`orchestrator data shard` and `orchestrator data index` print the entry)"
+
+
 def _at(path: TreePath, read: Callable[[], Found]) -> Found:
     try:
         return read()
@@ -152,7 +166,7 @@ def _at(path: TreePath, read: Callable[[], Found]) -> Found:
         if message.startswith("store "):
             message = message.replace("store", "data set", 1)
         if isinstance(error, NotFoundError):
-            message += "; check the URI (`orchestrator data shard` and `orchestrator data index` print the entry)"
+            message += f"; {_remedy(path, message)}"
         raise _SurveyError(path, message, is_damage=isinstance(error, BadDataError)) from error
 
 
@@ -227,10 +241,29 @@ def check_models(models: Sequence[Mapping[str, Any]]) -> Sequence[ModelProblem]:
 
 @lru_cache(maxsize=64)
 def _checked_models(models: str) -> Sequence[ModelProblem]:
+    accepted = _accepted_models_file(models)
+    if accepted.exists():
+        return ()
     request = ModelsRequest(models=json.loads(models))
-    return _ask(MODELS, request, "arguments of models could not be checked", "remove model.kwargs, or try again")[
-        "problems"
-    ]
+    failed, hint = "arguments of models could not be checked", "remove model.kwargs, or try again"
+    problems = _ask(MODELS, request, failed, hint)["problems"]
+    if not problems:
+        with suppress(OSError):  # a home that cannot be written costs the next command some seconds
+            accepted.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            accepted.touch(mode=0o600)
+    return problems
+
+
+def _accepted_models_file(models: str) -> Path:
+    """An empty file in the user's cache, which says that these models were built once without a problem.
+
+    Its name is a digest of all that the verdict depends on: the models, the releases that build them, and our code.
+    Refusals are not kept: a file with an error is read again anyway.
+    """
+    releases = [f"{package}=={version(package)}" for package in ("timm", "torch")]
+    digest = sha256("\n".join([models, *releases, package_digest()]).encode()).hexdigest()
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "pretraining-orchestrator" / "accepted-models" / digest
 
 
 def check_simulations(simulations: Sequence[Mapping[str, Any]]) -> SimulationsAnswer:

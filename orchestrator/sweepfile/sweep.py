@@ -20,10 +20,11 @@ from pydantic import Field
 
 from orchestrator.core.errors import StorageError
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS
+from orchestrator.core.plugins import is_reference
 from orchestrator.storage.open import check_store_uri
 from orchestrator.sweepfile.analyze import AnalysisSpec, resolve_analysis
 from orchestrator.sweepfile.clusters import check_embeddings
-from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture, thinned
+from orchestrator.sweepfile.datasets import DatasetSpec, MixtureSpec, Surveys, resolve_dataset, resolve_mixture
 from orchestrator.sweepfile.fields import Name, Strict
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.labels import LabelEntry, LabelSources, resolve_label_spaces
@@ -59,6 +60,7 @@ from orchestrator.sweepfile.report import (
 from orchestrator.sweepfile.resources import ComputeSpec, ResourceGroups, resolve_resources
 from orchestrator.sweepfile.search import check_searches
 from orchestrator.sweepfile.simulate import SimulateSpec, SimulationSources, resolve_simulations
+from orchestrator.sweepfile.subset import thinned
 from orchestrator.sweepfile.transfer import (
     RecipeUse,
     TransferSpec,
@@ -214,7 +216,7 @@ class _Resolver:
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         analyses = self._analyses(datasets, labels, pretrains)
         baseline = resolve_baseline(spec.report, pretrains, self._complaints)
-        check_metric(spec.report, self._complaints)
+        self._check_report(pretrains, transfer)
         rows = resolve_rows(spec.report, pretrains, self._complaints)
         check_published(spec.report, [entry.name for entry in spec.transfer], pretrains, self._complaints)
         self._check_store()
@@ -245,6 +247,15 @@ class _Resolver:
             notify=notify,
             analyses=analyses,
         )
+
+    def _check_report(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:
+        spec = self._spec.report
+        recipes = [one.recipe for one in pretrains] + [recipe for item in transfer for recipe in item.recipes]
+        has_plugins = any(is_reference(str(recipe.get("loss"))) for recipe in recipes)
+        check_metric(spec, self._complaints, has_plugins=has_plugins)
+        if not pretrains and spec.model_fields_set:
+            message = "it compares pretrained backbones, and there is no 'pretrain'; remove it"
+            self._complaints.add(("report",), message)
 
     def _mixtures(self, datasets: Mapping[str, Dataset]) -> dict[str, Dataset]:
         read_table = self._labels.read_table if self._labels else None

@@ -15,7 +15,6 @@ from pydantic import Field
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.sweepfile.datasets import SubsetSpec
 from orchestrator.sweepfile.fields import Count, Name, Seeds, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
@@ -29,6 +28,7 @@ from orchestrator.sweepfile.search import (
     resolve_search,
     with_grace,
 )
+from orchestrator.sweepfile.subset import SubsetSpec
 from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR, Cell, LabelSpace, Pretrain, Search, Transfer
 
@@ -254,7 +254,7 @@ def check_targets(transfer: Sequence[Transfer], labels: Mapping[str, LabelSpace]
     for position, item in enumerate(transfer):
         space = labels.get(item.target)
         if space is not None and space.space.keys() & {"random", "split"}:
-            message = f"'{item.target}' are random ids: nothing can be learnt of them for validation samples"
+            message = f"'{item.target}' are random ids, and those of validation samples cannot be predicted"
             complaints.add(("transfer", position, "target"), message + "; choose a level of a hierarchy")
 
 

@@ -62,7 +62,7 @@ class LeaseState:
         state = cls(**document)
         numbers: tuple[object, ...] = state.epoch, state.expires_at_s
         if not isinstance(numbers[0], int) or not isinstance(numbers[1], int | float):
-            raise TypeError(f"epoch {state.epoch!r} or expiry {state.expires_at_s!r} is no number")
+            raise TypeError(f"epoch {state.epoch!r} or expiry {state.expires_at_s!r} is not a number")
         check_nonce(name, document)
         return state
 

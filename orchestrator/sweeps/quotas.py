@@ -120,7 +120,7 @@ def _unreadable(store: ObjectStore, cluster: str, error: Exception) -> Controlle
 
 
 def _checked(users: Quotas) -> Quotas:
-    """The limits unchanged. Raises ``TypeError`` for a limit that is no number: rounds of decisions would fail."""
+    """The limits unchanged. Raises ``TypeError`` for a limit that is not a number: rounds of decisions would fail."""
     for user, cap in users.items():
         for bound in (cap.max_gpus, cap.max_concurrent):
             if bound is not None and not isinstance(bound, int | float):

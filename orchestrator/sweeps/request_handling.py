@@ -110,7 +110,7 @@ def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
     known: set[str] = set()
     for job in plan.jobs:
         if absent := job.execution.data_location.get(MISSING_DATA):
-            return f"{absent}; its declaration suffices to plan the sweep, but not to run it"
+            return f"{absent}; the sweep can be planned without the data, but not run"
         if problem := _unsafe(job):
             return problem
         missing = [need for need in job.needs if need not in known]

@@ -233,7 +233,7 @@ def test_gcp_zone_of_another_region_is_refused(gcp):
     with pytest.raises(UserError, match=r"europe-west4-b is not in provider\.region 'us-central1'; write europe-west4"):
         check_zone(gcp)
     gcp["provider"]["availability_zone"] = "us-central1"
-    with pytest.raises(UserError, match="is no zone"):
+    with pytest.raises(UserError, match="is not a zone"):
         check_zone(gcp)
 
 
@@ -274,7 +274,7 @@ def test_gcp_gpus_are_those_of_the_machine_or_attached(settings, expected):
 @pytest.mark.parametrize("project", [None, "", "REPLACE-PROJECT", "ab"])
 def test_gcp_file_without_a_project_is_refused(gcp, project):
     gcp["provider"]["project_id"] = project
-    with pytest.raises(UserError, match="is no project id"):
+    with pytest.raises(UserError, match="is not a project id"):
         check_project(gcp)
 
 

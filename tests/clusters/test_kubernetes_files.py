@@ -174,7 +174,7 @@ def test_workers_with_a_price_that_is_no_number_are_refused(cluster):
     environment = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["env"]
     entry = next(one for one in environment if '"price"' in str(one.get("value")))
     entry["value"] = entry["value"].replace('"24.00"', '"24 USD"')
-    with pytest.raises(UserError, match=r"has the label price: '24 USD', which is no number"):
+    with pytest.raises(UserError, match=r"has the label price: '24 USD', which is not a number"):
         check_labels([cluster])
 
 

@@ -226,7 +226,7 @@ def test_worker_without_a_label_is_refused(aws):
 @pytest.mark.parametrize("price", ["$24", "", "-1", "nan"])
 def test_worker_whose_price_is_no_number_is_refused(aws, price):
     aws["available_node_types"]["gpu-spot"]["labels"]["price"] = price
-    with pytest.raises(UserError, match=r"gpu-spot has the label price: .* is no number from 0 up"):
+    with pytest.raises(UserError, match=r"gpu-spot has the label price: .* is not a number from 0 up"):
         check_labels(aws)
 
 
@@ -256,7 +256,7 @@ def test_cluster_without_a_token_is_a_concern(aws):
 def test_cluster_file_that_is_none_is_told_what_would_be(tmp_path):
     path = tmp_path / "sweep.yaml"
     path.write_text("version: 1\nname: x\n")
-    with pytest.raises(UserError, match="is no cluster; expected a Ray launcher configuration"):
+    with pytest.raises(UserError, match="is not the file of a cluster; expected a Ray launcher configuration"):
         read_cluster(path)
     with pytest.raises(NotFoundError, match="does not exist"):
         read_cluster(tmp_path / "absent.yaml")

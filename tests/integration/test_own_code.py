@@ -87,7 +87,7 @@ def test_wrong_arguments_of_each_kind_are_refused_at_their_place(installed: None
     for wrong, why in (
         ("letters: 0", "0 is refused: "),
         ("width: sixteen", "'sixteen' is refused: "),
-        ("gama: 1.5", "it has no parameter 'gama'; it has gamma"),
+        ("gama: 1.5", "there is no parameter 'gama': did you mean 'gamma'?"),
         ("share: 2", "2 is refused: "),
         ("levels: depth1", "it has no parameter 'levels'; it has level"),
     ):

@@ -26,7 +26,7 @@ def test_submit_of_a_declared_data_set_that_is_not_there_is_refused(tmp_path: Pa
     declared.sweep({"from": declared.place, **ABSENT})
     sweep = Sweep.from_yaml(declared.path, store=(tmp_path / "store").as_uri())
     assert sweep.plan().plan.jobs
-    with pytest.raises(SpecError, match="suffices to plan the sweep, but not to run it"):
+    with pytest.raises(SpecError, match="can be planned without the data, but not run"):
         sweep.submit(Where.INPROCESS)
     assert not (tmp_path / "store").exists()
 

@@ -193,7 +193,7 @@ def test_records_are_printed_for_machines_one_object_a_line(searched: World, cap
 @pytest.mark.parametrize(
     ("arguments", "code", "told"),
     [
-        (("--grep", "("), 2, "is no regular expression"),
+        (("--grep", "("), 2, "is not a regular expression"),
         (("--since", "yesterday"), 2, "neither a duration"),
         (("--level", "loud"), 2, "is none of debug"),
         (("--job", "nothing"), 102, "no job 'nothing'"),

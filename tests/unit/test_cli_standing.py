@@ -82,7 +82,7 @@ def test_waits_name_the_jobs_by_reason_and_forget_those_that_run() -> None:
         return LiveProgress(at_s=NOW, attempt_id="", progress=Progress(phase=reason))
 
     snapshot = gpu_sweep(0.0, Policy())
-    assert "1 job waits (pretrain/a): 8 GPUs are busy" in lines(snapshot, {"pretrain/a": wait("8 GPUs are busy")})
+    assert "1 job waits: 8 GPUs are busy (pretrain/a)" in lines(snapshot, {"pretrain/a": wait("8 GPUs are busy")})
     done = replace(snapshot.jobs["pretrain/a"], state=JobState.SUCCEEDED)
     ended = replace(snapshot, jobs=JobTable([done]))
     assert "waits" not in lines(ended, {"pretrain/a": wait("8 GPUs are busy")})

@@ -169,20 +169,20 @@ def test_conversion_that_is_not_as_declared_is_refused_before_anything_is_writte
 @pytest.mark.parametrize(
     ("change", "fields", "message"),
     [
-        ({}, {"source": "s3://lab/photos"}, "converters read files, and this is no path"),
+        ({}, {"source": "s3://lab/photos"}, "converters read files, and this is not a path"),
         (
             {},
             {"source": "/nowhere/at/all"},
             r"sweep.yaml:4:\d+: .*/nowhere/at/all does not exist",
         ),
         ({}, {"format": "imagfolder"}, "not one of the allowed values; did you mean 'imagefolder'"),
-        ({}, {"path_column": "file"}, "it has no effect to this format: only csv and parquet name paths"),
+        ({}, {"path_column": "file"}, "it has no effect here: only csv and parquet name paths"),
         ({}, {"labels": "x"}, "only imagenet1k keeps labels apart"),
         ({}, {"listing": "a" * 64}, "so declare num_train, num_val, num_classes, levels"),
         ({"num_train": 7}, {}, "7 is declared, but the source has 24; remove the line"),
         ({"levels": {"depth9": 7}}, {}, "'depth9' is not a level of the source"),
         ({"levels": {"depth1": 7}}, {}, "7 is declared, but the source has 2"),
-        ({"jobs": 0}, {}, "greater than or equal to 1"),
+        ({"jobs": 0}, {}, "it must be at least 1"),
         ({"budget": 0}, {}, "unknown key 'budget'"),
     ],
 )

@@ -341,7 +341,7 @@ class _Evil:
     [
         ("cifar100", {"train": pickle.dumps(_Evil())}, r"which is not executed"),
         ("cifar100", {"train": _tower(60)}, r"more tuples or sets than an array needs"),
-        ("cifar100", {"train": pickle.dumps({b"data": 0, b"labels": [[1], [2]]})}, r"labels are no list of numbers"),
+        ("cifar100", {"train": pickle.dumps({b"data": 0, b"labels": [[1], [2]]})}, r"labels are not a list of numbers"),
         ("cifar100", {"train": b"\x80\x02]r\xff\xff\xff\xff."}, r"holds no dictionary"),
         ("cifar100", {"train": cifar100_pickles()["train"][:3000]}, r"train is not the pickle that CIFAR publishes"),
         ("cifar100", {"meta": None}, r"has neither meta nor fine_label_names\.txt"),

@@ -66,7 +66,7 @@ def test_compressed_arrow_is_refused(tmp_path: Path) -> None:
 def test_split_may_name_no_file_elsewhere(tmp_path: Path) -> None:
     save(tmp_path / "saved", range(9))
     (tmp_path / "saved" / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../other.arrow"}]}))
-    with pytest.raises(UserError, match="is no data set that save_to_disk has written"):
+    with pytest.raises(UserError, match="is not a data set that save_to_disk has written"):
         convert("huggingface", tmp_path / "saved", tmp_path / "out")
 
 

@@ -136,7 +136,7 @@ def test_file_that_is_no_image_is_a_bad_sample_of_which_nothing_is_packed(
     shard = tmp_path / "out/train-000000.tar"
     assert b"root:x:0" not in shard.read_bytes()
     assert [record.getMessage() for record in caplog.records] == [
-        f"{source}/train/dog/passwd.png (dog/passwd) is no image: nothing of it is packed, and its sample is bad"
+        f"{source}/train/dog/passwd.png (dog/passwd) is not an image: nothing of it is packed, and its sample is bad"
     ]
     table = scan_shard(file_chunks(shard), shard.name, ClassRule(num_classes=2))
     assert table.num_samples == 2

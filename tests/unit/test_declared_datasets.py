@@ -98,7 +98,7 @@ def test_data_set_that_is_there_must_have_the_declared_levels(declared: Declared
 def test_damaged_data_set_is_no_absent_one(declared: Declared, outside: Outside) -> None:
     describe(outside)
     (outside.shards / "dataset.json").write_text("{}")
-    with pytest.raises(SpecError, match="no description of a data set"):
+    with pytest.raises(SpecError, match="does not describe a data set"):
         declared.sweep({"from": outside.shards.as_uri(), **ABSENT})
 
 

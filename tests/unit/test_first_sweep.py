@@ -113,7 +113,7 @@ def test_what_has_no_images_or_no_validation_images_is_said(tmp_path: Path) -> N
     fill(tmp_path, {"tars/train-000000.tar": b""})
     with pytest.raises(UserError, match=r"holds tars and no classes\.json"):
         look({"place": str(tmp_path / "tars")})
-    with pytest.raises(UserError, match="is a file that is no table"):
+    with pytest.raises(UserError, match="is a file that is not a table"):
         look({"place": str(tmp_path / "list.txt")})
     with pytest.raises(UserError, match="does not exist"):
         look({"place": str(tmp_path / "phtos")})

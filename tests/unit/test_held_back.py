@@ -82,8 +82,7 @@ def test_status_counts_all_that_a_quota_of_nothing_holds_back_and_tells_no_time_
     standing = load_status(world.store, world.snapshot())
     told = "\n".join(status_lines(standing))
     assert standing.is_served
-    assert "5 jobs wait (dataset/" in told
-    assert ", ...): user ada runs 0 attempts, of max_concurrent=0" in told
+    assert "5 jobs wait: user ada runs 0 attempts, of max_concurrent=0 (dataset/" in told
     assert "The time left cannot be estimated: user ada may run no attempts (max_concurrent=0)" in told
     assert standing.left is None
     document = present_document(standing)

@@ -151,9 +151,9 @@ class _Evil:
     ("content", "reason"),
     [
         (_saved({"state_dict": {"a": _Evil()}}), "without executing"),
-        (b"", "no weights file"),
-        (b"<html>not found</html>", "no weights file"),
-        (encode_tensors({"a": torch.zeros(100)})[:-50], "no weights file"),
+        (b"", "not a weights file"),
+        (b"<html>not found</html>", "not a weights file"),
+        (encode_tensors({"a": torch.zeros(100)})[:-50], "not a weights file"),
         (_saved({"a": torch.zeros(100)})[:-200], "damaged"),
         (_saved([1, 2]), "only 0.0%"),
     ],
@@ -171,7 +171,7 @@ def test_initial_weights_refusal_names_what_the_file_asks_for_in_plain_words(tmp
     with pytest.raises(UserError) as caught:
         _load(tmp_path, buffer.getvalue())
     text = str(caught.value)
-    assert "it holds len, which is no plain data; store the tensors alone" in text
+    assert "it holds len, which is not plain data; store the tensors alone" in text
     assert text.isprintable()
     assert "weights_only" not in text
     with pytest.raises(UserError, match="damaged archive"):

@@ -125,5 +125,5 @@ def test_update_with_a_frozen_batchnorm_keeps_its_statistics_bit_for_bit() -> No
 
 
 def test_micro_batch_that_cuts_a_norm_group_is_a_user_error() -> None:
-    with pytest.raises(UserError, match="micro_batch is 6, which is no multiple of the norm group of 4"):
+    with pytest.raises(UserError, match="micro_batch is 6, not a multiple of the norm group of 4"):
         _updated(_network(), 4, 6)

@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core.contract import Resources
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.services.preview import make_preview, never_runs, preview_lines
+from orchestrator.services.preview import Preview, make_preview, never_runs, preview_lines
 from orchestrator.sweepfile.load import parse_sweep
 
 SWEEP = """version: 1
@@ -53,3 +53,48 @@ def test_what_fits_is_not_named(tmp_path: Path) -> None:
     sweep = parse_sweep(SWEEP.replace("RESOURCES", "cpus: 2"), "sweep.yaml", {})
     plan = build_plan(sweep, store_uri=tmp_path.as_uri())
     assert list(never_runs(make_preview(sweep, plan, fleet=NODE))) == []
+
+
+GPU = Resources(cpus=8.0, gpus=4.0, memory_gib=64.0, accelerator="A100", labels=(("rack", "3"),))
+CLUSTER = Fleet(nodes=(GPU, GPU), name="Ray at head:6379: 2 nodes, 8 GPUs", is_fixed=True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "short"),
+    [
+        ("gpus: 16, cpus: 16", "for 16 workers at once"),
+        ("gpus: 1, cpus: 16", "for 16 CPUs"),
+        ("memory_gib: 100", "for 100 GiB of memory"),
+        ("gpus: 1, accelerator: H100", "for a node of its kind (of type H100)"),
+        ("gpus: 1, labels: {rack: '4'}", "for a node of its kind (rack=4)"),
+        ("gpus: 1, spot: require", "for a node of its kind (on spot nodes)"),
+        ("gpus: 16, cpus: 16, min_gpus: 12", "for 16 workers at once"),
+    ],
+)
+def test_a_cluster_that_nothing_extends_is_asked_for_what_it_has(asked: str, short: str, tmp_path: Path) -> None:
+    (why,) = never_runs(_preview(asked, CLUSTER, tmp_path))
+    assert short in why
+    assert "Ray at head:6379: 2 nodes, 8 GPUs does not have, and nothing adds nodes; " in why
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "gpus: 8, cpus: 8",
+        "gpus: 16, cpus: 16, min_gpus: 8",
+        "gpus: 4, accelerator: a100, memory_gib: 64, labels: {rack: '3'}",
+        "cpus: 8",
+    ],
+)
+def test_what_the_idle_cluster_can_hold_waits_for_its_turn(asked: str, tmp_path: Path) -> None:
+    assert list(never_runs(_preview(asked, CLUSTER, tmp_path))) == []
+
+
+def test_what_nobody_knows_of_a_node_holds_no_job_up(tmp_path: Path) -> None:
+    unknown = Fleet(nodes=(Resources(cpus=8.0, gpus=1.0),), is_fixed=True)
+    assert list(never_runs(_preview("gpus: 1, accelerator: H100, memory_gib: 500", unknown, tmp_path))) == []
+
+
+def _preview(asked: str, fleet: Fleet, folder: Path) -> Preview:
+    sweep = parse_sweep(SWEEP.replace("RESOURCES", asked).replace("size: 64", "size: 1024"), "sweep.yaml", {})
+    return make_preview(sweep, build_plan(sweep, store_uri=folder.as_uri()), fleet=fleet)

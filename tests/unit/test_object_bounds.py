@@ -188,7 +188,7 @@ def test_lease_whose_epoch_is_no_number_is_damaged(tmp_path: Path) -> None:
     world.tick()
     content = world.store.get(lease_name(CLUSTER))
     world.store.put(lease_name(CLUSTER), content.replace(b'"epoch": 1', b'"epoch": "1"'))
-    with pytest.raises(ControllerError, match="is no number"):
+    with pytest.raises(ControllerError, match="is not a number"):
         world.new_controller().tick()
 
 

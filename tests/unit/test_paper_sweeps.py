@@ -275,10 +275,10 @@ def test_last_checkpoint_of_table_6_shares_the_runs_of_table_1() -> None:
 @pytest.mark.parametrize("name", COUNTS)
 def test_paper_sweep_without_its_images_is_refused_where_it_would_run(name: str) -> None:
     with pytest.raises(
-        SpecError, match=r"no object dataset.json in file:///data/.*suffices to plan the sweep, but not to run it"
+        SpecError, match=r"no object dataset.json in file:///data/.*planned without the data, but not run"
     ):
         require_datasets(sweep(name))
-    with pytest.raises(ControllerError, match="suffices to plan the sweep, but not to run it"):
+    with pytest.raises(ControllerError, match="can be planned without the data, but not run"):
         submit(STORE, plan(name), "", "cluster")
     assert not list(STORE.list_objects(""))
     require_datasets(sweep(name, "tiny"))

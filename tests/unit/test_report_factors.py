@@ -139,7 +139,7 @@ def test_sweeps_are_matched_by_values_of_factors_whatever_their_blocks_are_calle
     assert [cell.label_space for cell in cells] == ["adamw + levels/depth2", "lamb + levels/depth2"]
     with pytest.raises(UserError, match="several cells with equal optimizer under top"):
         matched_by(report_of("report={rows: [optimizer]}"), ["optimizer"])
-    with pytest.raises(UserError, match="'optimiser' is no factor of sweep study: did you mean 'optimizer'"):
+    with pytest.raises(UserError, match="'optimiser' is not a factor of sweep study: did you mean 'optimizer'"):
         check_factors(plan, ["optimiser"])
 
 

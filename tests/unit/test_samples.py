@@ -225,7 +225,7 @@ def test_compare_results_of_an_earlier_version_says_what_to_do(store):
         (["sampel"], ("a", "b"), NotFoundError, "sample"),
         ([], ("levels/depth1", "levels/depth7"), NotFoundError, "neither a job nor a row 'levels/depth7'"),
         ([], ("levels/depth1", "pretrain/levels/depth2/seed0"), UsageError, "two jobs or two rows"),
-        ([], ("index/tree", "pretrain/levels/depth2/seed0"), UserError, "index/tree is no network"),
+        ([], ("index/tree", "pretrain/levels/depth2/seed0"), UserError, "index/tree is not a network"),
         ([], ("levels/depth1", "levels/depth2"), UserError, "no committed transfers with the same seeds yet"),
         (
             [],

@@ -138,8 +138,8 @@ def test_log_of_a_newer_version_is_refused(store, tmp_path):
         (b"{", "Expecting|EOF"),
         (b'{"version": 2, "folder": "a"}', "version 2, this program reads 1"),
         (b'{"version": 1}', "damaged"),
-        (b'{"version": 1, "folder": "../a"}', "no folder"),
-        (b'{"version": 1, "folder": ""}', "no folder"),
+        (b'{"version": 1, "folder": "../a"}', "not a folder"),
+        (b'{"version": 1, "folder": ""}', "not a folder"),
         (b"[]", "damaged"),
     ],
 )

@@ -291,21 +291,21 @@ def test_wrong_parameters_are_refused_at_their_places(tmp_path: Path) -> None:
         load_sweep(str(file))
     simulation = "the simulation 'two-layer-granularity' refuses it: "
     found = {line.removeprefix(f"{file}:") for line in refused.value.problems}
-    assert f"4:50: simulate.one.parameters.steps: {simulation}should be greater than or equal to 0" in found
-    assert f"4:61: simulate.one.parameters.depth: {simulation}it takes no such parameter" in found
+    assert f"4:50: simulate.one.parameters.steps: {simulation}it must be at least 0" in found
+    assert f"4:61: simulate.one.parameters.depth: {simulation}there is no parameter 'depth'" in "\n".join(found)
     assert f"4:37: simulate.one.parameters.labels: {simulation}it must be given" in found
-    assert f"4:89: simulate.one.factors.k[1]: {simulation}should be greater than or equal to 1" in found
-    assert any("two.run: 'two-layer-granularty' is no simulation: did you mean 'two-layer-gr" in line for line in found)
+    assert f"4:89: simulate.one.factors.k[1]: {simulation}it must be at least 1" in found
+    assert any("two.run: 'two-layer-granularty' is not a simulation: did you mean" in line for line in found)
 
 
 @pytest.mark.parametrize(
     ("block", "message"),
     [
-        ("{slope: {of: b}, between: [0, 1]}", "'b' is no factor of this simulation: known: scale, kind"),
-        ("{slope: {of: kind}, between: [0, 1]}", "its levels are not two or more numbers"),
+        ("{slope: {of: b}, between: [0, 1]}", "'b' is not a factor of this simulation: known: scale, kind"),
+        ("{slope: {of: kind}, between: [0, 1]}", "these are a, b; name another factor"),
         ("{slope: {of: scale}}", "slope is compared with an interval"),
-        ("{threshold: {above: 1}, where: {kind: c}}", "'c' is no level of the factor kind"),
-        ("{between: [2, 1]}", "2 to 1 is no interval"),
+        ("{threshold: {above: 1}, where: {kind: c}}", "'c' is not a level of the factor kind"),
+        ("{between: [2, 1]}", "2 to 1 is not an interval"),
         ("{where: {kind: a}}", "needs exactly one of"),
         ("{monotone: {of: scale}, between: [0, 1]}", "it has no effect with 'monotone'"),
     ],

@@ -160,7 +160,7 @@ def test_package_writes_modules_alone_and_into_its_folder(tmp_path: Path) -> Non
     for name in ("../out.py", "/out.py", "a/../../out.py", "steps.pth"):
         sources = SimulationCode(path=Path("mysim.py"), main=b"", modules={name: b""})
         opened = SimulationCode.from_package(sources.to_package(), sources.digest)
-        with pytest.raises(UserError, match="which is no module"):
+        with pytest.raises(UserError, match="which is not a module"):
             opened.write(tmp_path)
     assert not list(tmp_path.parent.glob("out.py"))
     huge = SimulationCode(path=Path("mysim.py"), main=b"", modules={"a.py": bytes(1 << 25)})

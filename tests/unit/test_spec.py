@@ -13,7 +13,7 @@ from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.model import RESERVED_KWARGS
 from orchestrator.sweepfile.parse.tree import parse_tree
 from workloads.data.builtin import open_builtin
-from workloads.models.spec import _RESERVED
+from workloads.models.spec import RESERVED
 
 RECIPE = "{epochs: 2, batch_size: 64, lr: 1e-3}"
 GOOD = f"""\
@@ -104,7 +104,7 @@ def test_recipe_at_the_limits_is_accepted() -> None:
 
 
 def test_reserved_kwargs_are_those_of_the_data_plane() -> None:
-    assert RESERVED_KWARGS == _RESERVED
+    assert RESERVED_KWARGS == RESERVED
 
 
 def test_yaml_pitfalls_are_taken_out() -> None:

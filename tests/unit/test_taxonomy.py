@@ -151,7 +151,7 @@ def test_taxonomy_classes_without_nodes_are_counted() -> None:
 def test_taxonomy_row_with_more_cells_than_the_header_is_bad_data(tmp_path: Path) -> None:
     file = tmp_path / "table.csv"
     file.write_text("name,order\na,b\nc,d,e\n")
-    with pytest.raises(BadDataError, match=r"table\.csv is no table.*line 3 has more cells than the header"):
+    with pytest.raises(BadDataError, match=r"table\.csv is not a table.*line 3 has more cells than the header"):
         read_table(str(file))
 
 

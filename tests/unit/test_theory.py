@@ -19,7 +19,7 @@ from workloads.theory import feature_learning, in_context, modular_addition, sha
 from workloads.theory.feature_learning import FeatureLearningParameters
 from workloads.theory.in_context import PromptRegressionParameters
 from workloads.theory.loading import Simulation
-from workloads.theory.shipped import SIMULATIONS
+from workloads.theory.shipped import METRICS, SIMULATIONS
 
 Run = dict[str, float]
 
@@ -46,7 +46,9 @@ def _one_thread() -> Iterator[None]:
 
 def run(name: str, *seeds: int, **parameters: Any) -> list[Run]:
     simulation = Simulation.load(name)
-    return [dict(row) for row in simulation.function(simulation.checked(parameters), seeds or (1,), _Context())]
+    rows = [dict(row) for row in simulation.function(simulation.checked(parameters), seeds or (1,), _Context())]
+    assert {metric for row in rows for metric in row} <= set(METRICS[name].split())
+    return rows
 
 
 def averages(name: str, num_seeds: int, **parameters: Any) -> Run:
@@ -92,6 +94,10 @@ def test_a_seed_gives_the_same_bits_alone_and_among_others(name: str, parameters
     among = run(name, 1, 2, 3, **parameters)
     assert run(name, 3, **parameters) == [among[2]]
     assert all(math.isfinite(value) for row in among for value in row.values())
+
+
+def test_metrics_of_every_simulation_are_listed() -> None:
+    assert METRICS.keys() == SIMULATIONS.keys()
 
 
 def test_every_parameter_is_described_and_bounded_by_its_model() -> None:

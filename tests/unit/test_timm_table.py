@@ -172,7 +172,7 @@ def test_plan_more_workers_than_norm_groups_are_refused(group: str) -> None:
     gang = f"resources: {{{group}: {{cpus: 4, workers: 4}}}}\n"
     fits, grouped = "{epochs: 2, batch_size: 256, lr: 1e-3}", "{epochs: 2, batch_size: 64, lr: 1e-3, norm_group: 16}"
     problem = _problems(extra=gang)
-    assert "batch_size 64 has 1 norm groups of 64 samples, fewer than the 4 workers" in problem
+    assert "batch_size 64 has 1 norm groups of 64 samples, and each of 4 workers needs a whole one" in problem
     assert f"{group}" in problem
     assert "set norm_group to at most 16 (this changes the key)" in problem
     for recipe in (fits, grouped):

@@ -132,7 +132,7 @@ def _distances(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Find
     wanted = parameters["levels"]
     if unknown := [name for name in wanted or () if name not in subject.levels]:
         message = (
-            f"distances.levels: the classes of `of` lie in several nodes of {unknown[0]!r} each, or it is no level; "
+            f"distances.levels: the classes of `of` lie in several nodes of {unknown[0]!r} each, or it is not a level; "
         )
         raise UserError(message + f"name some of: {', '.join(subject.levels) or 'there are none here'}")
     levels = {name: groups_C for name, groups_C in subject.levels.items() if wanted is None or name in wanted}

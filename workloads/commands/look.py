@@ -120,7 +120,7 @@ def _form(path: Path) -> tuple[str, dict[str, Any]]:
         suffix = path.suffix.removeprefix(".").lower()
         if suffix in {"csv", "parquet"}:
             return "", {"format": suffix}
-        raise UserError(f"{path} is a file that is no table (csv, parquet); name the folder that holds the images")
+        raise UserError(f"{path} is a file that is not a table (csv, parquet); name the folder that holds the images")
     if found := _published(path):
         return "", found
     below = [child for child in _folders(path) if not _has_images(child)]

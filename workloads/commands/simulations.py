@@ -10,7 +10,7 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.simulation_files import SimulationCode, file_reference
 from orchestrator.storage.open import check_allowed
 from workloads.theory.loading import ParametersError, Simulation
-from workloads.theory.shipped import SIMULATIONS
+from workloads.theory.shipped import METRICS, SIMULATIONS
 
 
 def check(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -23,8 +23,8 @@ def check(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         ``shipped``: all names; ``checked``: for each simulation ``{"problem": why}``, ``{"is_unknown": true}`` or
-        ``{"name", "file", "cells"}``: ``file`` is empty but for a plain file, and each cell is ``{"parameters"}`` with
-        all defaults, or ``{"problems": [[where, why]]}``.
+        ``{"name", "file", "metrics", "cells"}``: ``file`` is empty but for a plain file, ``metrics`` but for a shipped
+        simulation, and each cell is ``{"parameters"}`` with all defaults, or ``{"problems": [[where, why]]}``.
     """
     return {"shipped": sorted(SIMULATIONS), "checked": [_checked(asked) for asked in request["simulations"]]}
 
@@ -45,6 +45,7 @@ def _checked(asked: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": name,
         "file": file,
+        "metrics": METRICS.get(name, "").split(),
         "cells": [_cell(simulation, parameters) for parameters in asked["cells"]],
     }
 

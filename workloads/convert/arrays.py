@@ -292,7 +292,7 @@ def _cifar_pickle(path: Path) -> ArrayFile:
 def _integers(value: object) -> NDArray[np.int64]:
     """A flat list as [N]. A list of lists of one another would become an array of any size."""
     if not isinstance(value, list) or not all(type(item) is int for item in value):
-        raise ValueError("its labels are no list of numbers")
+        raise ValueError("its labels are not a list of numbers")
     return np.array(value, dtype=np.int64)
 
 

@@ -97,7 +97,7 @@ def _read_split(folder: Path) -> _Stored:
     state, info = _json(folder / _STATE_FILE), _json(folder / _INFO_FILE)
     files = [Path(str(file.get("filename", ""))) for file in state.get("_data_files") or () if isinstance(file, dict)]
     if not files or any(file.name != str(file) for file in files) or not isinstance(info.get("features"), dict):
-        raise UserError(f"{folder} is no data set that save_to_disk has written; save it again")
+        raise UserError(f"{folder} is not a data set that save_to_disk has written; save it again")
     return _Stored(files=[folder / file for file in files], features=info["features"])
 
 
@@ -107,7 +107,7 @@ def _json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read ({error}); save the data set again") from error
     if not isinstance(found, dict):
-        raise UserError(f"{path} is no mapping; save the data set again")
+        raise UserError(f"{path} is not a mapping; save the data set again")
     return found
 
 

@@ -69,7 +69,7 @@ def _convert_folders(request: ConvertRequest) -> Conversion:
     found: dict[str, list[tuple[str, int]]] = {}
     for split, name in folders.items():
         if not (request.source / name).is_dir():
-            raise UserError(f"{request.source / name} is no folder; --split names folders in {request.source}")
+            raise UserError(f"{request.source / name} is not a folder; --split names folders in {request.source}")
         found[split] = list(folder_images(request.source / name, rule))
     names = sorted({name.partition("/")[0] for images in found.values() for name, _ in images})
     leaf_of = {name: leaf for leaf, name in enumerate(names)}

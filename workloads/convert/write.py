@@ -222,7 +222,7 @@ def source_samples(items: Iterable[SourceItem], *, multi_label: bool) -> Iterato
         for item in items:
             content, label = files.read(item), _label(item.leaves, multi_label=multi_label)
             if content and not is_image_form(content):
-                message = "%s (%s) is no image: nothing of it is packed, and its sample is bad"
+                message = "%s (%s) is not an image: nothing of it is packed, and its sample is bad"
                 _LOG.warning(message, printable(item.path), printable(item.key))
                 content = b""
             yield item.key, {item.extension: content, **label}

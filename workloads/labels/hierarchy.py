@@ -37,7 +37,7 @@ def make_hierarchy(request: Mapping[str, Any], classes: ClassTable) -> dict[str,
 
     Raises:
         UserError: the source is missing, lacks classes, or gives no level.
-        BadDataError: it is no table.
+        BadDataError: it is not a table.
     """
     names = [str(row["name"]) for row in classes]
     if len(set(names)) < len(names):

@@ -67,7 +67,7 @@ def _class_number(reference: object, known: Mapping[str, int | None], num_classe
         return reference
     number = known.get(str(reference))
     if number is None:
-        what = "names several classes" if str(reference) in known else "is no class"
+        what = "names several classes" if str(reference) in known else "is not a class"
         raise UserError(f"{reference!r} {what} of the {num_classes}; give a class's number or full name")
     return number
 

@@ -163,7 +163,7 @@ def _plugin_labels(found: Any, name: str, num_classes: int) -> ClassLabels:  # n
         raise UserError(f"the label space {name} gave {type(found).__name__} in place of {num_classes} targets")
     rows = [[] if row is None else list(row) if isinstance(row, (list, tuple)) else [row] for row in found]
     if not all(isinstance(target, str) for row in rows for target in row):
-        raise UserError(f"the label space {name} gave targets that are no names; use text, lists of text or None")
+        raise UserError(f"the label space {name} gave targets that are not names; use text, lists of text or None")
     return named_labels(rows)
 
 

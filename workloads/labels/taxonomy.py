@@ -86,7 +86,7 @@ def taxonomy_labels(definition: Mapping[str, Any], inputs: LabelInputs) -> Class
 
     Raises:
         UserError: classes are missing from the table.
-        BadDataError: the file is no table.
+        BadDataError: the file is not a table.
     """
     return level_labels(definition["level"], taxonomy_rows(definition, inputs))
 
@@ -178,7 +178,7 @@ def read_table(uri: str) -> tuple[list[dict[str, Any]], str]:
 
     Raises:
         UserError: there is no such file.
-        BadDataError: it is no table.
+        BadDataError: it is not a table.
     """
     content = _content(uri)
     digest = sha256(content).hexdigest()
@@ -195,7 +195,7 @@ def _rows_of(content: bytes, uri: str) -> list[dict[str, Any]]:
     try:
         rows = _parse(content, uri.rpartition(".")[2].lower())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadDataError(f"{uri} is no table of classes (csv, json or parquet with a header): {error}") from error
+        raise BadDataError(f"{uri} is not a table of classes (csv, json or parquet with a header): {error}") from error
     if not rows:
         raise BadDataError(f"{uri} has no rows; it must have one per class")
     return [_completed(row) for row in rows]
@@ -233,7 +233,7 @@ def _content(uri: str) -> bytes:
         folder, name = split_object_uri(uri)
         return open_store(folder).get(name)
     except (OSError, NotFoundError) as error:
-        raise UserError(f"the class table {uri} cannot be read: {error}") from error
+        raise UserError(f"the class table {uri} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _parse(content: bytes, suffix: str) -> list[dict[str, Any]]:

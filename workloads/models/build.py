@@ -17,8 +17,9 @@ from torch import Tensor, nn
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import MODELS, is_reference, short_name
+from workloads.models.refusals import REFUSALS, explain_refusal
 from workloads.models.spec import ModelSpec
-from workloads.models.table import REFUSALS, takes
+from workloads.models.table import takes
 from workloads.runtime.enums import HeadInit
 from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 
@@ -71,9 +72,10 @@ def build_backbone(
         return backbone, _num_features(backbone, spec.image_size)
     except REFUSALS as error:
         message = (
-            f"timm model {spec.name} refuses image_size={spec.image_size} and kwargs={dict(spec.kwargs)}: {error}; "
+            f"timm model {spec.name} refuses image_size={spec.image_size} and kwargs={dict(spec.kwargs)}: "
+            f"{explain_refusal(error)}; choose a size and arguments that the model takes"
         )
-        raise UserError(message + "choose a size and arguments that the model takes") from error
+        raise UserError(message) from error
 
 
 _INTERFACE: Final = ("num_features", "forward_features", "forward_head", "reset_classifier")
@@ -94,7 +96,7 @@ def _build_plugin(spec: ModelSpec, torch_seed: int, *, has_dropout: bool) -> tup
             model = build(*given)
             missing = [name for name in _INTERFACE if not hasattr(model, name)]
             if missing or not isinstance(model, nn.Module):
-                message = f"{what} is no module with timm's interface: {type(model).__name__} lacks "
+                message = f"{what} is not a module with timm's interface: {type(model).__name__} lacks "
                 raise UserError(f"{message}{', '.join(missing) or 'what torch.nn.Module has'}")
             model.reset_classifier(0)  # type: ignore[operator] # checked above
         return model, _num_features(model, spec.image_size)

@@ -28,8 +28,8 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import read_part, read_record
 from orchestrator.storage.open import open_store
 from workloads.models.build import timm_kwargs
+from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
-from workloads.models.table import REFUSALS
 from workloads.models.weights import decode_tensors, decode_weights
 
 SMALLEST_SHARE = 0.9
@@ -155,7 +155,7 @@ def tensors_at(uri: str, digest: str | None) -> Mapping[str, Tensor]:
     """The tensors of a weights file, under their names there.
 
     Raises:
-        UserError: there is no such file, it has another sha256, or is no weights file.
+        UserError: there is no such file, it has another sha256, or is not a weights file.
     """
     folder, _, name = uri.rpartition("/")
     try:

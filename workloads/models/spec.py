@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from orchestrator.core.errors import UserError
 
-_RESERVED = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
+RESERVED = frozenset({"checkpoint_path", "features_only", "in_chans", "num_classes", "pretrained", "scriptable"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +20,9 @@ class ModelSpec:
     kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        reserved = sorted(_RESERVED & self.kwargs.keys())
+        reserved = sorted(RESERVED & self.kwargs.keys())
         if reserved:
-            raise UserError(f"model.kwargs sets {reserved}, which the product sets itself: remove them")
+            raise UserError(f"model.kwargs sets {reserved}, which every job sets by itself: remove them")
         if self.image_size < 1:
             raise UserError(f"model.image_size is {self.image_size}; give the side of the input in pixels (>= 1)")
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from workloads.models.batchnorm import batchnorm_layers
+from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
 
 _SIZE_STEPS = (1, 2, 4, 7, 8, 12, 14, 16, 20, 24, 28, 32, 48, 56, 64, 96, 128)
@@ -31,9 +32,6 @@ ASKED_ARGUMENTS: Mapping[str, Any] = {
     "pos_drop_rate": 0.1,
 }
 _SMALL_SIZES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192)
-# What constructors and forward passes raise at arguments and sizes that they cannot take.
-_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, NotImplementedError, RuntimeError)
-REFUSALS: tuple[type[Exception], ...] = (*_REFUSALS, TypeError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

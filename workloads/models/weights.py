@@ -81,7 +81,7 @@ def decode_weights(content: bytes, name: str) -> dict[str, Tensor]:
         try:
             return decode_tensors(content)
         except safetensors.SafetensorError as error:
-            raise UserError(f"{name} is no weights file (safetensors or torch.save): {error}") from error
+            raise UserError(f"{name} is not a weights file (safetensors or torch.save): {error}") from error
     _refuse_bomb(content, name)
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
@@ -110,7 +110,7 @@ def _why_unreadable(message: str) -> str:
     plain = _TERMINAL_ESCAPE.sub("", message)
     if refused := _REFUSED.search(plain):
         found = refused.group(1).rstrip(".,")
-        return f"cannot be read without executing what it says: it holds {found}, which is no plain data"
+        return f"cannot be read without executing what it says: it holds {found}, which is not plain data"
     reason = plain.rpartition("WeightsUnpickler error:")[2].strip().partition("\n")[0].partition(". ")[0].rstrip(".")
     return f"cannot be read without executing what it says, or is damaged ({reason})"
 

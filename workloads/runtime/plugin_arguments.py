@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import GROUPS, LABEL_SPACES, MEASURES, load_plugin, short_name
+from orchestrator.core.schema_words import nearest_name, why_refused
 
 _ARGUMENTS: Final = "arguments"
 _POSITIONS: Final = {LABEL_SPACES: 1, MEASURES: 3}
@@ -111,15 +112,16 @@ def unknown_parameters(model: type[BaseModel], arguments: Mapping[str, Any]) -> 
     known = {field.alias or name for name, field in model.model_fields.items()} | model.model_fields.keys()
     for name in arguments:
         if name not in known:
-            yield (name,), f"it has no parameter {name!r}; it has {', '.join(sorted(model.model_fields)) or 'none'}"
+            yield (name,), f"there is no parameter '{name}': {nearest_name(name, model.model_fields)}"
 
 
 def _problem(detail: Mapping[str, Any]) -> Problem:
     path = tuple(detail["loc"])
     if detail["type"] == "missing":
         return path[:-1], f"'{path[-1]}' is missing; add '{path[-1]}: ...' here"
+    why = why_refused(detail["type"], str(detail["msg"]), detail.get("ctx", {}))
     if detail["type"] == "value_error":  # a sentence of the plug-in's own
-        return path, str(detail["msg"]).removeprefix("Value error, ")
+        return path, why
     shown = repr(detail["input"])
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
-    return path, f"{shown} is refused: {str(detail['msg']).removeprefix('Input ')}"
+    return path, f"{shown} is refused: {why}"

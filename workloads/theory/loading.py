@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,16 @@ from pydantic import BaseModel, ValidationError
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
+from orchestrator.core.schema_words import why_refused
 from orchestrator.core.simulation_files import SimulationCode, file_identity
 from workloads.runtime.plugin_arguments import unknown_parameters
 from workloads.theory.context import SimulationContext
 from workloads.theory.files import load_function
 from workloads.theory.shipped import SIMULATIONS
 
+_MAX_PARAMETER: Final = 1_000_000_000
 Metrics: TypeAlias = Mapping[str, float]
 Function: TypeAlias = Callable[[Any, Sequence[int], SimulationContext], Iterator[Metrics]]
-
-
-_SAID: Final = re.compile("^(Input |Value error, )")
-_WHY: Final = {"missing": "it must be given", "extra_forbidden": "it takes no such parameter"}
 
 
 class ParametersError(UserError):
@@ -82,12 +79,17 @@ class Simulation:
             given = self.model.model_validate(dict(parameters))
         except ValidationError as error:
             found = [
-                (tuple(detail["loc"]), _WHY.get(detail["type"], _SAID.sub("", detail["msg"])))
+                (tuple(detail["loc"]), why_refused(detail["type"], detail["msg"], detail.get("ctx", {})))
                 for detail in error.errors(include_url=False)
+                if detail["type"] != "extra_forbidden" or len(detail["loc"]) > 1
             ]
-            raise ParametersError(self.name, found) from error
-        if unknown := list(unknown_parameters(self.model, parameters)):
-            raise ParametersError(self.name, unknown)
+            raise ParametersError(self.name, [*unknown_parameters(self.model, parameters), *found]) from error
+        problems = list(unknown_parameters(self.model, parameters))
+        if self.name in SIMULATIONS:
+            huge = [name for name, value in parameters.items() if isinstance(value, int) and value > _MAX_PARAMETER]
+            problems += [((name,), f"it must be at most {_MAX_PARAMETER:,}, or no seed ever ends") for name in huge]
+        if problems:
+            raise ParametersError(self.name, problems)
         return given
 
 

@@ -263,9 +263,7 @@ class Layout:
         if not ranks.is_solo:
             start, stop = rank_slice(start, stop, rank=ranks.rank, world_size=ranks.world_size, group_size=unit)
         if has_batchnorm and micro_batch % group:
-            message = (
-                f"execution.micro_batch is {micro_batch}, which is no multiple of the norm group of {group} samples: "
-            )
+            message = f"execution.micro_batch is {micro_batch}, not a multiple of the norm group of {group} samples: "
             raise UserError(message + f"BatchNorm statistics need whole groups; set it to a multiple of {group}")
         return cls(
             batch_size=recipe.batch_size,

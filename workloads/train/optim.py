@@ -89,7 +89,7 @@ def optimizer_tensors(optimizer: Optimizer, model: nn.Module) -> dict[str, Tenso
             if isinstance(value, Tensor):
                 tensors[f"{entry}/{name}"] = value
             elif value is not None:
-                message = f"{type(optimizer).__name__} keeps {entry}={value!r}, which is no tensor and would be lost"
+                message = f"{type(optimizer).__name__} keeps {entry}={value!r}, which is not a tensor and would be lost"
                 raise TypeError(message)
     for group in optimizer.param_groups:
         if "step" in group:

@@ -28,8 +28,9 @@ from orchestrator.core.contract import JobRequest
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.seals import seal
+from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
-from workloads.models.table import REFUSALS, count_macs, meta_backbone
+from workloads.models.table import count_macs, meta_backbone
 from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import Ranks
 from workloads.train.safety import Reading

@@ -202,7 +202,7 @@ def _matched(store: ObjectStore, plan: Plan, options: SampleOptions) -> list[_Ma
     if all(name in jobs for name in names):
         for name in names:
             if jobs[name].kind not in RESULT_KINDS:
-                raise UserError(f"{name} is no network that is validated on images: name transfers or backbones")
+                raise UserError(f"{name} is not a network that is validated on images: name transfers or backbones")
         pair = _Pair(seeds_of(jobs[options.first]), *names)
         return [_Match(place=f"sweep {plan.sweep}", transfer="", pairs=(pair,))]
     tables = build_report(store, plan, load_snapshot(store, plan.sweep).jobs).headlines

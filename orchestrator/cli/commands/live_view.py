@@ -58,7 +58,7 @@ _WIDE, _NARROW = 120, 90
 _NUM_NARROW = {"sweeps": 6, "jobs": 4}
 _MIN_JOBS = 10
 """Lines that the table of jobs keeps, with its title, the footer and what is between them."""
-_NUM_SWEEPS = 0.3
+_SHARE_OF_SWEEPS = 0.3
 """Share of the lines for the table of sweeps."""
 INTERRUPTED = "interrupted"
 """What the view returns after Ctrl-C."""
@@ -165,7 +165,7 @@ class LiveView(App[str]):
                 self._tables[name].add_columns(*wanted)
 
     def _room(self) -> Room:
-        sweeps = 0 if self._is_alone else min(len(self.shown.sweeps) + 1, int(self.size.height * _NUM_SWEEPS))
+        sweeps = 0 if self._is_alone else min(len(self.shown.sweeps) + 1, int(self.size.height * _SHARE_OF_SWEEPS))
         height = max(2, (self.size.height - sweeps - _MIN_JOBS) * 2 // 3)
         return Room(width=self.size.width, height=height, is_ascii=self._is_ascii)
 

@@ -161,7 +161,7 @@ def _pattern(text: str) -> re.Pattern[str] | None:
     try:
         return re.compile(text) if text else None
     except re.error as error:
-        message = f"--grep {text!r} is no regular expression: {error}; put a backslash before special characters"
+        message = f"--grep {text!r} is not a regular expression: {error}; put a backslash before special characters"
         raise typer.BadParameter(message) from None
 
 

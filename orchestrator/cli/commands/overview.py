@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import islice
+from textwrap import wrap
 
 from rich import box
 from rich.console import Group, RenderableType
@@ -27,7 +29,7 @@ _SIGNS: Mapping[JobState, tuple[str, str, str]] = {
     JobState.CANCELLED: ("○", "o", "magenta"),
 }
 """Sign, sign where the terminal has only ASCII, style."""
-_MAX_STATUS_LINES = 6
+_MAX_STATUS_LINES = 8
 _MIN_ROWS = 3
 _TABLE_LINES = 4
 """Of a table, beside its rows: title, rules and caption."""
@@ -47,7 +49,10 @@ def overview(status: SweepStatus, matrix: Matrix, *, height: int, width: int, is
         width: columns of the terminal; names are shortened in their middle, and columns of less worth left out.
         is_ascii: whether the terminal shows nothing else.
     """
-    lines = list(status_lines(status))[: max(0, min(_MAX_STATUS_LINES, height - 2))]
+    wrapped = (
+        part for line in status_lines(status) for part in wrap(line, max(_MIN_NAME, width), subsequent_indent="  ")
+    )
+    lines = list(islice(wrapped, max(0, min(_MAX_STATUS_LINES, height - 2))))
     room = height - 2 - len(lines) - _TABLE_LINES
     return Group(
         _header(status.snapshot, is_ascii=is_ascii),

@@ -66,7 +66,7 @@ def power(  # noqa: PLR0913 - one parameter per flag
         float | None,
         typer.Option(
             help="Standard deviation of the difference between pretraining seeds, in percentage points (for a "
-            "metric that is no rate: in its own unit); replaces any measured noise."
+            "metric that is not a rate: in its own unit); replaces any measured noise."
         ),
     ] = None,
     accelerator: Annotated[str, typer.Option(help="Type of the GPUs: A100, H100, ...")] = "",

@@ -131,7 +131,7 @@ def _open(cluster: str, store: str) -> tuple[ObjectStore, str]:
     try:
         check_name(quotas_name(cluster))
     except StorageError as error:
-        raise UsageError(f"cluster {cluster!r} can be no name of a cluster: {error}") from error
+        raise UsageError(f"cluster {cluster!r} cannot name a cluster: {error}") from error
     return open_existing_store(store), cluster
 
 
@@ -143,9 +143,9 @@ def user_or_others(user: str, *, is_others: bool, beside: str = "") -> str:
     if is_others:
         return ANYBODY
     if user == ANYBODY:
-        raise typer.BadParameter(f"{user!r} is no user: use --others for all users without their own limits")
+        raise typer.BadParameter(f"{user!r} is not a user: use --others for all users without their own limits")
     if user != user.strip() or not user.isprintable():
-        message = f"{user!r} is no user's name: it has blanks at its ends, or characters that cannot be printed"
+        message = f"{user!r} is not a user's name: it has blanks at its ends, or characters that cannot be printed"
         raise typer.BadParameter(message)
     return user
 

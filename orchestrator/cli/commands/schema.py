@@ -14,7 +14,7 @@ from orchestrator.sweepfile.json_schema import shipped_schema
 
 
 class SchemaForm(StrEnum):
-    """Forms of the schema: JSON or YAML, no table."""
+    """How the schema is written; it is not a table."""
 
     JSON = "json"
     YAML = "yaml"

@@ -209,7 +209,7 @@ def parse_duration(text: str) -> float:
     """Seconds of ``24h``, ``90m``, ``30s`` or ``7d``. Raises ``BadParameter`` for anything else."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
     if match is None:
-        message = f"{text!r} is no duration: write a number and one of s, m, h, d, such as 24h or 7d"
+        message = f"{text!r} is not a duration: write a number and one of s, m, h, d, such as 24h or 7d"
         raise typer.BadParameter(message)
     return float(match[1]) * _SECONDS[match[2]]
 

@@ -48,7 +48,7 @@ def watch(
         str, typer.Argument(help="Name of a submitted sweep; none: all sweeps.", autocompletion=complete_sweep)
     ] = "",
     *,
-    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = 0.5,
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between updates.")] = EVERY_S,
     store: StoreOption = "",
 ) -> None:
     """Show a sweep live, or all sweeps; keys pause and cancel; on a pipe, print one line per ended job.

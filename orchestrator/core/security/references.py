@@ -56,7 +56,7 @@ def _from_file(path: str, what: str) -> str:
         if not file.exists():
             raise UserError(f"{what}: {path} does not exist; check the path")
         if not file.is_file() or file.stat().st_size > _MAX_BYTES:
-            raise UserError(f"{what}: {path} is no file of at most {_MAX_BYTES} bytes; check the path")
+            raise UserError(f"{what}: {path} is not a file of at most {_MAX_BYTES} bytes; check the path")
         return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{what}: {path} cannot be read ({type(error).__name__}); check its permissions") from None

@@ -56,7 +56,7 @@ def forbidden_host(host: str) -> str:
         return ""
     if any(reached in _METADATA_ADDRESSES or reached.is_link_local for reached in (address, *_translated(address))):
         return "where clouds hand out the credentials of machines"
-    return "which is no single machine" if address.is_multicast or address.is_unspecified else ""
+    return "which is not a single machine" if address.is_multicast or address.is_unspecified else ""
 
 
 def _split(url: str, what: str) -> SplitResult:

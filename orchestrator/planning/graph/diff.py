@@ -89,7 +89,7 @@ def _causes(
 
 
 def _leaves(value: object, path: str) -> Iterator[tuple[str, Any]]:
-    """Paths of all values that are no mappings; lists count as values, for their items have no names."""
+    """Paths of all values that are not a mappings; lists count as values, for their items have no names."""
     if isinstance(value, Mapping) and value:
         for name, item in value.items():
             yield from _leaves(item, f"{path}.{name}" if path else str(name))

@@ -186,8 +186,8 @@
     });
     byId("transfers").replaceChildren(...figures);
     tables.forEach((table, index) => {
-      const [traces, layout] = curveOf(table, table.rows.filter((row) => !state.hidden.has(row.series)), 230);
-      Plotly.newPlot(`transfer-${index}`, traces, { ...layout, showlegend: false, margin: { l: 52, r: 8, t: 6, b: 48 }, font: { size: 10 } }, { ...PLOT, displayModeBar: false });
+      const [traces, layout] = curveOf(table, table.rows.filter((row) => !state.hidden.has(row.series)), 244);
+      Plotly.newPlot(`transfer-${index}`, traces, { ...layout, showlegend: false, margin: { l: 52, r: 8, t: 6, b: 62 }, font: { size: 10 } }, { ...PLOT, displayModeBar: false });
     });
   }
   function curveOf(table, rows, height) {

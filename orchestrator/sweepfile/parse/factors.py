@@ -151,7 +151,7 @@ class _Design:
             message = f"'{name}' is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
             raise self._problem((written,), message)
         if name in RESERVED_FACTORS:
-            raise self._problem((written,), f"'{name}' is no name for a factor: {RESERVED_FACTORS[name]}")
+            raise self._problem((written,), f"'{name}' cannot name a factor: {RESERVED_FACTORS[name]}")
         if name in self._factors or name in self._fixed:
             raise self._problem((written,), f"a factor '{name}' is declared twice; rename one of the two")
 
@@ -228,7 +228,7 @@ class _Design:
             alone = ((*first[:n], value, *first[n + 1 :]) for n, some in enumerate(values) for value in some[1:])
             return list(chain([first], alone))
         if not isinstance(design, list) or not design:
-            message = f"this is no design; write {FULL}, {ONE_AT_A_TIME}, or a list of combinations: "
+            message = f"this is not a design; write {FULL}, {ONE_AT_A_TIME}, or a list of combinations: "
             raise self._design_problem((), f"{message}[{{{names[0]}: {first[0]}}}, ...]")
         found: dict[Combination, int] = {}
         for position, item in enumerate(design):
@@ -247,11 +247,11 @@ class _Design:
         for factor, value in item.items():
             if factor not in self._factors:
                 hint = did_you_mean(str(factor), self._factors)
-                raise self._design_problem((position, factor), f"'{factor}' is no factor of this block: {hint}")
+                raise self._design_problem((position, factor), f"'{factor}' is not a factor of this block: {hint}")
             text = value_text(value)
             if text not in self._factors[factor]:
                 hint = did_you_mean(text, self._factors[factor])
-                raise self._design_problem((position, factor), f"'{text}' is no value of '{factor}': {hint}")
+                raise self._design_problem((position, factor), f"'{text}' is not a value of '{factor}': {hint}")
             chosen[factor] = text
         return tuple(chosen.values())
 

@@ -117,7 +117,7 @@ def _positions(key: str, base: Located, over: Located, path: Path) -> Iterator[i
     else:
         named = [name for name in names if isinstance(name, str)]
         hint = did_you_mean(key, [*named, *map(str, range(len(names))), EVERY]) if names else "the list is empty"
-        message = f"'{key}' is no item of the list; address items by number (from 0), name or '*': {hint}"
+        message = f"'{key}' is not an item of the list; address items by number (from 0), name or '*': {hint}"
         raise SpecError((_problem(over.child(key), (*path, key), message),))
 
 

@@ -125,7 +125,7 @@ class Substitution:
             return self._variable(variable.group(1), path, here)
         if variable := _ENV.fullmatch(hole.group(1)) if hole.group(2) else None:
             return self._env(variable.group(1), variable.group(2), hole.group(), path)
-        return None, f"'{hole.group()}' is no substitution; write {_FORMS}"
+        return None, f"'{hole.group()}' is not a substitution; write {_FORMS}"
 
     def _variable(self, name: str, path: Path, here: SourceLocation) -> tuple[Any, str]:
         if name not in self._variables:
@@ -145,8 +145,8 @@ class Substitution:
             return None, f"{message}--set. It is allowed in {_ENV_PLACES}"
         if names_secret(name):
             return None, (
-                f"{name} is called as secrets are, and plans are stored and shared; the program that needs it reads it "
-                "from the environment by itself: remove it here"
+                f"{name} is the name of a secret, and plans are stored and shared; remove it here: the program that "
+                "needs it reads it from the environment"
             )
         if self._environment is None:
             return hole, ""

@@ -204,7 +204,7 @@ class _TreeBuilder:
         for key_node, value_node in node.value:
             place = self._place(key_node)
             if not isinstance(key_node, yaml.ScalarNode):
-                raise SpecError((f"{place}: a key must be plain text",))
+                raise SpecError((f"{place}: a key must be plain text; write key: value, or put text in quotes",))
             key = str(key_node.value)
             _refuse_half_characters(key, place)
             if key in mapping:
@@ -243,15 +243,44 @@ _BARE_HOLE = re.compile(r"\$\{[^{}\n]*\}")
 """A substitution without quotes, which YAML reads as a mapping where it stands in another one."""
 
 
+_SYNTAX = (
+    (r"found unexpected end of stream", "quoted", "the quotation mark that opens here is never closed; close it"),
+    (r"could not find expected ':'", "simple key", "':' is missing after the key here; write key: value"),
+    (r"expected ',' or '(.)'", "flow", "within the brackets that open here, ',' or '{0}' is missing before {there}"),
+    (r"expected alphabetic or numeric", "alias", "'*' begins a reference in YAML; put text with '*' in quotes"),
+    (r"expected alphabetic or numeric", "anchor", "'&' begins an anchor in YAML; put text with '&' in quotes"),
+    (r"undefined alias '(.*)'", "", "'*{0}' refers to an anchor '&{0}', which is not above it; put text in quotes"),
+    (r"found character '(.*)' that cannot", "", "plain text cannot begin with '{0}'; put it in quotes"),
+    (r"unknown escape character '(.*)'", "", "'\\{0}' means nothing in double quotes; write \\\\ or use single quotes"),
+    (r"mapping values are not", "", "':' cannot be here; indent as in the line above, or put the value in quotes"),
+    (r"found '<block mapping start>'", "", "this line is not indented as the keys of its block; align it with them"),
+    (r"<block end>, but found '-'", "", "'-' begins an item of a list among keys; write a key here, or remove the '-'"),
+    (r"<block end>, but found '([]},])'", "", "'{0}' belongs to no bracket before it; remove it, or use quotes"),
+    (r"<block end>, but found", "", "the value has ended before this; put the whole value in quotes"),
+    (r"expected the node content", "", "a value is missing before this; write one"),
+)
+"""Of PyYAML's messages: a pattern, a word of their context (its place is the better one), and what people read."""
+
+
 def _syntax_problem(error: yaml.MarkedYAMLError, file: str, text: str) -> str:
     mark = error.problem_mark
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
-        place = f"{file}:{mark.line + 1}:{mark.column + 1}"
-        return f"{place}: there is a tab here, and YAML allows only spaces for indentation; replace it with spaces"
-    place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
-    if "another document" in str(error.problem):
-        return f"{place}: a second document begins here; a sweep.yaml is one: remove the line '---', or make two files"
+        return f"{_at(file, mark)}: there is a tab here, and YAML allows only spaces for indentation; use spaces"
+    problem, context = str(error.problem), str(error.context)
+    if "another document" in problem:
+        message = "a second document begins here; a sweep.yaml is one: remove the line '---', or make two files"
+        return f"{_at(file, mark)}: {message}"
     hole = _BARE_HOLE.match(text, mark.index - 1) if mark is not None and mark.index else None
     if hole:
-        return f'{place}: within {{...}} and [...], text with ${{...}} needs quotes; put it in quotes: "{hole.group()}"'
-    return f"{place}: not valid YAML: {error.problem}; check indentation, quotes and brackets here"
+        message = f'within {{...}} and [...], text with ${{...}} needs quotes; put it in quotes: "{hole.group()}"'
+        return f"{_at(file, mark)}: {message}"
+    there = f"line {mark.line + 1}, column {mark.column + 1}" if mark else "the end"
+    for pattern, word, message in _SYNTAX:
+        if word in context and (found := re.search(pattern, problem)):
+            place = _at(file, error.context_mark if word in {"quoted", "simple key", "flow"} else mark)
+            return f"{place}: not valid YAML: {message.format(*found.groups(), there=there)}"
+    return f"{_at(file, mark)}: not valid YAML: {problem}; check indentation, quotes and brackets here"
+
+
+def _at(file: str, mark: yaml.Mark | None) -> str:
+    return f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else f"{file}:1:1"
