@@ -34,7 +34,6 @@ from workloads.theory.two_layer import (
     sgd,
     sign_accuracy,
     smoothed_clipped_relu,
-    smoothed_step,
     stream,
     train,
 )
@@ -228,10 +227,10 @@ class _Network:
             torch.split(data.inputs_ND, _CHUNK), torch.split(data.signs_N, _CHUNK), strict=True
         ):
             z_NM = inputs_ND @ self.weights_MD.T + self.bias_M
-            active_NM = smoothed_clipped_relu(z_NM, noise_std)
+            active_NM, slope_NM = smoothed_clipped_relu(z_NM, noise_std)
             pull_N = signs_N * (signs_N * (active_NM @ self.head_M) < 1.0)
             head_M += pull_N @ active_NM
-            weights_MD += (smoothed_step(z_NM, noise_std) * pull_N[:, None]).T @ inputs_ND
+            weights_MD += (slope_NM * pull_N[:, None]).T @ inputs_ND
         return weights_MD * self.head_M[:, None] / len(data.signs_N), head_M / len(data.signs_N)
 
 
