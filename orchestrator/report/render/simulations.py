@@ -29,6 +29,8 @@ _DIGEST: Final = re.compile(r"^([0-9a-f]{12})[0-9a-f]{52}(?=\.py:)")
 """What a simulation of a plain file is called by, which a title need not have in full."""
 _WIDE_RANGE = 5.0
 """Largest over smallest level from which on an axis is logarithmic."""
+_LEAST_SPAN: Final = 1e-3
+"""Least length of the axis of a metric, by its largest mean: below it, differences are rounding."""
 
 
 def simulation_tables(found: SimulationReport) -> list[TextTable]:
@@ -156,14 +158,16 @@ def draw_simulations(simulations: Sequence[SimulationReport]) -> Figure:
 def _panel(axis: Axes, found: SimulationReport) -> None:
     scale = 100.0 if is_fraction(found.metric) else 1.0
     factor = found.ordered_factor
-    for position, (name, cells) in enumerate(_lines(found, factor).items()):
-        there = [(level, cell.estimates[found.metric]) for level, cell in cells if found.metric in cell.estimates]
+    lines = _lines(found, factor)
+    for position, (name, cells) in enumerate(lines.items()):
+        there = [(level, cell) for level, cell in cells if found.metric in cell.estimates]
         if not there:
             continue
-        x = [float(level) for level, _ in there] if factor else list(range(len(there)))
-        y = [scale * estimate.mean for _, estimate in there]
-        low = [scale * (estimate.mean if estimate.low is None else estimate.low) for _, estimate in there]
-        high = [scale * (estimate.mean if estimate.high is None else estimate.high) for _, estimate in there]
+        estimates = [cell.estimates[found.metric] for _, cell in there]
+        x = [float(level) for level, _ in there] if factor else [float(place) for place in range(len(there))]
+        y = [scale * one.mean for one in estimates]
+        low = [scale * (one.mean if one.low is None else one.low) for one in estimates]
+        high = [scale * (one.mean if one.high is None else one.high) for one in estimates]
         color = _COLORS[position % len(_COLORS)]
         if factor:
             axis.plot(x, y, marker="o", markersize=4, color=color, label=name or None)
@@ -172,17 +176,42 @@ def _panel(axis: Axes, found: SimulationReport) -> None:
             bars = [[mean - end for mean, end in zip(y, low, strict=True)]]
             bars += [[end - mean for mean, end in zip(y, high, strict=True)]]
             axis.errorbar(x, y, yerr=bars, fmt="o", capsize=3, color=color)
-            axis.set_xticks(x, [cell_name(cell.factors) or found.name for _, cell in cells], rotation=20, ha="right")
+            axis.set_xticks(x, [_level_name(found, cell) for _, cell in there], rotation=20, ha="right")
+        _mark_printed(axis, found, [(place, cell) for place, (_, cell) in zip(x, there, strict=True)], scale)
     _scale_axes(axis, found, factor)
     axis.set_title(found.name)
-    axis.set_xlabel(factor)
+    axis.set_xlabel(next(iter(found.factors)) if len(found.factors) == 1 else factor)
     axis.set_ylabel(f"{found.metric}{units(found.metric)[0]}")
-    if factor and len(_lines(found, factor)) > 1:
-        axis.legend(frameon=False)
+    if axis.get_legend_handles_labels()[1]:
+        axis.legend()
+
+
+def _level_name(found: SimulationReport, cell: SimulationCell) -> str:
+    """The level alone where the axis says the factor."""
+    return str(*cell.factors.values()) if len(found.factors) == 1 else cell_name(cell.factors) or found.name
+
+
+def _mark_printed(
+    axis: Axes, found: SimulationReport, cells: Sequence[tuple[float, SimulationCell]], scale: float
+) -> None:
+    """What the paper prints for the means of cells, from the expectations; ``cells`` are places along the axis."""
+    printed = [
+        (place, scale * claim.paper)
+        for judged in found.expectations
+        if (claim := judged.expectation).paper is not None and claim.rule == "mean" and judged.metric == found.metric
+        for place, cell in cells
+        if all(cell.factors[name] in levels for name, levels in claim.where.items())
+    ]
+    if printed:
+        label = None if "paper" in axis.get_legend_handles_labels()[1] else "paper"
+        x, y = zip(*printed, strict=True)
+        axis.plot(x, y, linestyle="none", marker="D", markersize=8, color="black", fillstyle="none", label=label)
 
 
 def _scale_axes(axis: Axes, found: SimulationReport, factor: str) -> None:
     """Logarithmic where levels or means span much and none is zero or negative."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     levels = [float(level) for level in found.factors[factor]] if factor else []
     means = [cell.estimates[found.metric].mean for cell in found.cells if found.metric in cell.estimates]
     if _is_wide(levels):
@@ -192,6 +221,15 @@ def _scale_axes(axis: Axes, found: SimulationReport, factor: str) -> None:
         axis.minorticks_off()
     if _is_wide(means):
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        return
+    axis.ticklabel_format(axis="y", useOffset=False)
+    low, high = axis.get_ylim()
+    least = _LEAST_SPAN * max(abs(low), abs(high))
+    if high - low < least:
+        axis.set_ylim((low + high - least) / 2, (low + high + least) / 2)
 
 
 def _is_wide(values: Sequence[float]) -> bool:
