@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 from workloads.theory.two_layer import (
     adam,
     batches,
@@ -31,6 +31,7 @@ from workloads.theory.two_layer import (
     hinge,
     largest_cosine,
     logistic,
+    no_rows,
     sgd,
     sign_accuracy,
     smoothed_clipped_relu,
@@ -46,10 +47,8 @@ _CLUSTERED: Final = 0.9
 Method = Literal["network", "ntk", "random_features", "one_step", "two_steps", "unstructured"]
 
 
-class FeatureLearningParameters(BaseModel):
+class FeatureLearningParameters(ShippedParameters):
     """What labels mean, how much data there is, and which method learns; defaults are the parity table's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     labels: Literal["parity", "interval", "codes"] = Field(
         "parity",
@@ -330,10 +329,8 @@ def _clustered_share(weights_MD: Tensor, data: LabelledBits) -> float:
     return float((cosines_M.abs() > _CLUSTERED).float().mean())
 
 
-class HypercubeParameters(BaseModel):
+class HypercubeParameters(ShippedParameters):
     """Appendix E.3.2: 2^k clusters at the corners of a cube, labelled by the product of their signs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dim: int = Field(100, ge=2, le=10_000, description="d")
     relevant: int = Field(4, ge=1, le=8, description="k")
@@ -369,7 +366,7 @@ def simulate_hypercube(
             inputs_ND, signs_N = _cube(p, p.batch, samples, context.device)  # noqa: B023 - called within the iteration
             return logistic((inputs_ND @ weights_MD.T).relu() @ head_M, signs_N)  # noqa: B023
 
-        train([weights_MD, head_M], loss, iter([torch.empty(0, dtype=torch.int64)] * p.steps), adam(p.learning_rate))
+        train([weights_MD, head_M], loss, no_rows(p.steps), adam(p.learning_rate))
         inputs_ND, signs_N = _cube(p, p.test_samples, samples, context.device)
         at_end = _cover(weights_MD, centres_CD)
         yield {

@@ -18,16 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 
 
-class GranularityParameters(BaseModel):
+class GranularityParameters(ShippedParameters):
     """What ``two-layer-granularity`` takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     k: int = Field(ge=1, description="Subclasses of each of the two superclasses; 2 + 2 k features must fit into d.")
     labels: Literal["coarse", "fine"] = Field(description="Train on the 2 superclasses or on all 2 k subclasses.")

@@ -5,6 +5,7 @@ Shapes: N samples, D inputs, M neurons, C classes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -86,6 +87,11 @@ def batches(num_samples: int, batch_size: int, steps: int, generator: torch.Gene
             order, at = torch.randperm(num_samples, generator=generator), 0
         yield order[at : at + batch_size]
         at += batch_size
+
+
+def no_rows(steps: int) -> Iterator[Tensor]:
+    """``steps`` empty batches, for losses of the whole data set or of fresh draws."""
+    return itertools.repeat(torch.empty(0, dtype=torch.int64), steps)
 
 
 def train(
