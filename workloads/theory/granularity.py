@@ -113,12 +113,11 @@ class _Run:
         targets_N = subclasses_N if p.labels == "fine" else subclasses_N // p.k
         num, flat_QD = len(x_NPD), x_NPD.flatten(0, 1)
         before_QM = torch.addmm(self._biases_M, flat_QD, self._weights_MD.T)
-        outputs_NC = before_QM.relu().view(num, p.patches, self._num_classes, p.neurons).sum((1, 3))
-        errors_NC = outputs_NC.softmax(1)
+        before_NPCR = before_QM.view(num, p.patches, self._num_classes, p.neurons)
+        errors_NC = before_NPCR.relu().sum((1, 3)).softmax(1)
         errors_NC[torch.arange(num), targets_N] -= 1
-        errors_NM = (errors_NC / num).repeat_interleave(p.neurons, dim=1)
-        gradient_QM = (before_QM > 0) * errors_NM.repeat_interleave(p.patches, dim=0)
-        change_MD = -p.lr * (gradient_QM.T @ flat_QD)
+        gradient_NPCR = (before_NPCR > 0) * (errors_NC / num)[:, None, :, None]
+        change_MD = -p.lr * (gradient_NPCR.view_as(before_QM).T @ flat_QD)
         self._weights_MD += change_MD
         self._biases_M -= change_MD.norm(dim=1) / math.log(p.d) ** 5
 
