@@ -15,7 +15,7 @@ from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import SweepState
-from orchestrator.storage.artifacts import read_part, read_record
+from orchestrator.storage.artifacts import is_committed, read_part, read_record
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
@@ -29,9 +29,10 @@ from pathlib import Path
 import numpy as np
 
 def simulate(parameters, seeds, context):
-    (Path(__file__).parent / f"pid-{os.getpid()}").touch()
+    folder = Path(__file__).parent
+    (folder / f"pid-{os.getpid()}").touch()
     for seed in seeds:
-        time.sleep(0.1)
+        time.sleep(0.3 if (folder / "slow").exists() else 0)
         yield {"end": np.random.default_rng(seed).normal(parameters["drift"], 1, 1000).sum()}
 """
 SWEEP = """
@@ -61,17 +62,25 @@ def test_killed_runners_and_parallel_jobs_give_the_bits_of_one_process(
     namespace: str, tmp_path: Path, until: Callable[..., None]
 ) -> None:
     plan, store = plan_in(tmp_path / "cluster")
+    (tmp_path / "cluster" / "slow").touch()
     submit(store, plan, "", namespace)
     ensure_controller(store.uri, namespace, namespace, runners=RunnerSettings()).wake(plan.sweep)
-    written = [f"{checkpoints_folder(job.key)}/" for job in plan.jobs]
-    until(lambda: any("manifest.json" in one.name for folder in written for one in store.list_objects(folder)), 110.0)
-    pids = {int(file.name.removeprefix("pid-")) for file in (tmp_path / "cluster").glob("pid-*")}
+    pids: set[int] = set()
+
+    def is_written() -> bool:
+        """Two runners are at work, and a job that has not ended has written seeds."""
+        pids.update(int(file.name.removeprefix("pid-")) for file in (tmp_path / "cluster").glob("pid-*"))
+        running = [job for job in plan.jobs if not is_committed(store, job.key)]
+        folders = [f"{checkpoints_folder(job.key)}/" for job in running]
+        names = (one.name for folder in folders for one in store.list_objects(folder))
+        return len(pids) > 1 and any(name.endswith("/manifest.json") for name in names)
+
+    until(is_written, 110.0)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     until(lambda: load_snapshot(store, plan.sweep).state.is_final, 170.0)
     assert load_snapshot(store, plan.sweep).state is SweepState.SUCCEEDED
     records = [read_record(store, job.key) for job in plan.jobs]
-    assert len(pids) > 1  # side by side
     assert sum(record.summary["rows_of_earlier_attempts"] for record in records) > 0
 
     serial, other_store = plan_in(tmp_path / "serial")

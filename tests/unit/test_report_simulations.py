@@ -199,6 +199,12 @@ def test_axes_of_a_figure_show_no_rounding_and_no_powers() -> None:
     assert axis.yaxis.get_major_formatter()(0.5) == "0.5"
 
 
+def test_bounds_of_a_claim_are_printed_in_full() -> None:
+    text = METHODS.replace("metric: m", "metric: val_error").replace("0.5, 2", "0.07, 0.0999999")
+    plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
+    assert "val_error in [7, 9.99999] (method a, c)" in printed(compute_report(plan, {}))
+
+
 def test_seeds_that_are_not_there_yet_are_counted() -> None:
     _, report = report_of(num_blocks=1)
     assert "10/20" in printed(report)

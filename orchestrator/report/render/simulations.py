@@ -92,9 +92,12 @@ def describe_claim(judged: JudgedExpectation) -> str:
 
 
 def _bounds(claim: Expectation, metric: str) -> str:
-    if claim.low is not None and claim.high is not None:
-        return f" in {interval(claim.low, claim.high, metric)}"
-    return f" > {number(claim.low, metric)}" if claim.low is not None else f" < {number(claim.high or 0.0, metric)}"
+    """In full: [0.999999, 1.000001] must not become [1, 1]."""
+    scale = 100.0 if is_fraction(metric) else 1.0
+    low, high = ("" if end is None else f"{scale * end:.10g}" for end in (claim.low, claim.high))
+    if low and high:
+        return f" in [{low}, {high}]"
+    return f" > {low}" if low else f" < {high}"
 
 
 def _unit_of(judged: JudgedExpectation) -> str:
