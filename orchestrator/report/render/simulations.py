@@ -161,8 +161,8 @@ def draw_simulations(simulations: Sequence[SimulationReport]) -> Figure:
 def _panel(axis: Axes, found: SimulationReport) -> None:
     scale = 100.0 if is_fraction(found.metric) else 1.0
     factor = found.ordered_factor
-    lines = _lines(found, factor)
-    for position, (name, cells) in enumerate(lines.items()):
+    places: list[tuple[float, SimulationCell]] = []
+    for position, (name, cells) in enumerate(_lines(found, factor).items()):
         there = [(level, cell) for level, cell in cells if found.metric in cell.estimates]
         if not there:
             continue
@@ -180,7 +180,8 @@ def _panel(axis: Axes, found: SimulationReport) -> None:
             bars += [[end - mean for mean, end in zip(y, high, strict=True)]]
             axis.errorbar(x, y, yerr=bars, fmt="o", capsize=3, color=color)
             axis.set_xticks(x, [_level_name(found, cell) for _, cell in there], rotation=20, ha="right")
-        _mark_printed(axis, found, [(place, cell) for place, (_, cell) in zip(x, there, strict=True)], scale)
+        places += [(place, cell) for place, (_, cell) in zip(x, there, strict=True)]
+    _mark_printed(axis, found, places, scale)
     _scale_axes(axis, found, factor)
     axis.set_title(found.name)
     axis.set_xlabel(next(iter(found.factors)) if len(found.factors) == 1 else factor)
@@ -206,9 +207,8 @@ def _mark_printed(
         if all(cell.factors[name] in levels for name, levels in claim.where.items())
     ]
     if printed:
-        label = None if "paper" in axis.get_legend_handles_labels()[1] else "paper"
         x, y = zip(*printed, strict=True)
-        axis.plot(x, y, linestyle="none", marker="D", markersize=8, color="black", fillstyle="none", label=label)
+        axis.plot(x, y, linestyle="none", marker="D", markersize=8, color="black", fillstyle="none", label="paper")
 
 
 def _scale_axes(axis: Axes, found: SimulationReport, factor: str) -> None:
