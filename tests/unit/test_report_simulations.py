@@ -171,11 +171,13 @@ simulate:
 """
 
 
-def panel_of(means: dict[str, float]) -> Axes:
+def panel_of(means: dict[str, float], text: str = METHODS) -> Axes:
     """What is drawn of methods whose two seeds have the same value; those that are not given have none yet."""
-    plan = build_plan(parse_sweep(METHODS, "s", shipped_recipes()), store_uri="file:///s")
+    plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
     committed = {
-        job.name: Committed(metrics={}, runs={"seed": np.arange(2.0), "m": np.full(2, means[method])})
+        job.name: Committed(
+            metrics={}, runs={"seed": np.arange(2.0), "m": np.full(2, means[method]), "formula": np.full(2, 3.0)}
+        )
         for job in plan.jobs
         if (method := str(job.facets["cell"]).removeprefix("method=")) in means
     }
@@ -188,6 +190,12 @@ def test_figure_has_the_papers_numbers_beside_the_cells_that_are_there() -> None
     assert axis.get_xlabel() == "method"
     (printed,) = (line for line in axis.lines if line.get_label() == "paper")
     assert (list(printed.get_xdata()), list(printed.get_ydata())) == ([0, 1], [1.25, 1.25])
+    claim = "closed_form: {metric: formula, within: 0.1}, where: {method: c}"
+    axis = panel_of(
+        {"a": 1.0, "c": 2.9}, METHODS.replace("between: [0.5, 2], where: {method: [a, c]}, paper: 1.25", claim)
+    )
+    (printed,) = (line for line in axis.lines if line.get_label() == "paper")
+    assert (list(printed.get_xdata()), list(printed.get_ydata())) == ([1], [3.0])
 
 
 def test_axes_of_a_figure_show_no_rounding_and_no_powers() -> None:

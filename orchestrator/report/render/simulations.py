@@ -198,17 +198,24 @@ def _level_name(found: SimulationReport, cell: SimulationCell) -> str:
 def _mark_printed(
     axis: Axes, found: SimulationReport, cells: Sequence[tuple[float, SimulationCell]], scale: float
 ) -> None:
-    """What the paper prints for the means of cells, from the expectations; ``cells`` are places along the axis."""
+    """What the paper says of the means of cells, as a number or by its formula; ``cells`` are places along the axis."""
     printed = [
-        (place, scale * claim.paper)
+        (place, scale * value)
         for judged in found.expectations
-        if (claim := judged.expectation).paper is not None and claim.rule == "mean" and judged.metric == found.metric
         for place, cell in cells
-        if all(cell.factors[name] in levels for name, levels in claim.where.items())
+        if judged.metric == found.metric and (value := _printed(judged.expectation, cell)) is not None
     ]
     if printed:
         x, y = zip(*printed, strict=True)
         axis.plot(x, y, linestyle="none", marker="D", markersize=8, color="black", fillstyle="none", label="paper")
+
+
+def _printed(claim: Expectation, cell: SimulationCell) -> float | None:
+    if any(cell.factors[name] not in levels for name, levels in claim.where.items()):
+        return None
+    if claim.rule == "closed_form" and claim.other_metric in cell.estimates:
+        return cell.estimates[claim.other_metric].mean
+    return claim.paper if claim.rule == "mean" else None
 
 
 def _scale_axes(axis: Axes, found: SimulationReport, factor: str) -> None:
