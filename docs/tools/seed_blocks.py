@@ -64,14 +64,7 @@ def seeds_of(simulation: Simulation, block: int, *, whole: bool) -> range:
 
 def judged_cells(simulation: Simulation) -> list[SimulatedCell]:
     """The cells that an expectation is about."""
-    return [
-        cell
-        for cell in simulation.cells
-        if any(
-            all(cell.factors[name] in levels for name, levels in claim.where.items())
-            for claim in simulation.expectations
-        )
-    ]
+    return [cell for cell in simulation.cells if any(claim.covers(cell.factors) for claim in simulation.expectations)]
 
 
 def run_cell(simulation: Simulation, parameters: Any, seeds: Sequence[int]) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def _mark_printed(
 
 
 def _printed(claim: Expectation, cell: SimulationCell) -> float | None:
-    if any(cell.factors[name] not in levels for name, levels in claim.where.items()):
+    if not claim.covers(cell.factors):
         return None
     if claim.rule == "closed_form" and claim.other_metric in cell.estimates:
         return cell.estimates[claim.other_metric].mean
