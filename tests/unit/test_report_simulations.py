@@ -188,14 +188,14 @@ def test_figure_has_the_papers_numbers_beside_the_cells_that_are_there() -> None
     axis = panel_of({"a": 1.0, "c": 1.5})
     assert [label.get_text() for label in axis.get_xticklabels()] == ["a", "c"]
     assert axis.get_xlabel() == "method"
-    (printed,) = (line for line in axis.lines if line.get_label() == "paper")
-    assert (list(printed.get_xdata()), list(printed.get_ydata())) == ([0, 1], [1.25, 1.25])
+    (marks,) = (line for line in axis.lines if line.get_label() == "paper")
+    assert np.asarray(marks.get_xydata()).tolist() == [[0, 1.25], [1, 1.25]]
     claim = "closed_form: {metric: formula, within: 0.1}, where: {method: c}"
     axis = panel_of(
         {"a": 1.0, "c": 2.9}, METHODS.replace("between: [0.5, 2], where: {method: [a, c]}, paper: 1.25", claim)
     )
-    (printed,) = (line for line in axis.lines if line.get_label() == "paper")
-    assert (list(printed.get_xdata()), list(printed.get_ydata())) == ([1], [3.0])
+    (marks,) = (line for line in axis.lines if line.get_label() == "paper")
+    assert np.asarray(marks.get_xydata()).tolist() == [[1, 3]]
 
 
 def test_axes_of_a_figure_show_no_rounding_and_no_powers() -> None:
