@@ -1,4 +1,4 @@
-"""Which share of the time short seeds of a simulation spend in its function, on two workers.
+"""Which share of the time short seeds of a simulation spend in its function, on two workers; how long plans take.
 
 Both in one run, one after the other: a sweep on a cluster with two slots, whose runners are up, and two bare processes
 that call the same function for the same seeds. Prints; asserts no times. ``SHORT_SEEDS`` sets the number of seeds,
@@ -144,4 +144,17 @@ def test_short_seeds_spend_their_time_in_the_simulation(cluster: Any, tmp_path: 
     sys.stdout.write(
         f"\n{NUM_SEEDS:,} seeds of {length_ms:.2f} ms, {PER_JOB:,} per job, {SLOTS} workers: in the function "
         f"{ours.share:.1%} of {ours.wall_s:.1f} s; two bare processes {bare.share:.1%} of {bare.wall_s:.1f} s\n"
+    )
+
+
+@pytest.mark.parametrize("per_job", [1, 25])
+def test_plans_of_8000_seeds(tmp_path: Path, per_job: int) -> None:
+    (tmp_path / "walks.py").write_text(CODE)
+    file = tmp_path / "sweep.yaml"
+    file.write_text(SWEEP.format(name="many", steps=10, count=8_000, per_job=per_job))
+    began_s, began_cpu_s = time.perf_counter(), time.process_time()
+    jobs = build_plan(load_sweep(str(file))[0], store_uri="file:///s").jobs
+    wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    sys.stdout.write(
+        f"\n8,000 seeds in {len(jobs):,} jobs: planned in {wall_s:.2f} s, {cpu_s:.2f} of them CPU time here\n"
     )

@@ -271,6 +271,10 @@ class Expectation:
     paper: float | None = None
     source: str = ""
 
+    def covers(self, factors: Mapping[str, Level]) -> bool:
+        """Whether it is about the cell with these levels."""
+        return all(factors[name] in levels for name, levels in self.where.items())
+
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``dataclasses.asdict``."""

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from rich.console import Console
 
 from orchestrator.cli.commands.submit import _judged
@@ -19,6 +20,7 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.files import SIMULATION_FILES, render_files
 from orchestrator.report.render.page import render_page
+from orchestrator.report.render.simulations import draw_simulations
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.report.statistics.expectations import Judgement, SimulationRuns, judge
@@ -154,6 +156,61 @@ def test_report_shows_cells_claims_and_the_papers_numbers() -> None:
     page = render_page(report, plan, Learning(curves={}))
     assert b"simulations-section" in page
     assert b'"isLogX":false' in page
+
+
+METHODS = """\
+version: 1
+name: sims
+simulate:
+  gran:
+    run: x
+    factors: {method: [a, b, c]}
+    seeds: {count: 2, per_job: 2}
+    metric: m
+    expect: [{between: [0.5, 2], where: {method: [a, c]}, paper: 1.25}]
+"""
+
+
+def panel_of(means: dict[str, float], text: str = METHODS) -> Axes:
+    """What is drawn of methods whose two seeds have the same value; those that are not given have none yet."""
+    plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
+    committed = {
+        job.name: Committed(
+            metrics={}, runs={"seed": np.arange(2.0), "m": np.full(2, means[method]), "formula": np.full(2, 3.0)}
+        )
+        for job in plan.jobs
+        if (method := str(job.facets["cell"]).removeprefix("method=")) in means
+    }
+    return draw_simulations(compute_report(plan, committed).simulations).axes[0]
+
+
+def test_figure_has_the_papers_numbers_beside_the_cells_that_are_there() -> None:
+    axis = panel_of({"a": 1.0, "c": 1.5})
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["a", "c"]
+    assert axis.get_xlabel() == "method"
+    (marks,) = (line for line in axis.lines if line.get_label() == "paper")
+    assert np.asarray(marks.get_xydata()).tolist() == [[0, 1.25], [1, 1.25]]
+    claim = "closed_form: {metric: formula, within: 0.1}, where: {method: c}"
+    axis = panel_of(
+        {"a": 1.0, "c": 2.9}, METHODS.replace("between: [0.5, 2], where: {method: [a, c]}, paper: 1.25", claim)
+    )
+    (marks,) = (line for line in axis.lines if line.get_label() == "paper")
+    assert np.asarray(marks.get_xydata()).tolist() == [[1, 3]]
+
+
+def test_axes_of_a_figure_show_no_rounding_and_no_powers() -> None:
+    axis = panel_of({"a": 1.0, "b": 1.0 + 1e-13, "c": 1.0})
+    low, high = axis.get_ylim()
+    assert high - low > 1e-4
+    axis = panel_of({"a": 0.1, "b": 1.0, "c": 20.0})
+    assert axis.get_yscale() == "log"
+    assert axis.yaxis.get_major_formatter()(0.5) == "0.5"
+
+
+def test_bounds_of_a_claim_are_printed_in_full() -> None:
+    text = METHODS.replace("metric: m", "metric: val_error").replace("0.5, 2", "0.07, 0.0999999")
+    plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
+    assert "val_error in [7, 9.99999] (method a, c)" in printed(compute_report(plan, {}))
 
 
 def test_seeds_that_are_not_there_yet_are_counted() -> None:

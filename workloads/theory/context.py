@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel
 
 if TYPE_CHECKING:  # a plan checks parameters and needs neither
     import torch
@@ -36,3 +37,7 @@ class SimulationContext(Protocol):
 
     def save_figure(self, name: str, figure: Figure) -> None:
         """Keep a matplotlib figure of the seed in progress, as ``figures/<seed>/<name>.png`` of the artifact."""
+
+
+class ShippedParameters(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """Parameters of a shipped simulation: fixed once they are checked, no unknown names, finite numbers."""

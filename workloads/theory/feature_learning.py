@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from typing import Final, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 from workloads.theory.two_layer import (
     adam,
     batches,
@@ -31,10 +31,10 @@ from workloads.theory.two_layer import (
     hinge,
     largest_cosine,
     logistic,
+    no_rows,
     sgd,
     sign_accuracy,
     smoothed_clipped_relu,
-    smoothed_step,
     stream,
     train,
 )
@@ -47,10 +47,8 @@ _CLUSTERED: Final = 0.9
 Method = Literal["network", "ntk", "random_features", "one_step", "two_steps", "unstructured"]
 
 
-class FeatureLearningParameters(BaseModel):
+class FeatureLearningParameters(ShippedParameters):
     """What labels mean, how much data there is, and which method learns; defaults are the parity table's."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     labels: Literal["parity", "interval", "codes"] = Field(
         "parity",
@@ -228,10 +226,10 @@ class _Network:
             torch.split(data.inputs_ND, _CHUNK), torch.split(data.signs_N, _CHUNK), strict=True
         ):
             z_NM = inputs_ND @ self.weights_MD.T + self.bias_M
-            active_NM = smoothed_clipped_relu(z_NM, noise_std)
+            active_NM, slope_NM = smoothed_clipped_relu(z_NM, noise_std)
             pull_N = signs_N * (signs_N * (active_NM @ self.head_M) < 1.0)
             head_M += pull_N @ active_NM
-            weights_MD += (smoothed_step(z_NM, noise_std) * pull_N[:, None]).T @ inputs_ND
+            weights_MD += (slope_NM * pull_N[:, None]).T @ inputs_ND
         return weights_MD * self.head_M[:, None] / len(data.signs_N), head_M / len(data.signs_N)
 
 
@@ -331,10 +329,8 @@ def _clustered_share(weights_MD: Tensor, data: LabelledBits) -> float:
     return float((cosines_M.abs() > _CLUSTERED).float().mean())
 
 
-class HypercubeParameters(BaseModel):
+class HypercubeParameters(ShippedParameters):
     """Appendix E.3.2: 2^k clusters at the corners of a cube, labelled by the product of their signs."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dim: int = Field(100, ge=2, le=10_000, description="d")
     relevant: int = Field(4, ge=1, le=8, description="k")
@@ -370,7 +366,7 @@ def simulate_hypercube(
             inputs_ND, signs_N = _cube(p, p.batch, samples, context.device)  # noqa: B023 - called within the iteration
             return logistic((inputs_ND @ weights_MD.T).relu() @ head_M, signs_N)  # noqa: B023
 
-        train([weights_MD, head_M], loss, iter([torch.empty(0, dtype=torch.int64)] * p.steps), adam(p.learning_rate))
+        train([weights_MD, head_M], loss, no_rows(p.steps), adam(p.learning_rate))
         inputs_ND, signs_N = _cube(p, p.test_samples, samples, context.device)
         at_end = _cover(weights_MD, centres_CD)
         yield {

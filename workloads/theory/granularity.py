@@ -18,16 +18,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 
 
-class GranularityParameters(BaseModel):
+class GranularityParameters(ShippedParameters):
     """What ``two-layer-granularity`` takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     k: int = Field(ge=1, description="Subclasses of each of the two superclasses; 2 + 2 k features must fit into d.")
     labels: Literal["coarse", "fine"] = Field(description="Train on the 2 superclasses or on all 2 k subclasses.")
@@ -115,12 +113,11 @@ class _Run:
         targets_N = subclasses_N if p.labels == "fine" else subclasses_N // p.k
         num, flat_QD = len(x_NPD), x_NPD.flatten(0, 1)
         before_QM = torch.addmm(self._biases_M, flat_QD, self._weights_MD.T)
-        outputs_NC = before_QM.relu().view(num, p.patches, self._num_classes, p.neurons).sum((1, 3))
-        errors_NC = outputs_NC.softmax(1)
+        before_NPCR = before_QM.view(num, p.patches, self._num_classes, p.neurons)
+        errors_NC = before_NPCR.relu().sum((1, 3)).softmax(1)
         errors_NC[torch.arange(num), targets_N] -= 1
-        errors_NM = (errors_NC / num).repeat_interleave(p.neurons, dim=1)
-        gradient_QM = (before_QM > 0) * errors_NM.repeat_interleave(p.patches, dim=0)
-        change_MD = -p.lr * (gradient_QM.T @ flat_QD)
+        gradient_NPCR = (before_NPCR > 0) * (errors_NC / num)[:, None, :, None]
+        change_MD = -p.lr * (gradient_NPCR.view_as(before_QM).T @ flat_QD)
         self._weights_MD += change_MD
         self._biases_M -= change_MD.norm(dim=1) / math.log(p.d) ** 5
 

@@ -13,9 +13,9 @@ from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 
 Floats = NDArray[np.float64]
 
@@ -27,10 +27,8 @@ _QUERIES: Final = 64
 """Queries per finite prompt of sparse parity."""
 
 
-class PromptRegressionParameters(BaseModel):
+class PromptRegressionParameters(ShippedParameters):
     """Prompts (x_i, <w, x_i> + noise) with x ~ N(0, Lambda); the model has seen prompts with w ~ N(0, I)."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     dim: int = Field(8, ge=1, le=256, description="d")
     rank: int = Field(
@@ -107,10 +105,8 @@ def simulate_prompt_regression(
         }
 
 
-class PromptParityParameters(BaseModel):
+class PromptParityParameters(ShippedParameters):
     """Tasks y = phi_i phi_j on signs phi in {-1, 1}^d; both bits are 1 with probability 1/4 + gamma."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     small_bits: int = Field(2, ge=1, le=6, description="nu_1; the frequent tasks use the first k = 2^nu_1 coordinates")
     large_bits: int = Field(4, ge=1, le=8, description="nu_2; d = 2^nu_2")
@@ -128,7 +124,7 @@ class PromptParityParameters(BaseModel):
 def parity_heads(bits: int, dim: int, gap: float) -> tuple[Floats, Floats]:
     """Theorem 5.5.1: diagonals (H, d) of the 2 (nu + 1) optimal heads on the first 2^nu coordinates, and signs (H,).
 
-    Head i compares bit i of the two coordinates' numbers; the last head counts the bits. Each stands with both signs.
+    Head i compares bit i of the two coordinates' numbers; the last head counts the bits. Each is there with both signs.
     """
     numbers_D = np.arange(dim)
     digits_BD = 2.0 * ((numbers_D >> np.arange(bits)[:, None]) & 1) - 1.0
@@ -197,10 +193,8 @@ def _finite_prompt(
     return moment_D, x_ND[m:], y_N[m:]
 
 
-class LoopedTransformerParameters(BaseModel):
+class LoopedTransformerParameters(ShippedParameters):
     """Prompts X ~ N(0, 1)^(n x d), y = X theta*, |theta*| = 1; the layer is applied T times."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     examples: int = Field(16, ge=1, le=4_096, description="n, rows of X")
     dim: int = Field(4, ge=1, le=256, description="d")

@@ -30,8 +30,8 @@ class ParametersError(UserError):
     """Parameters that a simulation refuses; ``problems`` are pairs of where and why."""
 
     def __init__(self, name: str, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
-        told = "; ".join(f"{'.'.join(map(str, at))}: {why}" if at else why for at, why in problems)
-        super().__init__(f"the simulation {name!r} refuses its parameters: {told}; correct them and plan again")
+        reasons = "; ".join(f"{'.'.join(map(str, at))}: {why}" if at else why for at, why in problems)
+        super().__init__(f"the simulation {name!r} refuses its parameters: {reasons}; correct them and plan again")
         self.problems = tuple(problems)
 
 

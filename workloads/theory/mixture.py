@@ -16,16 +16,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 
 
-class MixtureParameters(BaseModel):
+class MixtureParameters(ShippedParameters):
     """What ``mixture-msdr`` takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     variance: float = Field(gt=0, description="sigma^2 of the means in each coordinate; that of the samples is 1.")
     similar_variance: float | None = Field(

@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from typing import Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.theory.context import SimulationContext
-from workloads.theory.two_layer import adam, stream, train
+from workloads.theory.context import ShippedParameters, SimulationContext
+from workloads.theory.two_layer import adam, no_rows, stream, train
 
 
-class ModularAdditionParameters(BaseModel):
+class ModularAdditionParameters(ShippedParameters):
     """Defaults are a reduced size of the thesis' (k, p, m) = (3, 97, 1536): full batches, all inputs in training."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     terms: int = Field(2, ge=2, le=4, description="k, numbers that are added")
     modulus: int = Field(23, ge=3, le=97, description="p, an odd prime")
@@ -167,6 +165,6 @@ def _trained(
         norm = network.norm_power() ** (1 / (parameters.terms + 1))
         return functional.cross_entropy(network.scores(inputs_NK), labels_N) + parameters.decay * norm
 
-    full_batches = itertools.repeat(torch.empty(0, dtype=torch.int64), parameters.steps)
-    train([network.u_KPM, network.w_MP], loss, full_batches, adam(parameters.learning_rate, betas=(0.9, 0.98)))
+    optimizer = adam(parameters.learning_rate, betas=(0.9, 0.98))
+    train([network.u_KPM, network.w_MP], loss, no_rows(parameters.steps), optimizer)
     return network

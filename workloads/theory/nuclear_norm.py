@@ -11,20 +11,15 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from workloads.theory.context import SimulationContext
-from workloads.theory.two_layer import fit_margins, logistic, sgd, sign_accuracy, stream, train
-
-Floats = NDArray[np.float64]
+from workloads.theory.context import ShippedParameters, SimulationContext
+from workloads.theory.two_layer import Floats, fit_margins, logistic, no_rows, sgd, sign_accuracy, stream, train
 
 
-class NuclearNormParameters(BaseModel):
+class NuclearNormParameters(ShippedParameters):
     """The 50-step regime: at convergence both methods separate by the stable coordinate alone, and do not differ."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: Literal["erm", "nuclear"] = Field(
         "erm", description="erm: logistic loss; nuclear: with the nuclear norm added"
@@ -78,14 +73,11 @@ def _descend(
         value = logistic(features_N2 @ head_2, y_N)
         return value + weight * torch.linalg.svdvals(features_N2).sum() if weight else value
 
-    rows = iter([torch.empty(0, dtype=torch.int64)] * parameters.steps)
-    train([map_22, head_2], loss, rows, sgd(parameters.learning_rate))
+    train([map_22, head_2], loss, no_rows(parameters.steps), sgd(parameters.learning_rate))
 
 
-class RankBoundParameters(BaseModel):
+class RankBoundParameters(ShippedParameters):
     """Proposition 6.3: r stable features and d - r that have the label's sign with probability 1/2 + gamma."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     method: Literal["l2", "rank"] = Field(
         "l2",

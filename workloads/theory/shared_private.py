@@ -12,22 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from scipy.special import expit
 
-from workloads.theory.context import SimulationContext
-from workloads.theory.two_layer import fit_margins
-
-Floats = NDArray[np.float64]
+from workloads.theory.context import ShippedParameters, SimulationContext
+from workloads.theory.two_layer import Floats, fit_margins
 
 _ROUNDS: Final = 3
 """Alternating projections onto the ball around the initial weights and the spectral ball."""
 
 
-class _Tasks(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
+class _Tasks(ShippedParameters):
     tasks: int = Field(10, ge=1, le=100, description="T, pretraining tasks; the target is the first")
     shared: int = Field(5, ge=1, le=100, description="s, coordinates that all tasks share")
     private: int = Field(5, ge=1, le=100, description="r - s, coordinates of one task only")

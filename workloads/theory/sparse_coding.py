@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Literal, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 from workloads.theory.two_layer import fit_margins, stream
 
 _COVERED: Final = 0.5
@@ -27,10 +27,8 @@ _RIDGE: Final = 1e-3
 """Of the linear probes, beside mean losses on features of variance 1."""
 
 
-class SparseCodingParameters(BaseModel):
+class SparseCodingParameters(ShippedParameters):
     """Every value is a choice within the paper's rates; K must be large, or noise of the steps hides the difference."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     augmentation: Literal["mask", "none"] = Field(
         "mask", description="mask: x+ = 2 D x and x++ = 2 (I - D) x with Bernoulli(1/2) masks D; none: x with itself"

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from sklearn.datasets import load_digits
 from torch import Tensor
 from torch.nn import functional
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 from workloads.theory.two_layer import adam, batches, stream, train
 
 _TEST: Final = 500
@@ -26,10 +26,8 @@ _TEST: Final = 500
 _CLASSES: Final = 10
 
 
-class TeacherStudentParameters(BaseModel):
+class TeacherStudentParameters(ShippedParameters):
     """Sizes of the networks, the mixture and the training; the paper prints neither lambda nor rates nor steps."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     teacher: int = Field(9, ge=1, le=10_000, description="m of the teacher FC(m)")
     student: int = Field(9, ge=1, le=10_000, description="m of the student FC(m)")

@@ -5,6 +5,7 @@ Shapes: N samples, D inputs, M neurons, C classes.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
@@ -35,20 +36,22 @@ def clipped_relu(z: Tensor) -> Tensor:
     return z.clamp(0.0, 1.0)
 
 
-def smoothed_step(z: Tensor, noise_std: float) -> Tensor:
-    """``Pr[0 < z + xi < 1]`` for normal xi: the derivative of the mean of ``clipped_relu(z + xi)``."""
-    return _normal_cdf(z / noise_std) - _normal_cdf((z - 1.0) / noise_std)
+def smoothed_clipped_relu(z: Tensor, noise_std: float) -> tuple[Tensor, Tensor]:
+    """The mean of ``clipped_relu(z + xi)`` over ``xi ~ N(0, noise_std^2)`` in closed form, and its derivative by z.
+
+    The derivative is ``Pr[0 < z + xi < 1]``.
+    """
+    low, low_probability = _smoothed_relu(z, noise_std)
+    high, high_probability = _smoothed_relu(z - 1.0, noise_std)
+    return low - high, low_probability - high_probability
 
 
-def smoothed_clipped_relu(z: Tensor, noise_std: float) -> Tensor:
-    """The mean of ``clipped_relu(z + xi)`` over ``xi ~ N(0, noise_std^2)``, in closed form."""
-    return _smoothed_relu(z, noise_std) - _smoothed_relu(z - 1.0, noise_std)
-
-
-def _smoothed_relu(z: Tensor, noise_std: float) -> Tensor:
+def _smoothed_relu(z: Tensor, noise_std: float) -> tuple[Tensor, Tensor]:
+    """The mean of ``max(z + xi, 0)`` and its derivative, ``Pr[z + xi > 0]``."""
     scaled = z / noise_std
     density = torch.exp(-0.5 * scaled.square()) / math.sqrt(2 * math.pi)
-    return z * _normal_cdf(scaled) + noise_std * density
+    probability = _normal_cdf(scaled)
+    return z * probability + noise_std * density, probability
 
 
 def _normal_cdf(z: Tensor) -> Tensor:
@@ -84,6 +87,11 @@ def batches(num_samples: int, batch_size: int, steps: int, generator: torch.Gene
             order, at = torch.randperm(num_samples, generator=generator), 0
         yield order[at : at + batch_size]
         at += batch_size
+
+
+def no_rows(steps: int) -> Iterator[Tensor]:
+    """``steps`` empty batches, for losses of the whole data set or of fresh draws."""
+    return itertools.repeat(torch.empty(0, dtype=torch.int64), steps)
 
 
 def train(

@@ -17,17 +17,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from workloads.theory.context import SimulationContext
+from workloads.theory.context import ShippedParameters, SimulationContext
 
 Floats = NDArray[np.float64]
 
 
-class UnhingedParameters(BaseModel):
+class UnhingedParameters(ShippedParameters):
     """What ``unhinged-clusters`` takes."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     d: int = Field(ge=16, description="Dimension of the samples.")
     duration: float = Field(20.0, gt=0, description="Learning rate times steps, in units of 1 / d.")

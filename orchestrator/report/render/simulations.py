@@ -29,6 +29,8 @@ _DIGEST: Final = re.compile(r"^([0-9a-f]{12})[0-9a-f]{52}(?=\.py:)")
 """What a simulation of a plain file is called by, which a title need not have in full."""
 _WIDE_RANGE = 5.0
 """Largest over smallest level from which on an axis is logarithmic."""
+_LEAST_SPAN: Final = 1e-3
+"""Least length of the axis of a metric, by its largest mean: below it, differences are rounding."""
 
 
 def simulation_tables(found: SimulationReport) -> list[TextTable]:
@@ -90,9 +92,12 @@ def describe_claim(judged: JudgedExpectation) -> str:
 
 
 def _bounds(claim: Expectation, metric: str) -> str:
-    if claim.low is not None and claim.high is not None:
-        return f" in {interval(claim.low, claim.high, metric)}"
-    return f" > {number(claim.low, metric)}" if claim.low is not None else f" < {number(claim.high or 0.0, metric)}"
+    """In full: [0.999999, 1.000001] must not become [1, 1]."""
+    scale = 100.0 if is_fraction(metric) else 1.0
+    low, high = ("" if end is None else f"{scale * end:.10g}" for end in (claim.low, claim.high))
+    if low and high:
+        return f" in [{low}, {high}]"
+    return f" > {low}" if low else f" < {high}"
 
 
 def _unit_of(judged: JudgedExpectation) -> str:
@@ -156,14 +161,16 @@ def draw_simulations(simulations: Sequence[SimulationReport]) -> Figure:
 def _panel(axis: Axes, found: SimulationReport) -> None:
     scale = 100.0 if is_fraction(found.metric) else 1.0
     factor = found.ordered_factor
+    places: list[tuple[float, SimulationCell]] = []
     for position, (name, cells) in enumerate(_lines(found, factor).items()):
-        there = [(level, cell.estimates[found.metric]) for level, cell in cells if found.metric in cell.estimates]
+        there = [(level, cell) for level, cell in cells if found.metric in cell.estimates]
         if not there:
             continue
-        x = [float(level) for level, _ in there] if factor else list(range(len(there)))
-        y = [scale * estimate.mean for _, estimate in there]
-        low = [scale * (estimate.mean if estimate.low is None else estimate.low) for _, estimate in there]
-        high = [scale * (estimate.mean if estimate.high is None else estimate.high) for _, estimate in there]
+        estimates = [cell.estimates[found.metric] for _, cell in there]
+        x = [float(level) for level, _ in there] if factor else [float(place) for place in range(len(there))]
+        y = [scale * one.mean for one in estimates]
+        low = [scale * (one.mean if one.low is None else one.low) for one in estimates]
+        high = [scale * (one.mean if one.high is None else one.high) for one in estimates]
         color = _COLORS[position % len(_COLORS)]
         if factor:
             axis.plot(x, y, marker="o", markersize=4, color=color, label=name or None)
@@ -172,17 +179,49 @@ def _panel(axis: Axes, found: SimulationReport) -> None:
             bars = [[mean - end for mean, end in zip(y, low, strict=True)]]
             bars += [[end - mean for mean, end in zip(y, high, strict=True)]]
             axis.errorbar(x, y, yerr=bars, fmt="o", capsize=3, color=color)
-            axis.set_xticks(x, [cell_name(cell.factors) or found.name for _, cell in cells], rotation=20, ha="right")
+            axis.set_xticks(x, [_level_name(found, cell) for _, cell in there], rotation=20, ha="right")
+        places += [(place, cell) for place, (_, cell) in zip(x, there, strict=True)]
+    _mark_printed(axis, found, places, scale)
     _scale_axes(axis, found, factor)
     axis.set_title(found.name)
-    axis.set_xlabel(factor)
+    axis.set_xlabel(next(iter(found.factors)) if len(found.factors) == 1 else factor)
     axis.set_ylabel(f"{found.metric}{units(found.metric)[0]}")
-    if factor and len(_lines(found, factor)) > 1:
-        axis.legend(frameon=False)
+    if axis.get_legend_handles_labels()[1]:
+        axis.legend()
+
+
+def _level_name(found: SimulationReport, cell: SimulationCell) -> str:
+    """The level alone where the axis says the factor."""
+    return str(*cell.factors.values()) if len(found.factors) == 1 else cell_name(cell.factors) or found.name
+
+
+def _mark_printed(
+    axis: Axes, found: SimulationReport, cells: Sequence[tuple[float, SimulationCell]], scale: float
+) -> None:
+    """What the paper says of the means of cells, as a number or by its formula; ``cells`` are places along the axis."""
+    printed = [
+        (place, scale * value)
+        for judged in found.expectations
+        for place, cell in cells
+        if judged.metric == found.metric and (value := _printed(judged.expectation, cell)) is not None
+    ]
+    if printed:
+        x, y = zip(*printed, strict=True)
+        axis.plot(x, y, linestyle="none", marker="D", markersize=8, color="black", fillstyle="none", label="paper")
+
+
+def _printed(claim: Expectation, cell: SimulationCell) -> float | None:
+    if not claim.covers(cell.factors):
+        return None
+    if claim.rule == "closed_form" and claim.other_metric in cell.estimates:
+        return cell.estimates[claim.other_metric].mean
+    return claim.paper if claim.rule == "mean" else None
 
 
 def _scale_axes(axis: Axes, found: SimulationReport, factor: str) -> None:
     """Logarithmic where levels or means span much and none is zero or negative."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     levels = [float(level) for level in found.factors[factor]] if factor else []
     means = [cell.estimates[found.metric].mean for cell in found.cells if found.metric in cell.estimates]
     if _is_wide(levels):
@@ -192,6 +231,15 @@ def _scale_axes(axis: Axes, found: SimulationReport, factor: str) -> None:
         axis.minorticks_off()
     if _is_wide(means):
         axis.set_yscale("log")
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
+        return
+    axis.ticklabel_format(axis="y", useOffset=False)
+    low, high = axis.get_ylim()
+    least = _LEAST_SPAN * max(abs(low), abs(high))
+    if high - low < least:
+        axis.set_ylim((low + high - least) / 2, (low + high + least) / 2)
 
 
 def _is_wide(values: Sequence[float]) -> bool:

@@ -138,11 +138,7 @@ def _half_width(error: float, num_seeds: int, num_numbers: int) -> float:
 
 def _contrasts(claim: Expectation, runs: SimulationRuns, metric: str) -> Iterator[_Contrast]:
     """The numbers of a claim, over each combination of the factors that it leaves open."""
-    chosen = {
-        index: cell
-        for index, cell in enumerate(runs.cells)
-        if all(cell[factor] in levels for factor, levels in claim.where.items())
-    }
+    chosen = {index: cell for index, cell in enumerate(runs.cells) if claim.covers(cell)}
     if claim.rule == "mean":
         yield from (_Contrast(cell_name(cell), ((metric, index),), _first) for index, cell in chosen.items())
         return
