@@ -65,6 +65,7 @@ class World:
     now_s: float = 0.0
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     tick_s: list[float] = field(default_factory=list)
+    tick_cpu_s: list[float] = field(default_factory=list)
     num_launches: int = 0
     num_preemptions: int = 0
     gpu_seconds: dict[str, float] = field(default_factory=dict)
@@ -100,9 +101,10 @@ class World:
             active = [snapshot for snapshot in self.snapshots.values() if not snapshot.state.is_final]
             if not active:
                 return False
-            started_s = time.perf_counter()
+            started_s, started_cpu_s = time.perf_counter(), time.thread_time()
             commands = self.decide(active, total=self.total, nodes=self.nodes, now=self.now_s)
             self.tick_s.append(time.perf_counter() - started_s)
+            self.tick_cpu_s.append(time.thread_time() - started_cpu_s)
             self._carry_out(commands)
             self.on_decided(self, commands)
             if not commands:

@@ -339,6 +339,7 @@ RECIPES: Mapping[str, Change] = {
     "RecipeSpec.tf32": _recipe("tf32", "true"),
     "RecipeSpec.shuffle_block_shards": _recipe("shuffle_block_shards", "8"),
     "RecipeSpec.shuffle_chunk_samples": _recipe("shuffle_chunk_samples", "4"),
+    "RecipeSpec.data_groups": _recipe("data_groups", "2"),
     "RecipeSpec.mean": _recipe("mean", "[0.4, 0.4, 0.4]", of=_SEEN),
     "RecipeSpec.std": _recipe("std", "[0.4, 0.4, 0.4]", of=_SEEN),
     "RecipeSpec.eval_every_epochs": _recipe("eval_every_epochs", "2"),

@@ -370,6 +370,11 @@ class HyperParameters:
     shuffle_chunk_samples: int | None = _count(
         "Neighbours that stay together when blocks are formed; default: whole shards.", None, null="whole shards"
     )
+    data_groups: int = _count(
+        "Groups that each own a part of an epoch's shards and fill the same part of every batch; where it is a "
+        "multiple of a gang's nodes, each node reads its own groups' shards only.",
+        1,
+    )
     mean: tuple[float, float, float] = _numbers(
         "Channel means of the input in [0, 1].", (0.5, 0.5, 0.5), length=3, always=True
     )
@@ -512,5 +517,21 @@ RELATIONS: Final = (
         others=("batch_size", "mixup", "cutmix"),
         holds=lambda group, _, mixup, cutmix: _is_mixed_in_pairs(MIXES, group, mixup, cutmix),
         refusal="images are mixed in pairs, which odd norm groups cut; use an even divisor of {batch_size}",
+    ),
+    Relation(
+        name="data_groups",
+        others=("batch_size", "norm_group"),
+        holds=lambda groups, batch_size, norm_group: groups == 1 or groups * (norm_group or 1) <= batch_size,
+        refusal="each data group fills at least one sample of a batch of {batch_size}, with BatchNorm one norm group; "
+        "use at most batch_size / norm_group of them",
+        wanted="at most batch_size / norm_group",
+    ),
+    Relation(
+        name="data_groups",
+        others=("shuffle_chunk_samples",),
+        holds=lambda groups, chunk_samples: groups == 1 or chunk_samples is None,
+        refusal="shuffle_chunk_samples is given: chunks mix runs of all shards, so that every group would read every "
+        "shard; keep one of the two",
+        wanted="1 when shuffle_chunk_samples is given",
     ),
 )

@@ -31,6 +31,11 @@ class NodeFilter:
         self._holds: dict[AttemptDemand, bool] = {}
         self._by_requirements: dict[Resources, frozenset[int]] = {}
 
+    @property
+    def has_excluded(self) -> bool:
+        """Whether a node of the cluster is excluded."""
+        return bool(self._excluded)
+
     def nodes(self, demand: AttemptDemand) -> frozenset[int]:
         """Places of the nodes that an attempt may use: excluded ones only where the others, with what an autoscaler may
         yet add, could never hold all of it.

@@ -290,11 +290,13 @@ def readmissions(indexes: Sequence[SweepIndex], node_filter: NodeFilter) -> Iter
     for index in indexes:
         for held in index.holdings.live.values():
             attempt = held.attempt
+            if not (attempt.exclude and attempt.awaits_room):  # most attempts; the sets below cost more
+                continue
             usable = (
                 set(attempt.exclude)
                 .intersection(node_filter.machines.places)
                 .difference(node_filter.avoided(held.demand))
             )
-            if attempt.awaits_room and usable and attempt.preempting_at_s is None:
+            if usable and attempt.preempting_at_s is None:
                 reason = f"waits for room again, on {min(usable)} too: the node is not excluded any more"
                 yield PreemptAttempt(sweep=index.plan.sweep, attempt_id=attempt.attempt_id, reason=reason)

@@ -189,6 +189,8 @@ def _follow_ups(indexes: Sequence[SweepIndex], committed: Collection[str], now: 
 
 def _on_excluded(index: SweepIndex, node_filter: NodeFilter) -> str:
     """Which attempts use excluded nodes, because the others are too few for them; empty if none does."""
+    if not node_filter.has_excluded:  # the usual case, and there may be thousands of attempts
+        return ""
     found: dict[str, set[str]] = {}
     for held in index.holdings.live.values():
         if used := {name for name, _ in held.nodes}.intersection(node_filter.needed(held.demand)):

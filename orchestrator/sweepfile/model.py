@@ -216,6 +216,7 @@ def check_recipe_of_model(
     if known.has_batchnorm and not any("norm" in name for name in model.kwargs):
         _check_groups(path, recipe, known, complaints)
         _check_shares(path, recipe, num_workers, complaints)
+        _check_data_groups(path, recipe, complaints)
     missing = {"dropout": known.has_dropout, "drop_path": known.has_drop_path}
     for field, has_it in missing.items():
         if recipe.get(field) and not has_it:
@@ -264,6 +265,16 @@ def _smaller_groups(recipe: Mapping[str, Any], num_workers: int) -> str:
     largest = batch_size // num_workers
     fitting = [group for group in range(unit, largest + 1, unit) if batch_size % group == 0]
     return f", or set norm_group to at most {fitting[-1]} (this changes the key)" if fitting else ""
+
+
+def _check_data_groups(path: Path, recipe: Mapping[str, Any], complaints: Complaints) -> None:
+    """Every data group fills whole norm groups of a batch, at least one."""
+    batch_size, groups = recipe["batch_size"], recipe.get("data_groups", 1)
+    norm_group = recipe.get("norm_group") or min(batch_size, DEFAULT_NORM_GROUP)
+    if groups > max(1, batch_size // norm_group):
+        message = f"batch_size {batch_size} has {batch_size // norm_group} norm groups of {norm_group} samples, fewer"
+        remedy = f"use at most {max(1, batch_size // norm_group)}"
+        complaints.add((*path, "data_groups"), f"{message} than {groups} data groups, which take whole ones; {remedy}")
 
 
 def _check_groups(path: Path, recipe: Mapping[str, Any], model: TimmModel, complaints: Complaints) -> None:

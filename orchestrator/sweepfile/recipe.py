@@ -523,6 +523,11 @@ def check_recipe_on(path: Path, recipe: Mapping[str, Any], dataset: Dataset, com
     """Complain about a resolved recipe that cannot train on a data set whose size is known."""
     if "batch_size" not in recipe:  # it was refused, or takes all samples at once
         return
+    if recipe.get("data_groups", 1) > 1 and dataset.parameters.get("mixture", {}).get("weights") is not None:
+        message = (
+            f"'{dataset.name}' is a mixture with weights, whose data sets have epochs of their own; data groups own"
+        )
+        complaints.add((*path, "data_groups"), f"{message} shards of one epoch; use 1, or a mixture without weights")
     batch_size, num_train = recipe["batch_size"], dataset.num_train - num_held_out(recipe, dataset.num_train)
     if batch_size > num_train:
         message = f"batch_size {batch_size} is more than the {num_train} training samples of '{dataset.name}'; lower it"

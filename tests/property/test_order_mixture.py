@@ -65,4 +65,4 @@ def test_order_mixture_looks_ahead_and_replaces_within_components(position: int)
     assert replaced != ordinal
     assert (replaced < 80) == (ordinal < 80)
     shard = int(np.searchsorted([30, 80, 87, 95, 104], ordinal, side="right"))
-    assert shard in mixture.shards_ahead(position).tolist()
+    assert shard in mixture.shards_ahead(position, position + 1).tolist()

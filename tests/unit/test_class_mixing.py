@@ -16,7 +16,7 @@ from orchestrator.storage.artifacts import read_record
 from orchestrator.sweepfile.load import load_sweep
 from tests.data_jobs import DataPlane, Member, encoded, tar_of
 from tests.unit.test_external_shards import Outside
-from workloads.data.order import SampleOrder
+from workloads.data.order import DataGroups, SampleOrder
 from workloads.data.reasons import BadCount
 from workloads.data.scan_splits import ScannedSplit
 
@@ -42,7 +42,8 @@ def spread_of(leaves: NDArray[Any], shard_sizes: list[int]) -> ClassSpread:
 
 def measured(leaves: NDArray[Any], shard_sizes: list[int], shuffle: Shuffle) -> float:
     """Distinct classes per batch, over some epochs of the order itself."""
-    order = SampleOrder(shard_sizes, 0, shuffle.block_shards, chunk_samples=shuffle.chunk_samples)
+    groups = DataGroups.of(shuffle.data_groups, shuffle.batch_size)
+    order = SampleOrder(shard_sizes, 0, shuffle.block_shards, chunk_samples=shuffle.chunk_samples, groups=groups)
     size, num_batches = shuffle.batch_size, len(leaves) // shuffle.batch_size
     batches = (leaves[order.ordinals(batch * size, (batch + 1) * size)] for batch in range(num_batches))
     return float(np.mean([len(np.unique(batch)) for batch in batches]))
@@ -67,6 +68,23 @@ def test_classes_per_batch_of_sorted_shards_are_those_of_the_order(
     # Runs at the ends of shards are shorter, so there are more of them than the measure counts; a batch of several
     # blocks has parts of two more.
     assert 0.75 * found - 1 <= expected <= 1.15 * found + 1
+
+
+@pytest.mark.parametrize("block_shards", [1, 4, 16, 160])
+@pytest.mark.parametrize(("batch_size", "data_groups"), [(32, 8), (256, 2), (256, 8), (256, 7)])
+def test_classes_per_batch_with_data_groups_are_those_of_the_order(
+    batch_size: int, data_groups: int, block_shards: int
+) -> None:
+    leaves, sizes = unequal_classes(), 160 * [100]
+    shuffle = Shuffle(batch_size=batch_size, block_shards=block_shards, data_groups=data_groups)
+    expected, found = spread_of(leaves, sizes).classes_per_batch(shuffle), measured(leaves, sizes, shuffle)
+    assert 0.75 * found - 1 <= expected <= 1.15 * found + 1
+
+
+def test_sorted_shards_of_data_groups_are_repaired_by_larger_blocks() -> None:
+    complaint = spread_of(unequal_classes(), 160 * [100]).complaint(Shuffle(data_groups=2, block_shards=2))
+    assert "with shuffle_block_shards: 2, data_groups: 2, a batch of 256 holds" in complaint
+    assert complaint.endswith("`shuffle_block_shards: 160` in the recipe shuffles all of them")
 
 
 def test_sorted_shards_are_complained_of_with_a_setting_that_repairs_them() -> None:

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data_jobs import TREE, DataPlane
+from tests.data_jobs import TREE, DataPlane, encoded, tar_of
 from workloads.data import loader
 from workloads.data.augment import Augment
 from workloads.data.index import SampleIndex
@@ -29,7 +29,7 @@ from workloads.data.loader import (
     Window,
     batches_ahead,
 )
-from workloads.data.order import SampleOrder
+from workloads.data.order import DataGroups, SampleOrder
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
 
@@ -75,6 +75,45 @@ def same(left: Batch, right: Batch) -> bool:
         and torch.equal(left.targets, right.targets)
         and np.array_equal(left.ordinals_B, right.ordinals_B)
     )
+
+
+@pytest.mark.parametrize(("data_groups", "num_shards_each"), [(1, 8), (2, 4)])
+def test_loader_nodes_fetch_the_shards_of_their_data_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_groups: int, num_shards_each: int
+) -> None:
+    plane = DataPlane(folder=tmp_path)
+    members = [
+        (f"{row}.{suffix}", content) for row in range(12) for suffix, content in (("png", encoded()), ("cls", b"0"))
+    ]
+    index = plane.index(plane.foreign({f"train-{number}.tar": _renamed(members, number) for number in range(8)}))
+    fetched: list[set[int]] = []
+    for rank in range(2):
+        source = SampleSource(plane.store, index, "train", cache_dir=tmp_path / f"node{rank}", image_size=16)
+        own: set[int] = set()
+        monkeypatch.setattr(source.shards, "prefetch", lambda shard_ids, own=own: own.update(shard_ids.tolist()))
+        order = SampleOrder(source.split.shard_sizes, 5, 2, groups=DataGroups.of(data_groups, 24))
+        loader = TrainLoader(
+            source,
+            order,
+            SplitTargets.of(source.split.leaves, 2),
+            batch_size=24,
+            start_step=0,
+            total_steps=4,
+            seed=5,
+            stage=Stage.PRETRAIN,
+            rank=rank,
+            world_size=2,
+        )
+        seen = {shard for batch in loader for shard in source.split.shard_of(batch.ordinals_B).tolist()}
+        assert seen == own  # also in the last batches: no epoch follows
+        fetched.append(own)
+        source.close()
+    assert [len(own) for own in fetched] == [num_shards_each] * 2
+    assert fetched[0] | fetched[1] == set(range(8))
+
+
+def _renamed(members: list[tuple[str, bytes]], number: int) -> bytes:
+    return tar_of([(f"{number}-{name}", content) for name, content in members])
 
 
 def loader_threads() -> list[threading.Thread]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from orchestrator.core.errors import UserError
-from workloads.data.order import SampleOrder, rank_slice, total_steps
+from workloads.data.order import DataGroups, SampleOrder, rank_slice, total_steps
 from workloads.runtime.streams import Purpose, Stage, random_words, seed_sequence, stable_order
 
 KNOWN_REPLACEMENTS = [48, 58, 64]
@@ -67,7 +67,7 @@ def test_order_replacements_are_other_samples_of_the_same_block_until_it_is_used
         epoch_start = position // 14 * 14
         epoch = order.ordinals(epoch_start, epoch_start + 14)
         found = [order.replacement(position, attempt) for attempt in range(20)]
-        block = set(order.shards_ahead(position, 1).tolist())
+        block = set(order.shards_ahead(position, position + 1, num_later=0).tolist())
         of_block = {int(ordinal) for ordinal in epoch if shard_of(sizes, ordinal) in block}
         original = int(order.ordinals(position, position + 1)[0])
         assert set(found) == of_block - {original}
@@ -92,25 +92,31 @@ def test_order_shards_ahead_are_those_of_the_next_blocks_in_order_of_use() -> No
     order = SampleOrder(sizes, seed=2, block_shards=3)
     firsts = [0]  # positions at which blocks begin; the empty shard makes one of them shorter
     while firsts[-1] < 60:
-        shards = order.shards_ahead(firsts[-1], 1)
+        shards = order.shards_ahead(firsts[-1], firsts[-1] + 1, num_later=0)
         firsts.append(firsts[-1] + 2 * len(shards))
     for position in range(40):
         block = int(np.searchsorted(firsts, position, side="right")) - 1
         for num_blocks in (1, 2, 3):
-            ahead = order.shards_ahead(position, num_blocks).tolist()
+            ahead = order.shards_ahead(position, position + 1, num_later=num_blocks - 1).tolist()
             seen = [shard_of(sizes, ordinal) for ordinal in order.ordinals(firsts[block], firsts[block + num_blocks])]
             assert sorted(ahead) == sorted(set(seen))
             assert 2 not in ahead
-        assert (
-            order.shards_ahead(position, 2).tolist()[: len(order.shards_ahead(position, 1))]
-            == order.shards_ahead(position, 1).tolist()
-        )
+        own = order.shards_ahead(position, position + 1, num_later=0).tolist()
+        assert order.shards_ahead(position, position + 1).tolist()[: len(own)] == own
 
 
 def test_order_shards_ahead_of_runs_are_the_shards_they_lie_in() -> None:
     order = SampleOrder((6, 6, 6), seed=0, block_shards=1, chunk_samples=2)
-    ahead = order.shards_ahead(0, 1).tolist()
+    ahead = order.shards_ahead(0, 1, num_later=0).tolist()
     assert sorted(ahead) == sorted({ordinal // 6 for ordinal in order.ordinals(0, 6).tolist()})
+
+
+@pytest.mark.parametrize("groups", [None, DataGroups.of(2, 4)])
+def test_order_shards_ahead_of_the_last_epoch_name_none_of_the_next(groups: DataGroups | None) -> None:
+    order = SampleOrder((6, 6, 6, 6), seed=0, block_shards=1, groups=groups)
+    last = order.shards_ahead(20, 24, num_later=0).tolist()
+    assert order.shards_ahead(20, 24, end=24).tolist() == last
+    assert order.shards_ahead(20, 24, end=25).tolist() != last
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 5, 100])

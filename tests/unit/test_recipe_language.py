@@ -28,6 +28,7 @@ from orchestrator.sweepfile.recipe import (
     RecipeResolver,
     RecipeSpec,
     check_labels_of,
+    check_recipe_on,
     ignored_fields,
     num_steps,
 )
@@ -71,6 +72,25 @@ def test_recipe_new_field_at_its_default_changes_no_identity() -> None:
     plain = resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1}")
     assert resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1, loss: softmax, dropout: 0, tf32: false}") == plain
     assert resolve("recipe: {epochs: 4, batch_size: 32, lr: 0.1, dropout: 0.1}") == {**plain, "dropout": 0.1}
+
+
+@pytest.mark.parametrize("weights", [None, [1.0, 2.0]])
+def test_recipe_data_groups_are_refused_on_a_mixture_with_weights(weights: list[float] | None) -> None:
+    dataset = Dataset(
+        name="both",
+        readable="mixture2",
+        parameters={"mixture": {"weights": weights}},
+        levels={},
+        num_classes=2,
+        num_train=640,
+    )
+    complaints = Complaints(parse_tree("recipe: {data_groups: 2}", "sweep.yaml"))
+    check_recipe_on(("recipe",), {"epochs": 1, "batch_size": 64, "data_groups": 2}, dataset, complaints)
+    if weights is None:
+        complaints.raise_any()
+        return
+    with pytest.raises(SpecError, match=r"recipe\.data_groups: 'both' is a mixture with weights"):
+        complaints.raise_any()
 
 
 def test_recipe_schema_and_data_plane_have_the_same_fields_and_defaults() -> None:

@@ -195,10 +195,28 @@ def _identity(**parameters: Any) -> dict[str, Any]:
         ({"subset": {"fraction": 0.1}}, Sharing.WEIGHTS),
         ({"recipe": {"lr": 0.1, "shuffle_block_shards": 4}}, Sharing.WEIGHTS),
         ({"initial": {"timm": "x"}}, Sharing.ORDER | Sharing.CROPS),
+        ({"recipe": {"lr": 0.1, "data_groups": 2}}, Sharing.WEIGHTS),
     ],
 )
 def test_what_backbones_share_follows_from_their_identities(changed: Mapping[str, Any], shared: Sharing) -> None:
     assert sharing_of(_identity(), _identity(**changed)) == shared
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "changed", "is_shared"),
+    [
+        (256, {}, True),
+        (256, {"recipe": {"batch_size": 512, "data_groups": 2}}, False),
+        (256, {"recipe": {"batch_size": 256, "data_groups": 2, "norm_group": 32}}, False),
+        (256, {"model": {"name": "b"}}, True),
+        (320, {"model": {"name": "b"}}, False),
+    ],
+)
+def test_backbones_with_data_groups_share_the_order_where_batches_are_cut_alike(
+    batch_size: int, changed: Mapping[str, Any], is_shared: bool
+) -> None:
+    first: dict[str, Any] = {"recipe": {"batch_size": batch_size, "data_groups": 2}}
+    assert (Sharing.ORDER in sharing_of(_identity(**first), _identity(**{**first, **changed}))) == is_shared
 
 
 def test_metric_that_is_better_higher_turns_the_ranking_and_not_the_difference() -> None:

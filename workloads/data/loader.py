@@ -148,15 +148,10 @@ class TrainLoader:
     def _plan(self, step: int) -> PlannedBatch:
         start, stop = self._slice(step * self._batch_size, (step + 1) * self._batch_size)
         ordinals = self._order.ordinals(start, stop)
-        self._source.shards.prefetch(self._shards_wanted(start, stop, ordinals))
+        end = self._total_steps * self._batch_size
+        self._source.shards.prefetch(self._order.shards_ahead(start, stop, end=end))
         squares = empty_squares(len(ordinals), self._source.image_size, self._device)
         return PlannedBatch(step=step, start=start, ordinals_B=ordinals, squares_BHWC=squares)
-
-    def _shards_wanted(self, start: int, stop: int, ordinals: NDArray[np.int64]) -> list[int]:
-        """Of a batch over many small blocks all shards, too: one that is not named is read by ranges, every epoch."""
-        order, own = self._order, np.unique(self._source.split.shard_of(ordinals))
-        wanted = np.concatenate([order.shards_ahead(start), own, order.shards_ahead(max(start, stop - 1))])
-        return list(dict.fromkeys(wanted.tolist()))
 
     def _fill(self, batch: PlannedBatch, part: slice) -> None:
         start, squares = batch.start + part.start, batch.squares_BHWC.numpy()[part]

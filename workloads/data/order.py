@@ -6,16 +6,22 @@ order therefore depends on no world size, worker count or interruption, and the 
 Ordinals of a mixture run through its components one after the other. Without weights a mixture is the union: a
 `SampleOrder` over the shards of all components, in which every sample occurs once per epoch; the first k components of
 a list are a cumulative prefix. With weights each component runs through its own epochs at its own pace.
+
+With data groups each group owns a part of an epoch's shards and fills the same slots of every global batch. Ranks take
+consecutive slots, so a rank, and a node of consecutive ranks, reads the shards of its own groups only. Groups are part
+of the order and not of the layout: any world size sees the same batches.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
-from itertools import zip_longest
+from functools import lru_cache, partial
+from itertools import chain, pairwise, zip_longest
 from typing import Any, Final, Protocol, Self
 
 import numpy as np
@@ -27,7 +33,7 @@ from workloads.data.subset import SampleView
 from workloads.runtime.streams import Purpose, Stage, permutation, random_words, seed_sequence, stable_order_between
 
 _SHARDS = 0  # detail of the stream that permutes an epoch's shards; block b has the detail b + 1
-_KEPT_BLOCKS = 4  # consecutive batches touch one or two blocks
+_KEPT_BLOCKS = 4  # of each group: consecutive batches touch one or two blocks
 WINDOW: Final = 10_000
 """Positions of which each component has its exact share, in random places; so weights count in ten-thousandths."""
 
@@ -45,9 +51,108 @@ class Order(Protocol):
         """Ordinal of the sample that stands in for the one at a position, if that cannot be used."""
         ...
 
-    def shards_ahead(self, position: int, num_blocks: int = 2) -> NDArray[np.int64]:
-        """Shards, in order of first use, of a position's block and of those after it."""
+    def shards_ahead(self, start: int, stop: int, *, num_later: int = 1, end: int | None = None) -> NDArray[np.int64]:
+        """Shards to fetch for the positions ``start <= p < stop``, in order of first use.
+
+        They are those of the positions' blocks and of the ``num_later`` blocks after them, the latter in no epoch that
+        begins at ``end`` or later.
+        """
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataGroups:
+    """Which slots of every global batch each data group fills: consecutive ones, group after group."""
+
+    batch_size: int
+    borders: tuple[int, ...]
+    """First slot of each group, closed by the batch size."""
+
+    @classmethod
+    def of(cls, number: int, batch_size: int, unit: int = 1) -> Self | None:
+        """Slots cut as ``rank_slice`` cuts a batch for ``number`` ranks; None for a single group.
+
+        So borders of groups are borders of ranks if ``number`` divides the number of ranks, and borders of nodes with
+        equally many ranks are borders of groups if the number of nodes divides ``number``.
+
+        Raises:
+            UserError: ``number`` is below 1, or a group would have no slots.
+        """
+        if number == 1:
+            return None
+        if number < 1 or number * unit > batch_size:
+            groups = f"norm groups of {unit} samples" if unit > 1 else "samples"
+            raise UserError(
+                f"data_groups is {number}; use 1 to {max(1, batch_size // unit)}: every data group needs a part of "
+                f"each batch, and a batch has {batch_size // unit} {groups}"
+            )
+        slices = (rank_slice(0, batch_size, rank=group, world_size=number, group_size=unit) for group in range(number))
+        return cls(batch_size=batch_size, borders=(*(start for start, _ in slices), batch_size))
+
+    @property
+    def number(self) -> int:
+        """Of groups."""
+        return len(self.borders) - 1
+
+    def filled(self, position: int) -> NDArray[np.int64]:
+        """Positions before this one, by group: int64 [number]."""
+        borders = np.asarray(self.borders, dtype=np.int64)
+        widths_G = np.diff(borders)
+        batch, slot = divmod(position, self.batch_size)
+        return np.asarray(batch * widths_G + np.clip(slot - borders[:-1], 0, widths_G))
+
+    def parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        """The positions ``start <= p < stop`` cut at the borders: group, first position, number, in order."""
+        while start < stop:
+            batch, slot = divmod(start, self.batch_size)
+            group = bisect_right(self.borders, slot) - 1
+            end = min(stop, batch * self.batch_size + self.borders[group + 1])
+            yield group, start, end - start
+            start = end
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Epoch:
+    """An epoch as a line of N samples: pieces of shards, consecutive ones of which are shuffled together as blocks.
+
+    A piece is an entry of the tables ``shards``, ``firsts``, ``sizes`` and ``whole_sizes``. Without groups a piece is a
+    whole shard or run, and the tables are those of all epochs.
+    """
+
+    members: NDArray[np.int64]
+    """Pieces in their order."""
+    shards: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    """Row of a piece's first sample."""
+    sizes: NDArray[np.int64]
+    whole_sizes: NDArray[np.int64]
+    """Samples of the shard (or run) that a piece is of."""
+    pieces_at: NDArray[np.int64]
+    """Of each block its first member, closed by their number."""
+    bounds: NDArray[np.int64]
+    """Of each block its place on the line, closed by N."""
+    blocks_at: NDArray[np.int64]
+    """Of each group its first block, closed by their number."""
+    shifts: NDArray[np.int64]
+    """Of each group its place on the line, less the positions that it had filled before the epoch."""
+
+    def block_of(self, place: int) -> int:
+        """The block of a place on the line."""
+        return int(np.searchsorted(self.bounds, place, side="right")) - 1
+
+    def pieces(self, block: int) -> NDArray[np.int64]:
+        """The pieces of a block."""
+        return self.members[self.pieces_at[block] : self.pieces_at[block + 1]]
+
+    def shards_to_fetch(self, block: int) -> NDArray[np.int64]:
+        """Shards of a block that are worth fetching for it.
+
+        A shard that the border of two groups cuts is fetched for the larger part only. The smaller part is read by
+        ranges: so both together cost little more than the shard.
+        """
+        pieces = self.pieces(block)
+        sizes = self.sizes[pieces]
+        return self.shards[pieces[(sizes > 0) & (2 * sizes >= self.whole_sizes[pieces])]]
 
 
 class SampleOrder:
@@ -57,15 +162,21 @@ class SampleOrder:
     that are sorted by class need more: with ``chunk_samples``, runs of so many neighbours are permuted in place of
     shards, into blocks of as many samples as before. A block then draws on the whole data set, by ranged reads of runs.
 
+    With ``groups`` the permuted shards of an epoch are one line, which is cut into as many parts as there are groups:
+    each has exactly the samples that its slots take in this epoch. A border may cut a shard, so at most one shard per
+    border belongs to two groups. Each group is shuffled in blocks of its own, of nearly equal numbers of shards.
+
     Args:
         shard_sizes: samples per shard, in index order; ordinals count through them.
         seed: the run's seed.
         block_shards: shards per shuffle block, >= 1.
         stage: whose stream it is, so that pretraining and transfer under one seed differ.
         chunk_samples: samples per run, >= 1; None = whole shards.
+        groups: which slots of a batch each data group fills; None = one group.
 
     Raises:
-        UserError: there are no samples, or ``block_shards`` or ``chunk_samples`` is below 1.
+        UserError: there are no samples, ``block_shards`` or ``chunk_samples`` is below 1, or chunks and groups are
+            given together.
     """
 
     def __init__(
@@ -76,10 +187,16 @@ class SampleOrder:
         *,
         stage: Stage = Stage.PRETRAIN,
         chunk_samples: int | None = None,
+        groups: DataGroups | None = None,
     ) -> None:
         if block_shards < 1:
             raise UserError(
                 f"shuffle_block_shards is {block_shards}; samples are shuffled in blocks of 1 shard or more"
+            )
+        if groups is not None and chunk_samples is not None:
+            raise UserError(
+                f"data_groups is {groups.number} and shuffle_chunk_samples {chunk_samples}; use one of the two: chunks "
+                "mix runs of all shards, so that every group would read every shard"
             )
         shard_sizes_S = np.asarray(shard_sizes, dtype=np.int64)
         self.num_samples = int(shard_sizes_S.sum())
@@ -89,11 +206,12 @@ class SampleOrder:
         self._first_rows = np.cumsum(self._sizes) - self._sizes
         block_samples = block_shards * self.num_samples / len(shard_sizes_S)
         self._block_runs = max(1, round(block_samples / chunk_samples)) if chunk_samples else block_shards
-        self._seed, self._stage = seed, stage
+        self._seed, self._stage, self._groups = seed, stage, groups
         self._view: SampleView | None = None
-        self._epoch = lru_cache(maxsize=2)(self._permuted_runs)
-        self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._shuffled_block)
-        self._touched: deque[tuple[int, int]] = deque(maxlen=_KEPT_BLOCKS)
+        num_kept = _KEPT_BLOCKS * (1 if groups is None else groups.number)
+        self._epoch = lru_cache(maxsize=2)(self._one_group if groups is None else partial(self._grouped, groups))
+        self._block = lru_cache(maxsize=num_kept)(self._shuffled_block)
+        self._touched: deque[tuple[int, int]] = deque(maxlen=num_kept)
 
     @classmethod
     def over(
@@ -104,19 +222,17 @@ class SampleOrder:
         *,
         stage: Stage = Stage.PRETRAIN,
         chunk_samples: int | None = None,
+        groups: DataGroups | None = None,
     ) -> Self:
         """The order of a part of a split: an epoch is ``view.num_samples`` positions, ordinals are the split's."""
-        order = cls(view.shard_sizes.tolist(), seed, block_shards, stage=stage, chunk_samples=chunk_samples)
+        sizes = view.shard_sizes.tolist()
+        order = cls(sizes, seed, block_shards, stage=stage, chunk_samples=chunk_samples, groups=groups)
         order._view = view
         return order
 
     def ordinals(self, start: int, stop: int) -> NDArray[np.int64]:
         """Ordinals of the samples at positions ``start <= p < stop`` (``start >= 0``), over any number of epochs."""
-        size = self.num_samples
-        epochs = range(start // size, -(-stop // size)) if start < stop else range(0)
-        pieces = [
-            self._within_epoch(epoch, max(start - epoch * size, 0), min(stop - epoch * size, size)) for epoch in epochs
-        ]
+        pieces = [self._within_epoch(epoch, place, place + size) for _, epoch, place, size in self._parts(start, stop)]
         return self._named(np.concatenate(pieces) if pieces else np.empty(0, dtype=np.int64))
 
     def replacement(self, position: int, attempt: int) -> int:
@@ -125,90 +241,165 @@ class SampleOrder:
         It is another sample of the same shuffle block, whose shards are at hand; attempts 0, 1, ... give different
         samples until the block is used up. In a block of one sample it is drawn from the whole epoch.
         """
-        epoch, offset = divmod(position, self.num_samples)
-        _, bounds = self._epoch(epoch)
-        block = int(np.searchsorted(bounds, offset, side="right")) - 1
-        first, size = int(bounds[block]), int(bounds[block + 1] - bounds[block])
+        _, number, place, _ = next(self._parts(position, position + 1))
+        epoch = self._epoch(number)
+        block = epoch.block_of(place)
+        first, size = int(epoch.bounds[block]), int(epoch.bounds[block + 1] - epoch.bounds[block])
         if size == 1:
             first, size = 0, self.num_samples
         stream = seed_sequence(self._seed, self._stage, Purpose.REPLACEMENT, position)
         step = 1 + (int(np.random.PCG64(stream).random_raw()) + attempt) % max(1, size - 1)
-        row = first + (offset - first + step) % size
-        return int(self._named(self._within_epoch(epoch, row, row + 1))[0])
+        row = first + (place - first + step) % size
+        return int(self._named(self._within_epoch(number, row, row + 1))[0])
 
-    def shards_ahead(self, position: int, num_blocks: int = 2) -> NDArray[np.int64]:
-        """Shards, in order of first use, of a position's block and of the ``num_blocks - 1`` blocks after it.
+    def shards_ahead(self, start: int, stop: int, *, num_later: int = 1, end: int | None = None) -> NDArray[np.int64]:
+        """Shards to fetch for the positions ``start <= p < stop``, in order of first use; groups take turns.
 
-        They may lie in later epochs; a shard that two of the blocks hold is named once, and empty ones never.
+        They are those of the positions' blocks and of the ``num_later`` blocks of the same group after them, which may
+        lie in later epochs, but in none that begins at ``end`` or later. A shard that several blocks hold is named
+        once, and empty ones never. With groups, a shard of which a group has less than half is left out: its samples
+        are read by ranges.
         """
-        epoch, offset = divmod(position, self.num_samples)
-        block = int(np.searchsorted(self._epoch(epoch)[1], offset, side="right")) - 1
-        found = []
-        for _ in range(num_blocks):
-            members = self._members(epoch, block)
-            found.append(self._shard_of_run[members[self._sizes[members] > 0]])
-            epoch, block = (epoch, block + 1) if block + 2 < len(self._epoch(epoch)[1]) else (epoch + 1, 0)
-        shards = np.concatenate(found)
-        _, first_uses = np.unique(shards, return_index=True)
-        return shards[np.sort(first_uses)]
+        blocks: dict[int, dict[tuple[int, int], None]] = {}
+        for group, number, place, size in self._parts(start, max(stop, start + 1)):
+            epoch = self._epoch(number)
+            touched = range(epoch.block_of(place), epoch.block_of(place + size - 1) + 1)
+            blocks.setdefault(group, {}).update(dict.fromkeys((number, block) for block in touched))
+        ahead = []
+        for group, own in blocks.items():
+            last = next(reversed(own))
+            for _ in range(num_later):
+                last = self._block_after(group, *last)
+                if end is None or last[0] * self.num_samples < end:
+                    own[last] = None
+            ahead.append(np.concatenate([self._epoch(number).shards_to_fetch(block) for number, block in own]).tolist())
+        return _in_turns(ahead)
 
     def _named(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return rows if self._view is None else self._view.take(rows)
 
-    def _within_epoch(self, epoch: int, start: int, stop: int) -> NDArray[np.int64]:
-        """Positions counted from the epoch's beginning; only the blocks that they touch are shuffled."""
-        _, bounds = self._epoch(epoch)
+    def _parts(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
+        """Positions cut where their samples are no neighbours on the line: group, epoch, place, number."""
+        size = self.num_samples
+        for number in range(start // size, -(-stop // size) if start < stop else 0):
+            first, last = max(start, number * size), min(stop, (number + 1) * size)
+            if self._groups is None:
+                yield 0, number, first - number * size, last - first
+                continue
+            shifts = self._epoch(number).shifts
+            for group, position, length in self._groups.parts(first, last):
+                place = int(shifts[group] + self._groups.filled(position)[group])
+                yield group, number, place, length
+
+    def _block_after(self, group: int, number: int, block: int) -> tuple[int, int]:
+        """Epoch and number of the next block of a group."""
+        if block + 1 < self._epoch(number).blocks_at[group + 1]:
+            return number, block + 1
+        while True:  # an epoch of few samples may have none for a group
+            number += 1
+            first, end = self._epoch(number).blocks_at[group : group + 2].tolist()
+            if first < end:
+                return number, first
+
+    def _within_epoch(self, number: int, start: int, stop: int) -> NDArray[np.int64]:
+        """Rows at places of an epoch's line; only the blocks that they touch are shuffled."""
+        bounds = self._epoch(number).bounds
         first = int(np.searchsorted(bounds, start, side="right")) - 1
         last = int(np.searchsorted(bounds, stop, side="left"))
         pieces = []
         for block in range(first, last):
             begin, end = int(bounds[block]), int(bounds[block + 1])
-            pieces.append(self._of_block(epoch, block, max(start, begin) - begin, min(stop, end) - begin))
+            pieces.append(self._of_block(number, block, max(start, begin) - begin, min(stop, end) - begin))
         return np.concatenate(pieces).astype(np.int64) if pieces else np.empty(0, dtype=np.int64)
 
-    def _of_block(self, epoch: int, block: int, start: int, stop: int) -> NDArray[Any]:
+    def _of_block(self, number: int, block: int, start: int, stop: int) -> NDArray[Any]:
         """Rows of a block at some of its positions.
 
         The first look at a block selects only these: a run that resumes has its first batch before all are in order.
         """
         if start >= stop:
             return np.empty(0, dtype=np.int64)
-        if (epoch, block) in self._touched:
-            return self._block(epoch, block)[start:stop]
-        self._touched.append((epoch, block))
-        sizes, firsts = self._runs_of_block(epoch, block)
-        words = random_words(self._stream(epoch, 1 + block), int(sizes.sum()))
+        if (number, block) in self._touched:
+            return self._block(number, block)[start:stop]
+        self._touched.append((number, block))
+        sizes, firsts = self._pieces_of_block(number, block)
+        words = random_words(self._stream(number, 1 + block), int(sizes.sum()))
         picked = stable_order_between(words, start, stop)
         ends = np.cumsum(sizes)
-        runs = np.searchsorted(ends, picked, side="right")
-        return picked + (firsts - (ends - sizes))[runs]
+        pieces = np.searchsorted(ends, picked, side="right")
+        return picked + (firsts - (ends - sizes))[pieces]
 
-    def _permuted_runs(self, epoch: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Shards (or runs) in the epoch's order, and the positions at which its blocks begin, closed by N."""
-        runs = permutation(self._stream(epoch, _SHARDS), len(self._sizes))
-        ends = np.cumsum(self._sizes[runs])
-        lasts = np.arange(self._block_runs, len(runs) + self._block_runs, self._block_runs)
-        bounds = np.concatenate([[0], ends[np.minimum(lasts, len(runs)) - 1]])
-        return runs, bounds
+    def _one_group(self, number: int) -> _Epoch:
+        """Shards (or runs) in the epoch's order, and the positions at which its blocks begin."""
+        runs = permutation(self._stream(number, _SHARDS), len(self._sizes))
+        ends = np.concatenate([[0], np.cumsum(self._sizes[runs])])
+        pieces_at = np.append(np.arange(0, len(runs), self._block_runs), len(runs))
+        return _Epoch(
+            members=runs,
+            shards=self._shard_of_run,
+            firsts=self._first_rows,
+            sizes=self._sizes,
+            whole_sizes=self._sizes,
+            pieces_at=pieces_at,
+            bounds=ends[pieces_at],
+            blocks_at=np.array([0, len(pieces_at) - 1]),
+            shifts=np.zeros(1, dtype=np.int64),
+        )
 
-    def _members(self, epoch: int, block: int) -> NDArray[np.int64]:
-        runs, _ = self._epoch(epoch)
-        return runs[block * self._block_runs : (block + 1) * self._block_runs]
+    def _grouped(self, groups: DataGroups, number: int) -> _Epoch:
+        """Shards in the epoch's order, cut at the groups' borders."""
+        shards = permutation(self._stream(number, _SHARDS), len(self._sizes))
+        shards = shards[self._sizes[shards] > 0]
+        ends = np.cumsum(self._sizes[shards])
+        filled_G = groups.filled(number * self.num_samples)
+        lengths_G = groups.filled((number + 1) * self.num_samples) - filled_G
+        cuts = np.concatenate([[0], np.cumsum(lengths_G)])
+        edges = np.unique(np.concatenate([[0], ends, cuts]))
+        owners = np.searchsorted(ends, edges[:-1], side="right")
+        members_at = np.searchsorted(edges, cuts)
+        pieces_at = [_even_blocks(first, end, self._block_runs) for first, end in pairwise(members_at.tolist())]
+        blocks_at = np.concatenate([[0], np.cumsum([len(starts) for starts in pieces_at])])
+        starts = np.array([*chain.from_iterable(pieces_at), len(owners)], dtype=np.int64)
+        sizes = self._sizes[shards[owners]]
+        return _Epoch(
+            members=np.arange(len(owners)),
+            shards=shards[owners],
+            firsts=self._first_rows[shards[owners]] + edges[:-1] - (ends[owners] - sizes),
+            sizes=np.diff(edges),
+            whole_sizes=sizes,
+            pieces_at=starts,
+            bounds=edges[starts],
+            blocks_at=blocks_at,
+            shifts=cuts[:-1] - filled_G,
+        )
 
-    def _shuffled_block(self, epoch: int, block: int) -> NDArray[Any]:
+    def _shuffled_block(self, number: int, block: int) -> NDArray[Any]:
         """Rows of a block in their order; of 4 bytes where they suffice, since a block may be all of the data."""
-        sizes, firsts = self._runs_of_block(epoch, block)
+        sizes, firsts = self._pieces_of_block(number, block)
         rows = np.arange(int(sizes.sum())) + np.repeat(firsts - (np.cumsum(sizes) - sizes), sizes)
         small: NDArray[Any] = rows.astype(np.uint32 if self.num_samples <= 1 << 32 else np.int64)
-        return small[permutation(self._stream(epoch, 1 + block), len(rows))]
+        return small[permutation(self._stream(number, 1 + block), len(rows))]
 
-    def _runs_of_block(self, epoch: int, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Sizes and first rows of a block's runs."""
-        members = self._members(epoch, block)
-        return self._sizes[members], self._first_rows[members]
+    def _pieces_of_block(self, number: int, block: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Sizes and first rows of a block's pieces."""
+        epoch = self._epoch(number)
+        pieces = epoch.pieces(block)
+        return epoch.sizes[pieces], epoch.firsts[pieces]
 
-    def _stream(self, epoch: int, detail: int) -> np.random.SeedSequence:
-        return seed_sequence(self._seed, self._stage, Purpose.ORDER, epoch, detail)
+    def _stream(self, number: int, detail: int) -> np.random.SeedSequence:
+        return seed_sequence(self._seed, self._stage, Purpose.ORDER, number, detail)
+
+
+def _even_blocks(first: int, end: int, most: int) -> list[int]:
+    """Where blocks of at most ``most`` of the members ``first <= i < end`` begin; their sizes differ by one at most."""
+    num_blocks = -(-(end - first) // most)
+    return [first + block * (end - first) // num_blocks for block in range(num_blocks)]
+
+
+def _in_turns(queues: Iterable[Sequence[int]]) -> NDArray[np.int64]:
+    """The first of each queue, then the second of each, and so on; nothing twice."""
+    turns = (item for turn in zip_longest(*queues) for item in turn if item is not None)
+    return np.array(list(dict.fromkeys(turns)), dtype=np.int64)
 
 
 def _runs(shard_sizes_S: NDArray[np.int64], chunk_samples: int | None) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -297,18 +488,21 @@ class MixtureOrder:
         component, local = self._place(position)
         return self._orders[component].replacement(local, attempt)
 
-    def shards_ahead(self, position: int, num_blocks: int = 2) -> NDArray[np.int64]:
+    def shards_ahead(self, start: int, stop: int, *, num_later: int = 1, end: int | None = None) -> NDArray[np.int64]:
         """As `SampleOrder.shards_ahead`; the components take turns."""
-        window, slot = divmod(position, WINDOW)
-        components, _ = self._window(window)
         ahead = []
         for component, order in enumerate(self._orders):
-            before = int(np.count_nonzero(components[:slot] == component))
-            local = window * int(self.quotas[component]) + before
-            shards = order.shards_ahead(local, num_blocks) + self._first_shards[component]
+            local = (self._before(component, start), self._before(component, stop))
+            local_end = None if end is None else self._before(component, end)
+            shards = order.shards_ahead(*local, num_later=num_later, end=local_end) + self._first_shards[component]
             ahead.append(shards.tolist())
-        turns = (shard for turn in zip_longest(*ahead) for shard in turn if shard is not None)
-        return np.array(list(turns), dtype=np.int64)
+        return _in_turns(ahead)
+
+    def _before(self, component: int, position: int) -> int:
+        """Positions of a component before a position."""
+        window, slot = divmod(position, WINDOW)
+        components, _ = self._window(window)
+        return window * int(self.quotas[component]) + int(np.count_nonzero(components[:slot] == component))
 
     def _place(self, position: int) -> tuple[int, int]:
         """Component and position within it."""
@@ -335,10 +529,20 @@ def make_order(
     *,
     stage: Stage = Stage.PRETRAIN,
     chunk_samples: int | None = None,
+    groups: DataGroups | None = None,
 ) -> Order:
-    """The order of a view of a split: by the weights of its components if it is a weighted mixture."""
+    """The order of a view of a split: by the weights of its components if it is a weighted mixture.
+
+    Raises:
+        UserError: a component has no samples, or there are data groups and weights.
+    """
     if shares is None:
-        return SampleOrder.over(view, seed, block_shards, stage=stage, chunk_samples=chunk_samples)
+        return SampleOrder.over(view, seed, block_shards, stage=stage, chunk_samples=chunk_samples, groups=groups)
+    if groups is not None:
+        raise UserError(
+            f"data_groups is {groups.number}, but the data set is a mixture with weights, whose components have epochs "
+            "of their own; use data_groups: 1, or a mixture without weights"
+        )
     ends = np.cumsum(shares.num_shards).tolist()
     parts = [view.of_shards(end - number, end) for end, number in zip(ends, shares.num_shards, strict=True)]
     if empty := [number for number, part in enumerate(parts) if not part.num_samples]:

@@ -23,6 +23,7 @@ from workloads.runtime.enums import HeadInit
 from workloads.runtime.streams import Purpose, torch_seed
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.freezing import freeze
+from workloads.train.micro_batch import unit_of
 from workloads.train.mixing import build_mixer
 from workloads.train.samples import BatchLoaders, LabelledSamples, LabelledSplit, PixelNormalizer, eval_inputs
 from workloads.train.task import JobContext, TrainInputs
@@ -101,7 +102,7 @@ class ImageTask:
 
     def batch_ordinals(self, batch: int) -> NDArray[np.int64]:
         """See ``Task``."""
-        return self._loaders.batch_ordinals(batch)
+        return self._loaders.batch_ordinals(batch, unit=unit_of(self.model, self._job.recipe))
 
     def stats(self) -> Mapping[str, float]:
         """See ``Task``."""

@@ -98,7 +98,7 @@ class ProbeTask(ImageTask):
 
     def _cached_batches(self, first: int, stop: int, unit: int) -> Generator[TrainInputs, None, None]:
         """The targets are those of the samples whose features they come with, also where a bad one is replaced."""
-        features, ranks, order = self._train_features, self._job.ranks, self._loaders.order()
+        features, ranks, order = self._train_features, self._job.ranks, self._loaders.order(unit)
         size = self._job.recipe.batch_size
         share = partial(rank_slice, rank=ranks.rank, world_size=ranks.world_size, group_size=unit)
         for batch in range(first, stop):

@@ -234,6 +234,16 @@ def chosen_micro_batch(
     return even_micro_batch(share, halved(min(largest, share), retries, unit), unit)
 
 
+def unit_of(model: nn.Module, recipe: Recipe) -> int:
+    """Consecutive samples of a batch that stay on one rank: norm groups with BatchNorm, and pairs that are mixed.
+
+    Raises:
+        UserError: the batch is not a whole number of norm groups.
+    """
+    group = resolve_norm_group(model, recipe.batch_size, recipe.norm_group)
+    return math.lcm(group if batchnorm_layers(model) else 1, _PAIR if recipe.is_mixed else 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """Sizes in samples. ``unit`` consecutive samples stay on one rank; ``micro_batch`` go through the model at once."""
@@ -257,8 +267,7 @@ class Layout:
             UserError: the batch is not made of whole groups, a micro-batch is not, or there are more ranks than groups.
         """
         group = resolve_norm_group(model, recipe.batch_size, recipe.norm_group)
-        has_batchnorm = bool(batchnorm_layers(model))
-        unit = math.lcm(group if has_batchnorm else 1, _PAIR if recipe.is_mixed else 1)
+        has_batchnorm, unit = bool(batchnorm_layers(model)), unit_of(model, recipe)
         start, stop = 0, recipe.batch_size
         if not ranks.is_solo:
             start, stop = rank_slice(start, stop, rank=ranks.rank, world_size=ranks.world_size, group_size=unit)

@@ -17,7 +17,7 @@ from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
-from workloads.data.order import Order, make_order
+from workloads.data.order import DataGroups, Order, make_order
 from workloads.data.pixels import PixelSpec
 from workloads.data.split_targets import SplitTargets
 from workloads.data.subset import SampleView, Subset, hold_out
@@ -164,15 +164,18 @@ class LabelledSamples:
 
 
 class BatchLoaders:
-    """Makes the loaders of a job: which share of which batch this rank takes follows from the job alone."""
+    """Makes the loaders of a job: which share of which batch this rank takes follows from the job alone.
+
+    ``unit`` consecutive samples of a batch stay on one rank, and in one data group; see ``rank_slice``.
+    """
 
     def __init__(self, job: JobContext, samples: LabelledSamples) -> None:
         self._job, self._samples = job, samples
         self._newest: TrainLoader | None = None
         """Whose counters are told."""
 
-    def order(self) -> Order:
-        """Order of the training samples."""
+    def order(self, unit: int) -> Order:
+        """Order of the training samples. Raises ``UserError``: there are more data groups than units of a batch."""
         job, train = self._job, self._samples.train
         return make_order(
             train.view,
@@ -181,15 +184,16 @@ class BatchLoaders:
             job.recipe.shuffle_block_shards,
             stage=job.stage,
             chunk_samples=job.recipe.shuffle_chunk_samples,
+            groups=DataGroups.of(job.recipe.data_groups, job.recipe.batch_size, unit),
         )
 
-    def batch_ordinals(self, batch: int) -> NDArray[np.int64]:
+    def batch_ordinals(self, batch: int, *, unit: int) -> NDArray[np.int64]:
         """Ordinals [B] of a global batch, before any bad sample is replaced."""
         size = self._job.recipe.batch_size
-        return self.order().ordinals(batch * size, (batch + 1) * size)
+        return self.order(unit).ordinals(batch * size, (batch + 1) * size)
 
     def train_batches(self, first: int, stop: int, *, unit: int) -> Generator[Batch, None, None]:
-        """Shares that this rank takes of the global batches ``first <= b < stop``; see ``rank_slice`` for ``unit``."""
+        """Shares that this rank takes of the global batches ``first <= b < stop``."""
         job, recipe, train = self._job, self._job.recipe, self._samples.train
         augment = AugmentSpec(
             augment=Augment(recipe.augment),
@@ -201,7 +205,7 @@ class BatchLoaders:
         )
         self._newest = TrainLoader(
             train.source,
-            self.order(),
+            self.order(unit),
             train.labels,
             batch_size=recipe.batch_size,
             start_step=first,

@@ -41,6 +41,7 @@ class Shuffle:
     batch_size: int = DEFAULT_BATCH_SIZE
     block_shards: int = DEFAULT_BLOCK_SHARDS
     chunk_samples: int | None = None
+    data_groups: int = 1
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> Self:
@@ -49,6 +50,7 @@ class Shuffle:
             batch_size=recipe["batch_size"],
             block_shards=recipe.get("shuffle_block_shards", DEFAULT_BLOCK_SHARDS),
             chunk_samples=recipe.get("shuffle_chunk_samples"),
+            data_groups=recipe.get("data_groups", 1),
         )
 
 
@@ -101,27 +103,36 @@ class ClassSpread:
         block = f"shuffle_block_shards: {shuffle.block_shards}"
         if shuffle.chunk_samples is not None:
             block += f", shuffle_chunk_samples: {shuffle.chunk_samples}"
+        if shuffle.data_groups > 1:
+            block += f", data_groups: {shuffle.data_groups}"
         return (
             f"the shards are sorted by class: with {block}, a batch of {shuffle.batch_size} holds {found:.0f} of the "
             f"{held} classes, fully shuffled {wanted:.0f}; {self._repair(shuffle, wanted)}"
         )
 
     def _repair(self, shuffle: Shuffle, wanted: float) -> str:
-        for chunk in _CHUNKS:
+        for chunk in _CHUNKS if shuffle.data_groups == 1 else ():  # groups of shards and runs of all exclude each other
             tried = Shuffle(batch_size=shuffle.batch_size, block_shards=shuffle.block_shards, chunk_samples=chunk)
             if (mixed := self.classes_per_batch(tried)) >= _REPAIRED * wanted:
                 return f"`shuffle_chunk_samples: {chunk}` in the recipe makes it {mixed:.0f}"
         return f"`shuffle_block_shards: {self.num_shards}` in the recipe shuffles all of them"
 
     def _units(self, total: int, shuffle: Shuffle) -> tuple[float, float]:
-        """R and b, as ``SampleOrder`` cuts them; a batch that is larger than a block draws on several, parts too."""
+        """R and b, as ``SampleOrder`` cuts them; a batch that is larger than a block draws on several, parts too.
+
+        With data groups a batch draws on a block of each group, of at most all its shards.
+        """
         shard = total / self.num_shards
         units, per_block = float(self.num_shards), float(shuffle.block_shards)
         if shuffle.chunk_samples is not None:
             units *= math.ceil(shard / shuffle.chunk_samples)
             per_block = max(1.0, round(shuffle.block_shards * shard / shuffle.chunk_samples))
-        blocks = max(1.0, shuffle.batch_size / (per_block * total / units) + 0.5)
-        return units, min(units, per_block * blocks)
+        groups = shuffle.data_groups
+        if groups > 1:
+            per_group = units / groups
+            per_block = per_group / math.ceil(per_group / per_block)
+        blocks = max(1.0, shuffle.batch_size / groups / (per_block * total / units) + 0.5)
+        return units, min(units, per_block * blocks * groups)
 
 
 def sorted_shards(plan: Plan, summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:

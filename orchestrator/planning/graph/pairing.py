@@ -11,7 +11,9 @@ from collections.abc import Mapping
 from enum import Flag, auto
 from typing import Any, Final
 
-_ORDER_FIELDS: Final = ("shuffle_block_shards", "shuffle_chunk_samples", "select_holdout")
+_ORDER_FIELDS: Final = ("shuffle_block_shards", "shuffle_chunk_samples", "data_groups", "select_holdout")
+_BATCH_FIELDS: Final = ("batch_size", "norm_group")
+"""Of a recipe; data groups are cut from batches, at the borders of norm groups."""
 _CROP_FIELDS: Final = ("augment", "crop_scale", "crop_ratio", "color_jitter", "resize", "interpolation")
 
 
@@ -47,12 +49,23 @@ def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:
         found |= Sharing.WEIGHTS
     recipe, other_recipe = one.get("recipe", {}), other.get("recipe", {})
     is_same_data = inputs.get("index") == other_inputs.get("index") and _equal(one, other, ("subset",))
-    if is_same_data and _equal(recipe, other_recipe, _ORDER_FIELDS):
+    if is_same_data and _is_same_order(recipe, other_recipe, is_same_model=_equal(one, other, ("model",))):
         found |= Sharing.ORDER
         sizes = [parameters.get("model", {}).get("image_size") for parameters in (one, other)]
         if sizes[0] == sizes[1] and _equal(recipe, other_recipe, _CROP_FIELDS):
             found |= Sharing.CROPS
     return found
+
+
+def _is_same_order(recipe: Mapping[str, Any], other: Mapping[str, Any], *, is_same_model: bool) -> bool:
+    if not _equal(recipe, other, _ORDER_FIELDS):
+        return False
+    groups = recipe.get("data_groups", 1)
+    if groups == 1:
+        return True
+    # Whether a network has BatchNorm matters only where a group's share is not a whole number of norm groups.
+    borders_agree = is_same_model or recipe["batch_size"] % (groups * (recipe.get("norm_group") or 64)) == 0
+    return borders_agree and _equal(recipe, other, _BATCH_FIELDS)
 
 
 def _equal(first: Mapping[str, Any], second: Mapping[str, Any], names: tuple[str, ...]) -> bool:
