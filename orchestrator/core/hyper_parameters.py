@@ -149,6 +149,8 @@ class Parameter:
     bounds: Range = Range()
     options: tuple[str, ...] = ()
     """Of a choice."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Former options of a choice, which readers refuse with this text for one release."""
     length: int | None = None
     """Of a list of numbers; None = any."""
     is_ascending: bool = False
@@ -347,10 +349,13 @@ class HyperParameters:
         Form.ARGUMENTS, "Arguments of augment_plugin.", None, null="none", unread_by=_ON_IMAGES
     )
     decoder: str = _choice(
-        ("pillow", "turbo", "nvjpeg"),
+        ("pillow", "turbo"),
         "pillow",
         "Decoder and resizer of images; turbo is faster; its resized pixels differ from pillow's by one "
         "level (bilinear), or by two and at hard edges more (bicubic).",
+        removed={
+            "nvjpeg": "it was removed, as it decoded one image at a time and copied the pixels to the host; use turbo"
+        },
     )
     norm_group: int | None = _count(
         "Samples per BatchNorm statistic, a divisor of batch_size; default min(batch_size, 64).",
