@@ -371,6 +371,11 @@ class HyperParameters:
         always=True,
     )
     tf32: bool = _flag("Let float32 products run as TF32 on NVIDIA GPUs.")
+    grad_reduction: str = _choice(
+        ("fp32", "bf16"),
+        "fp32",
+        "Arithmetic in which the workers of a job sum gradients; bf16 sends half as much and keeps 8 bits of each.",
+    )
     shuffle_block_shards: int = _count("Shards whose samples are shuffled together.", 16, always=True)
     shuffle_chunk_samples: int | None = _count(
         "Neighbours that stay together when blocks are formed; default: whole shards.", None, null="whole shards"
