@@ -1,11 +1,15 @@
-"""Training speed on a GPU: MFU, timm's own loop, averaging, checkpoints, real images against made-up ones.
+"""Training speed on a GPU: MFU, timm's own step, compiled blocks, norm groups, averaging, checkpoints, real images.
 
-Meant for a machine with one H100 (``make bench ARGS=benchmarks/bench_gpu_training.py``). Without a GPU the same
-code runs with tiny sizes, so that it is known to work; its figures then say nothing. Nothing here asserts times.
+For a machine with one H100: ``make bench ARGS=benchmarks/bench_gpu_training.py`` prints all figures as one table at its
+end and writes it to gpu-figures.md. Nothing here asserts times. Without a GPU all of it is skipped; with
+GPU_BENCHMARK_DRY_RUN=1 the same code runs with tiny sizes on the CPU, without generating machine code, so that it is
+known to work: these figures say nothing. One GPU sends no gradients: what an exchange of them costs, and what bf16
+saves of it, is not measured here.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import sys
@@ -13,6 +17,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -39,8 +44,9 @@ from workloads.data.order import SampleOrder
 from workloads.data.pixels import PixelSpec
 from workloads.data.split_targets import SplitTargets
 from workloads.models.batchnorm import ghost_batchnorm
-from workloads.models.build import Classifier, build_backbone, build_head, memory_format
+from workloads.models.build import Classifier, build_backbone, build_head, checkpoint_activations, memory_format
 from workloads.models.spec import ModelSpec
+from workloads.runtime import precision
 from workloads.runtime.enums import Precision
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.ranks import Ranks
@@ -76,21 +82,39 @@ def batch(size: int, image_size: int, layout: torch.memory_format) -> TrainInput
 
 
 class OwnStep:
-    """The product's update of a model on one batch again and again."""
+    """The product's update of a model on one batch again and again.
 
-    def __init__(self, spec: ModelSpec, batch_size: int, *, compile_mode: str = "off", **recipe: Any) -> None:
+    ``whole``: compiled as one piece. ``one_by_one``: norm groups one after the other. ``recomputes``: activations.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        batch_size: int,
+        *,
+        compile_mode: str = "off",
+        whole: bool = False,
+        one_by_one: bool = False,
+        recomputes: bool = False,
+        **recipe: Any,
+    ) -> None:
         parsed = Recipe.from_mapping({**RECIPE, "batch_size": batch_size, "epochs": 1, "warmup_epochs": 0.0, **recipe})
         backbone, num_features = build_backbone(spec, 0)
         memory = memory_format(backbone)
         model = Classifier(backbone, build_head(num_features, NUM_CLASSES, 0))
         model.to(device=device(), memory_format=memory)  # type: ignore[call-overload]
         self.arithmetic = Arithmetic.of(parsed, Execution(compile=compile_mode, deterministic=False), device())
+        recomputes = recomputes and checkpoint_activations(model)
         self.learner = Learner(model.train(), parsed, Calendar.of(parsed, 10**7), self.arithmetic)
-        losses_of = loss_of(model, build_objective(parsed, NUM_CLASSES), self.arithmetic.compiled)
+        with pytest.MonkeyPatch.context() as patch:
+            if whole:
+                patch.setattr(precision, "blocks_of", lambda network: [network])
+            losses_of = loss_of(model, build_objective(parsed, NUM_CLASSES), self.arithmetic.compiled)
         layout = Layout.of(model, parsed, micro_batch=batch_size, ranks=Ranks())
         self._normalize = PixelNormalizer(parsed, device(), memory)
-        self._groups = layout.norm_group if layout.micro_batch > layout.norm_group else 0
-        self._update = Update(self.learner, losses_of, layout, max_norm=parsed.grad_clip)
+        self._groups = layout.norm_group if layout.has_groups_at_once else 0
+        self._one_by_one = one_by_one
+        self._update = Update(self.learner, losses_of, layout, max_norm=parsed.grad_clip, recomputes=recomputes)
         self._batch = batch(batch_size, spec.image_size, memory)
         self._step = 0
         self._fed: Iterator[Batch] | None = None
@@ -98,7 +122,7 @@ class OwnStep:
     def __call__(self, num_steps: int) -> None:
         with self.arithmetic.numerics():
             if self._groups:
-                with ghost_batchnorm(self.learner.model, self._groups):
+                with ghost_batchnorm(self.learner.model, self._groups, one_by_one=self._one_by_one):
                     self._run(num_steps)
             else:
                 self._run(num_steps)
@@ -123,12 +147,14 @@ class OwnStep:
 
 
 class TimmStep:
-    """timm's own train script in eager AMP: autocast, mean cross-entropy, its optimiser, channels last."""
+    """timm's own train script with AMP: autocast, mean cross-entropy, its optimiser, channels last, --torchcompile."""
 
-    def __init__(self, name: str, batch_size: int, image_size: int, *, amp: bool) -> None:
+    def __init__(self, name: str, batch_size: int, image_size: int, *, amp: bool, compiled: bool = False) -> None:
         model = timm.create_model(name, num_classes=NUM_CLASSES)
         # The script's own switch --channels-last: without it the comparison would flatter us.
         self._model = model.to(device=device(), memory_format=torch.channels_last).train()  # type: ignore[call-overload]
+        if compiled:
+            self._model = torch.compile(self._model, backend=BACKEND)
         self._optimizer = create_optimizer_v2(self._model, opt="sgd", lr=1e-4, momentum=0.9)
         self._loss = nn.CrossEntropyLoss()
         self._amp = amp
@@ -207,113 +233,221 @@ IMAGENET = {"mean": list(IMAGENET_DEFAULT_MEAN), "std": list(IMAGENET_DEFAULT_ST
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Training speed on a GPU: MFU, timm's own loop, averaging, checkpoints, real images against made-up ones.
-#
-# Meant for a machine with one H100 (``make bench ARGS=benchmarks/bench_gpu_training.py``). Without a GPU the same
-# code runs with tiny sizes, so that it is known to work; its figures then say nothing. Nothing here asserts times.
+# What is measured, and the table.
 
 HAS_GPU = torch.cuda.is_available()
+IS_DRY_RUN = not HAS_GPU and bool(os.environ.get("GPU_BENCHMARK_DRY_RUN"))
+pytestmark = pytest.mark.skipif(
+    not HAS_GPU and not IS_DRY_RUN,
+    reason="there is no GPU here; GPU_BENCHMARK_DRY_RUN=1 runs the same code with tiny sizes on the CPU",
+)
+BACKEND = "aot_eager" if IS_DRY_RUN else "inductor"
+TABLE = Path("gpu-figures.md")
 
 
 @dataclass(frozen=True)
 class Sizes:
     """What is measured on this machine."""
 
-    vit: ModelSpec
-    resnet: ModelSpec
+    vits: tuple[ModelSpec, ...]
+    resnets: tuple[ModelSpec, ...]
     batch_size: int
+    share: int
+    """Samples of a step by norm groups."""
     norm_group: int
     num_steps: int
     rounds: int
-    compile_mode: str
     precision: str
 
 
 SIZES = (
     Sizes(
-        vit=ModelSpec(name="vit_base_patch16_224", image_size=224),
-        resnet=ModelSpec(name="resnet50", image_size=224),
+        vits=tuple(ModelSpec(name=f"vit_{size}_patch16_224", image_size=224) for size in ("base", "small")),
+        resnets=tuple(ModelSpec(name=name, image_size=224) for name in ("resnet50", "resnet34")),
         batch_size=256,
-        norm_group=256,
+        share=512,
+        norm_group=64,
         num_steps=40,
         rounds=5,
-        compile_mode="default",
         precision="bf16",
     )
     if HAS_GPU
     else Sizes(
-        vit=ModelSpec(name="test_vit", image_size=64),
-        resnet=ModelSpec(name="test_resnet", image_size=64),
+        vits=(ModelSpec(name="test_vit", image_size=64),),
+        resnets=(ModelSpec(name="test_resnet", image_size=64),),
         batch_size=8,
-        norm_group=8,
+        share=8,
+        norm_group=4,
         num_steps=2,
         rounds=3,
-        compile_mode="off",
         precision="fp32",
     )
 )
+MODELS = [*SIZES.vits, *SIZES.resnets]
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A row of the table."""
+
+    what: str
+    measured: str
+    asked: str = ""
+
+
+@pytest.fixture(scope="module")
+def figures() -> Iterator[list[Figure]]:
+    """What the tests of this file found; printed, and on a GPU written, when the last of them has ended."""
+    found: list[Figure] = []
+    yield found
+    where = torch.cuda.get_device_name() if HAS_GPU else "CPU, tiny sizes: the figures say nothing"
+    rows = [f"| {figure.what} | {figure.measured} | {figure.asked} |" for figure in found]
+    text = "\n".join([f"{where}, torch {torch.__version__}", "", "| | measured | asked |", "|---|---|---|", *rows, ""])
+    sys.stdout.write(f"\n{text}")
+    if HAS_GPU:
+        TABLE.write_text(text, encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """On CPUs the sizes are too small for more."""
+def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """On CPUs the sizes are too small for more, and machine code is not the point."""
     before = torch.get_num_threads()
     torch.set_num_threads(before if HAS_GPU else 1)
+    if IS_DRY_RUN:
+        monkeypatch.setattr(precision, "CompiledForward", partial(precision.CompiledForward, backend=BACKEND))
     yield
     torch.set_num_threads(before)
+    if HAS_GPU:
+        torch.cuda.empty_cache()
 
 
-def _say(text: str) -> None:
-    where = torch.cuda.get_device_name() if HAS_GPU else "CPU, tiny sizes: the figures say nothing"
-    sys.stdout.write(f"\n{text}  [{where}]\n")
+def _own(spec: ModelSpec, batch_size: int = 0, **wanted: Any) -> OwnStep:
+    batch_size = batch_size or SIZES.batch_size
+    recipe = {"precision": SIZES.precision, "norm_group": batch_size, **IMAGENET, **wanted}
+    return OwnStep(spec, batch_size, **recipe)
 
 
-def _own(spec: ModelSpec, compile_mode: str, **recipe: Any) -> OwnStep:
-    wanted = {"precision": SIZES.precision, "norm_group": SIZES.norm_group, **IMAGENET, **recipe}
-    return OwnStep(spec, SIZES.batch_size, compile_mode=compile_mode, **wanted)
+def _timm(spec: ModelSpec, *, compiled: bool = False) -> TimmStep:
+    is_mixed = SIZES.precision == "bf16"
+    return TimmStep(spec.name, SIZES.batch_size, spec.image_size, amp=is_mixed, compiled=compiled)
 
 
-def test_vit_b16_training_mfu() -> None:
-    arms = {"eager": _own(SIZES.vit, "off"), "compiled": _own(SIZES.vit, SIZES.compile_mode)}
+def _first_s(arms: Mapping[str, Arm]) -> dict[str, float]:
+    """Seconds of the first step of each arm, in which compiled ones compile."""
+    return {name: seconds_per_step(arm, 1) for name, arm in arms.items()}
+
+
+def _peak_gib(arm: Arm) -> float:
+    """What a step takes beside all that lives between steps."""
+    if not HAS_GPU:
+        return math.nan
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    arm(1)
+    torch.cuda.synchronize()
+    return (torch.cuda.max_memory_allocated() - before) / 2**30
+
+
+def _shares_of_backward(arm: OwnStep) -> tuple[float, float, float]:
+    """When the first, the median and the last gradient are there: as a share of the time from first to last step.
+
+    On a GPU by events on its stream; the backward pass begins with the gradient of the features.
+    """
+    times: list[Any] = []
+
+    def mark(*_: object) -> None:
+        if HAS_GPU:
+            times.append(torch.cuda.Event(enable_timing=True))
+            times[-1].record()
+        else:
+            times.append(time.perf_counter())
+
+    head, backbone = arm.learner.model.head, arm.learner.model.backbone
+    assert isinstance(head, nn.Module)
+    assert isinstance(backbone, nn.Module)
+    handles = [head.register_full_backward_hook(mark)]
+    handles += [weight.register_post_accumulate_grad_hook(mark) for weight in backbone.parameters()]
+    arm(1)
+    _wait()
+    for handle in handles:
+        handle.remove()
+    after = [times[0].elapsed_time(one) if HAS_GPU else one - times[0] for one in times[1:]]
+    return min(after) / after[-1], statistics.median(after) / after[-1], max(after) / after[-1]
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=[spec.name for spec in MODELS])
+def test_training_beside_timms_script(spec: ModelSpec, figures: list[Figure]) -> None:
+    own: dict[str, OwnStep] = {
+        "eager": _own(spec),
+        "whole": _own(spec, compile_mode="default", whole=True),
+        "blocks": _own(spec, compile_mode="default"),
+    }
+    arms: dict[str, Arm] = {"timm": _timm(spec), "timm --torchcompile": _timm(spec, compiled=True), **own}
+    first_s = _first_s(arms)
     times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
-    throughput = Throughput.of(SIZES.vit, device(), Precision(SIZES.precision), tf32=False, num_classes=1000)
+    throughput = Throughput.of(spec, device(), Precision(SIZES.precision), tf32=False, num_classes=NUM_CLASSES)
+    is_vit = spec in SIZES.vits
     for name, seconds in times.items():
         rate = SIZES.batch_size / seconds
         mfu = throughput.mfu(rate)
-        shown = "unknown" if mfu is None else f"{mfu:.1%}"
-        _say(f"{SIZES.vit.name} {name}: {rate:.0f} images/s, MFU {shown} (asked 40 %)")
-    _say(f"notes: {arms['compiled'].arithmetic.notes}")
+        shown = "MFU unknown" if mfu is None else f"MFU {mfu:.1%}"
+        asked = ("MFU >= 40 % compiled" if is_vit else ">= 1.2 x timm") if name in own else ""
+        text = f"{rate:.0f} images/s, {shown}, {times['timm'] / seconds:.2f} x timm; first step {first_s[name]:.1f} s"
+        figures.append(Figure(f"{spec.name}, batch {SIZES.batch_size}, {name}", text, asked))
+    for name, arm in own.items():
+        shares = "/".join(f"{share:.2f}" for share in _shares_of_backward(arm))
+        text = f"{shares} of the backward pass; {_peak_gib(arm):.1f} GiB"
+        figures.append(Figure(f"{spec.name}, {name}: first/median/last gradient; memory", text, "as eager"))
+        assert not arm.arithmetic.notes, arm.arithmetic.notes
 
 
-def test_resnet50_beside_timms_eager_amp_loop() -> None:
-    spec = SIZES.resnet
-    arms: dict[str, Arm] = {
-        "timm": TimmStep(spec.name, SIZES.batch_size, spec.image_size, amp=SIZES.precision == "bf16"),
-        "eager": _own(spec, "off"),
-        "compiled": _own(spec, SIZES.compile_mode),
+@pytest.mark.parametrize("spec", MODELS, ids=[spec.name for spec in MODELS])
+def test_activation_checkpointing(spec: ModelSpec, figures: list[Figure]) -> None:
+    for compile_mode in ("off", "default"):
+        arms = {
+            again: _own(spec, compile_mode=compile_mode, recomputes=again == "computed again")
+            for again in ("kept", "computed again")
+        }
+        times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
+        memory = ", ".join(f"{_peak_gib(arm):.1f} GiB {name}" for name, arm in arms.items())
+        slower = times["computed again"] / times["kept"] - 1
+        figures.append(Figure(f"{spec.name}, activations, compile {compile_mode}", f"{memory}; {slower:+.1%} time"))
+
+
+@pytest.mark.parametrize("spec", SIZES.resnets, ids=[spec.name for spec in SIZES.resnets])
+def test_norm_groups_beside_plain_batchnorm(spec: ModelSpec, figures: list[Figure]) -> None:
+    group = {"norm_group": SIZES.norm_group}
+    arms = {
+        "whole batch": _own(spec, SIZES.share),
+        "at once": _own(spec, SIZES.share, **group),
+        "one by one": _own(spec, SIZES.share, one_by_one=True, **group),
+        "whole batch, compiled": _own(spec, SIZES.share, compile_mode="default"),
+        "at once, compiled": _own(spec, SIZES.share, compile_mode="default", **group),
     }
     times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
-    for name in ("eager", "compiled"):
-        rate = SIZES.batch_size / times[name]
-        _say(f"{spec.name} {name}: {rate:.0f} images/s = {times['timm'] / times[name]:.2f} x timm (asked 1.2)")
+    for name, seconds in times.items():
+        plain = times["whole batch, compiled" if "compiled" in name else "whole batch"]
+        text = f"{SIZES.share / seconds:.0f} images/s, {seconds / plain:.3f} of plain BatchNorm's time"
+        figures.append(Figure(f"{spec.name}, groups of {SIZES.norm_group} in {SIZES.share}, {name}", text, "<= 1.05"))
 
 
-def test_weight_average_share_of_a_step() -> None:
-    arms = {"plain": _own(SIZES.vit, SIZES.compile_mode), "ema": _own(SIZES.vit, SIZES.compile_mode, average="ema")}
+def test_weight_average_share_of_a_step(figures: list[Figure]) -> None:
+    spec = SIZES.vits[0]
+    arms = {"plain": _own(spec, compile_mode="default"), "ema": _own(spec, compile_mode="default", average="ema")}
     times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
-    _say(f"EMA: {times['ema'] / times['plain'] - 1:+.2%} of a step (asked 1 %)")
+    figures.append(Figure(f"{spec.name}, EMA", f"{times['ema'] / times['plain'] - 1:+.2%} of a step", "1 %"))
 
 
-def test_checkpoint_share_of_500_steps(tmp_path: Path) -> None:
-    own = _own(SIZES.vit, SIZES.compile_mode, optimizer="adam")
+def test_checkpoint_share_of_500_steps(tmp_path: Path, figures: list[Figure]) -> None:
+    own = _own(SIZES.vits[0], compile_mode="default", optimizer="adam")
     own(2)
     step_s = min(seconds_per_step(own, SIZES.num_steps) for _ in range(3))
     writer = CheckpointWriter(CheckpointFolder(LocalStore(tmp_path), "pretrain-0123456789abcdef"))
     stalls = []
     for step in range(1, 4):
         own(1)
-        if HAS_GPU:
-            torch.cuda.synchronize()
+        _wait()
         started_s = time.perf_counter()
         writer.has_room(WhenBusy.WAIT)
         waited_s = time.perf_counter() - started_s
@@ -323,14 +457,17 @@ def test_checkpoint_share_of_500_steps(tmp_path: Path) -> None:
     writer.drain()
     writer.close()
     # The first save also allocates its memory: 500 steps later that is paid.
-    _say(f"a checkpoint stops training for {stalls[-1] * 1e3:.1f} ms = {stalls[-1] / (500 * step_s):.2%} of 500 steps")
+    text = f"{stalls[-1] * 1e3:.1f} ms = {stalls[-1] / (500 * step_s):.2%} of 500 steps"
+    figures.append(Figure(f"{SIZES.vits[0].name}, stall of a checkpoint", text, "<= 1 %"))
 
 
-def test_loader_fed_training_beside_made_up_batches(tmp_path: Path) -> None:
-    arms = {name: _own(SIZES.resnet, SIZES.compile_mode) for name in ("fed", "made-up")}
+def test_loader_fed_training_beside_made_up_batches(tmp_path: Path, figures: list[Figure]) -> None:
+    spec = SIZES.resnets[0]
+    arms = {name: _own(spec, compile_mode="default") for name in ("fed", "made-up")}
     num_images = 8192 if HAS_GPU else 64
-    size, batch_size = SIZES.resnet.image_size, SIZES.batch_size
+    size, batch_size = spec.image_size, SIZES.batch_size
     arms["fed"].feed(photograph_batches(tmp_path, num_images=num_images, batch_size=batch_size, image_size=size))
     times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
-    fed, made_up = (SIZES.batch_size / times[name] for name in ("fed", "made-up"))
-    _say(f"loader-fed {fed:.0f} images/s, made-up {made_up:.0f}: {fed / made_up:.1%} (asked 97 % on a GPU)")
+    fed, made_up = (batch_size / times[name] for name in ("fed", "made-up"))
+    text = f"{fed:.0f} images/s, made-up {made_up:.0f}: {fed / made_up:.1%}"
+    figures.append(Figure(f"{spec.name}, fed from tars", text, ">= 97 %"))

@@ -23,6 +23,7 @@ from timm.utils.model_ema import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from orchestrator.core.contract import Execution, ExecutionContext, JobRequest
 from orchestrator.core.job_kinds import JobKind
@@ -34,10 +35,12 @@ from tests.photographs import jpeg, photograph
 from tests.rank_processes import RankPool, raise_errors
 from tests.tiny_training import RECIPE
 from workloads.jobs.networks import ImageTask, new_backbone, new_head
+from workloads.models.batchnorm import ghost_batchnorm
 from workloads.models.build import Classifier, build_backbone
 from workloads.models.spec import ModelSpec
 from workloads.run import execute
-from workloads.runtime.precision import Arithmetic
+from workloads.runtime import precision
+from workloads.runtime.precision import Arithmetic, CompiledForward, CompileMode
 from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Stage
 from workloads.train.large_head import CHUNK_CLASSES, LARGE_LOGITS, head_losses, loss_of
@@ -161,6 +164,143 @@ def test_gradient_sum_beside_ddp(tmp_path: Path) -> None:
     sys.stdout.write(
         f"\na step of 2 gloo ranks takes {median:.3f} of DistributedDataParallel's time; rounds {rounds}\n"
     )
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# When gradients are ready to be sent: eager, the backbone compiled as a whole, and block by block.
+
+COMPILE_ROUNDS = 5
+COMPILE_ARMS = ("eager", "whole", "blocks")
+COMPILED_MODELS: dict[str, dict[str, Any]] = {"vit_tiny_patch16_224": {"img_size": IMAGE_SIZE}, "resnet18": {}}
+
+
+def _compiled(name: str, arm: str) -> tuple[nn.Module, CompiledForward]:
+    """The same network in each arm, and how its backbone is called."""
+    torch.manual_seed(0)
+    backbone = timm.create_model(name, num_classes=0, **COMPILED_MODELS[name]).train()
+    mode = CompileMode.OFF if arm == "eager" else CompileMode.DEFAULT
+    with pytest.MonkeyPatch.context() as patch:
+        if arm == "whole":
+            patch.setattr(precision, "blocks_of", lambda network: [network])
+        return backbone, CompiledForward(backbone, mode)
+
+
+def _timed_step(backbone: nn.Module, forward: CompiledForward, images: Tensor) -> tuple[float, list[float]]:
+    """Seconds of both passes, and when each gradient was there as a share of the backward pass."""
+    ready_s: list[float] = []
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda _: ready_s.append(time.perf_counter()))
+        for parameter in backbone.parameters()
+    ]
+    for parameter in backbone.parameters():
+        parameter.grad = None
+    started_s = time.perf_counter()
+    loss = forward(images).square().mean()
+    backward_s = time.perf_counter()
+    loss.backward()
+    ended_s = time.perf_counter()
+    for handle in handles:
+        handle.remove()
+    return ended_s - started_s, [(at_s - backward_s) / (ended_s - backward_s) for at_s in ready_s]
+
+
+@pytest.mark.parametrize("name", COMPILED_MODELS)
+def test_gradients_of_compiled_blocks_beside_the_whole_and_eager(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # empty: compilation is measured, too
+    images = torch.randn(BATCH_SIZE, 3, IMAGE_SIZE, IMAGE_SIZE)
+    arms = {arm: _compiled(name, arm) for arm in COMPILE_ARMS}
+    compile_s, gradients = {}, {}
+    for arm, (backbone, forward) in arms.items():
+        compile_s[arm], _ = _timed_step(backbone, forward, images)
+        gradients[arm] = [parameter.grad for parameter in backbone.parameters() if parameter.grad is not None]
+        assert not forward.note
+    steps: dict[str, list[tuple[float, list[float]]]] = {arm: [] for arm in arms}
+    for turn in range(COMPILE_ROUNDS):
+        for arm in list(arms)[:: 1 if turn % 2 else -1]:
+            steps[arm].append(_timed_step(*arms[arm], images))
+    eager_s = statistics.median(step_s for step_s, _ in steps["eager"])
+    for arm in arms:
+        step_s = statistics.median(step_s for step_s, _ in steps[arm])
+        shares = [
+            statistics.median(choose(share) for _, share in steps[arm]) for choose in (min, statistics.median, max)
+        ]
+        ours, theirs = (torch.cat([gradient.flatten() for gradient in gradients[one]]) for one in (arm, "eager"))
+        off = float((ours - theirs).norm() / theirs.norm())
+        sys.stdout.write(
+            f"\n{name} {arm}: first/median/last gradient at {'/'.join(f'{share:.2f}' for share in shares)} of the "
+            f"backward pass; first step {compile_s[arm]:.1f} s, then {step_s / eager_s:.2f} of eager's; gradients "
+            f"differ from eager's by {off:.1e} of their norm"
+        )
+    sys.stdout.write("\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# BatchNorm by norm groups: operations and time beside plain BatchNorm, and beside one group after the other.
+
+GROUP_ROUNDS = 5
+GROUP_SIZE, GROUP_SHARE, GROUP_IMAGE_SIZE = 64, 512, 32
+GROUP_ARMS = ("plain", "one by one", "at once")
+
+
+class _CountedOperations(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += 1
+        return operation(*args, **(kwargs or {}))
+
+
+def _grouped_update(arm: str, model: nn.Module) -> Callable[[], object]:
+    """A step of the product on one batch."""
+    group = GROUP_SHARE if arm == "plain" else GROUP_SIZE
+    recipe = Recipe.from_mapping({**RECIPE, "batch_size": GROUP_SHARE, "norm_group": group})
+    learner = Learner(model, recipe, Calendar.of(recipe, 10**7), Arithmetic(torch.device("cpu")))
+    layout = Layout.of(model, recipe, micro_batch=GROUP_SHARE, ranks=Ranks())
+    update = Update(learner, loss_of(model, SoftmaxObjective(NUM_CLASSES)), layout)
+    images = torch.randn(GROUP_SHARE, 3, GROUP_IMAGE_SIZE, GROUP_IMAGE_SIZE)
+    images = images.contiguous(memory_format=torch.channels_last)
+    batch = TrainInputs(inputs=images, targets=torch.zeros(GROUP_SHARE, dtype=torch.int64))
+
+    def step() -> None:
+        with ghost_batchnorm(model, group, one_by_one=arm == "one by one"):
+            update(batch, 0.0)
+
+    return step
+
+
+@pytest.mark.parametrize("name", ["resnet18", "resnet50"])
+def test_norm_groups_beside_plain_batchnorm(name: str) -> None:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    steps = {}
+    for arm in GROUP_ARMS:
+        backbone = timm.create_model(name, num_classes=0)
+        net = Classifier(backbone, nn.Linear(int(backbone.num_features), NUM_CLASSES)).train()  # type: ignore[arg-type]
+        steps[arm] = _grouped_update(arm, net.to(memory_format=torch.channels_last))
+    counts, spent_s = {}, {arm: [0.0] * 0 for arm in GROUP_ARMS}
+    for arm, step in steps.items():
+        step()
+        with _CountedOperations() as counted:
+            step()
+        counts[arm] = counted.number
+    for turn in range(GROUP_ROUNDS):
+        for arm in GROUP_ARMS[:: 1 if turn % 2 else -1]:
+            started_s = time.process_time()
+            steps[arm]()
+            spent_s[arm].append(time.process_time() - started_s)
+    torch.set_num_threads(threads)
+    for arm in GROUP_ARMS:
+        ratios = [ours / plain for ours, plain in zip(spent_s[arm], spent_s["plain"], strict=True)]
+        rounds = "  ".join(f"{ratio:.3f}" for ratio in ratios)
+        sys.stdout.write(
+            f"\n{name}, {GROUP_SHARE // GROUP_SIZE} groups of {GROUP_SIZE}, {arm}: {counts[arm]} operations per step, "
+            f"{statistics.median(ratios):.3f} of the CPU time with plain BatchNorm (asked <= 1.05); rounds {rounds}"
+        )
+    sys.stdout.write("\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ TOP: Mapping[str, Change] = {
     "TrackingSpec.experiment": _runs("tracking.experiment=other"),
     "TrackingSpec.register": _runs("tracking.register=best"),
     "ComputeSpec.compile": _runs("compute.compile=default"),
+    "ComputeSpec.activation_checkpointing": _runs("compute.activation_checkpointing=true"),
     "ComputeSpec.deterministic": _runs("compute.deterministic=true"),
     "ComputeSpec.micro_batch": _runs("compute.micro_batch=16"),
     **{
@@ -337,6 +338,7 @@ RECIPES: Mapping[str, Change] = {
     "RecipeSpec.norm_group": _recipe("norm_group", "32"),
     "RecipeSpec.precision": _recipe("precision", "bf16"),
     "RecipeSpec.tf32": _recipe("tf32", "true"),
+    "RecipeSpec.grad_reduction": _recipe("grad_reduction", "bf16"),
     "RecipeSpec.shuffle_block_shards": _recipe("shuffle_block_shards", "8"),
     "RecipeSpec.shuffle_chunk_samples": _recipe("shuffle_chunk_samples", "4"),
     "RecipeSpec.data_groups": _recipe("data_groups", "2"),

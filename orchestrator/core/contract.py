@@ -101,6 +101,8 @@ class Execution:
     """Attempts at this job that ran out of memory so far: each halves the micro-batch, in whole norm groups."""
     compile: str = "off"
     """``torch.compile``: off, default, reduce-overhead (CUDA graphs) or max-autotune."""
+    activation_checkpointing: bool = False
+    """Whether blocks of a network compute their activations again in the backward pass instead of keeping them."""
     deterministic: bool = False
     """Whether results on GPUs must be bit-exact, which costs speed; on CPUs they always are."""
     initial_uri: str = ""

@@ -149,6 +149,8 @@ class Parameter:
     bounds: Range = Range()
     options: tuple[str, ...] = ()
     """Of a choice."""
+    removed: Mapping[str, str] = field(default_factory=dict)
+    """Former options of a choice, which readers refuse with this text for one release."""
     length: int | None = None
     """Of a list of numbers; None = any."""
     is_ascending: bool = False
@@ -347,10 +349,13 @@ class HyperParameters:
         Form.ARGUMENTS, "Arguments of augment_plugin.", None, null="none", unread_by=_ON_IMAGES
     )
     decoder: str = _choice(
-        ("pillow", "turbo", "nvjpeg"),
+        ("pillow", "turbo"),
         "pillow",
         "Decoder and resizer of images; turbo is faster; its resized pixels differ from pillow's by one "
         "level (bilinear), or by two and at hard edges more (bicubic).",
+        removed={
+            "nvjpeg": "it was removed, as it decoded one image at a time and copied the pixels to the host; use turbo"
+        },
     )
     norm_group: int | None = _count(
         "Samples per BatchNorm statistic, a divisor of batch_size; default min(batch_size, 64).",
@@ -366,6 +371,11 @@ class HyperParameters:
         always=True,
     )
     tf32: bool = _flag("Let float32 products run as TF32 on NVIDIA GPUs.")
+    grad_reduction: str = _choice(
+        ("fp32", "bf16"),
+        "fp32",
+        "Arithmetic in which the workers of a job sum gradients; bf16 sends half as much and keeps 8 bits of each.",
+    )
     shuffle_block_shards: int = _count("Shards whose samples are shuffled together.", 16, always=True)
     shuffle_chunk_samples: int | None = _count(
         "Neighbours that stay together when blocks are formed; default: whole shards.", None, null="whole shards"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from random import Random
@@ -56,16 +57,45 @@ class Assumptions:
     less: never more than a hundredth of the interval."""
     stop_s: float = 5.0
     """From a stop to the end of an attempt."""
+    read_bytes_per_s: float = 1e9
+    """At which a node reads a data set that it does not hold yet."""
+    network_bytes_per_s: float = 12.5e9
+    """Of a node, for gradients that go to other nodes."""
     mtbf_s: float = 0.0
     """Above 0: attempts save at the interval of Young's formula for this mean time between failures of one node,
     unless their job has its own interval.
     """
 
 
+_BACKWARD_SHARE = 2 / 3
+"""Of a step, during which gradients are sent while others are computed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traffic:
+    """What a job reads and exchanges, in bytes."""
+
+    reads: str = ""
+    """Its data set; empty = none."""
+    read_bytes: int = 0
+    """Of that, once."""
+    gradient_bytes: int = 0
+    """Of the gradients of an update."""
+    num_steps: int = 0
+    """Updates."""
+
+
 class Workload:
     """The work of every job of a plan."""
 
-    def __init__(self, plan: Plan, durations_s: Mapping[str, float], assumptions: Assumptions) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        durations_s: Mapping[str, float],
+        assumptions: Assumptions,
+        traffic: Mapping[str, Traffic] | None = None,
+    ) -> None:
+        self._traffic = traffic or {}
         self._jobs = plan.by_name()
         self._durations_s = durations_s
         self._assumptions = assumptions
@@ -91,6 +121,9 @@ class Workload:
             checkpoint_stall_s=min(assumed.checkpoint_stall_s, 0.01 * every_s),
             cold_start_s=start_s,
             warm_start_s=min(assumed.warm_start_s, start_s),
+            reads=self._traffic.get(request.job, Traffic()).reads,
+            cold_read_s=self._cold_read_s(self._jobs[request.job], duration_s - start_s),
+            border_speed=self._border_speed(request.job, duration_s - start_s),
             stop_s=assumed.stop_s,
         )
 
@@ -113,6 +146,21 @@ class Workload:
             ends[job.name] = begin_s + self._least_s(job)
         return max(ends.values(), default=0.0)
 
+    def _cold_read_s(self, job: Job, work_s: float) -> float:
+        """Every node reads the whole data set, while the first epoch is computed."""
+        read_bytes = self._traffic.get(job.name, Traffic()).read_bytes
+        epochs = max(1.0, _epochs(job)) if job.kind in TRAINING_KINDS else 1.0
+        return max(0.0, read_bytes / self._assumptions.read_bytes_per_s - work_s / epochs)
+
+    def _border_speed(self, name: str, work_s: float) -> float:
+        """A ring sends every gradient twice over each node's network, as far as possible in the backward pass."""
+        traffic = self._traffic.get(name, Traffic())
+        if not traffic.num_steps or not work_s:
+            return 1.0
+        step_s = work_s / traffic.num_steps
+        exchange_s = 2.0 * traffic.gradient_bytes / self._assumptions.network_bytes_per_s
+        return step_s / max(step_s, (1.0 - _BACKWARD_SHARE) * step_s + exchange_s)
+
     def _start_s(self, job: Job) -> float:
         """Start-up part of a job's duration if no process is running."""
         assumed = self._assumptions
@@ -128,11 +176,17 @@ class Workload:
 
 def _epochs_interval_s(job: Job, duration_s: float) -> float:
     """Seconds between checkpoints at the ends of epochs, or after as many steps as the job asks for."""
-    recipe = job.identity.get("parameters", {}).get("recipe") or {}
-    epochs = recipe.get("epochs") or 0
-    if not epochs or not math.isfinite(epochs):
+    epochs = _epochs(job)
+    if not epochs:
         return duration_s / 10.0
     return duration_s * min(1.0, job.execution.checkpoint_every_epochs / epochs)
+
+
+def _epochs(job: Job) -> float:
+    """Of its recipe; 0 without any."""
+    recipe = job.identity.get("parameters", {}).get("recipe") or {}
+    epochs = recipe.get("epochs") or 0.0
+    return float(epochs) if isinstance(epochs, int | float) and math.isfinite(epochs) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +335,8 @@ class Forecast:
     num_attempts: int
     num_ends: Mapping[str, int]
     """Attempts by how they ended."""
+    waits_s: Mapping[str, float]
+    """Seconds that jobs waited for room, by name: neither held by an attempt nor waiting for what they need."""
     available_hours: float
     """Resource-hours of all nodes that were up from the submission to the end: what a rented cluster is paid for."""
     num_rounds: int = 0
@@ -300,6 +356,7 @@ def forecast(  # noqa: PLR0913 - the world, by name
     *,
     hazards: Hazards | None = None,
     assumptions: Assumptions | None = None,
+    traffic: Mapping[str, Traffic] | None = None,
     committed: Collection[str] = (),
     seed: int = 0,
     now: float = START_S,
@@ -307,15 +364,15 @@ def forecast(  # noqa: PLR0913 - the world, by name
 ) -> Forecast:
     """Run a plan to its end on a simulated cluster. Deterministic in ``seed``.
 
-    ``durations_s`` are seconds by job; ``committed`` are keys whose artifacts are there already; ``now`` is when the
-    sweep is submitted, which deadlines are compared with.
+    ``durations_s`` are seconds by job, ``traffic`` what it reads and exchanges; ``committed`` are keys whose artifacts
+    are there already; ``now`` is when the sweep is submitted, which deadlines are compared with.
 
     Raises:
         ControllerError: the sweep does not end, which is a bug.
     """
     done = frozenset(committed)
     simulated = _Simulated(plan, cluster_spec, hazards or Hazards(), seed, now)
-    workload = Workload(plan, durations_s, assumptions or Assumptions())
+    workload = Workload(plan, durations_s, assumptions or Assumptions(), traffic)
     workload.leave_out(done)
     commit_jobs(simulated.store, [job for job in plan.jobs if job.key in done], simulated.clock())
     lower_bound_s = workload.lower_bound_s(cluster_spec)
@@ -380,11 +437,27 @@ class _Simulated:
             lost_hours={cause: amount_s / 3600.0 for cause, amount_s in sorted(account.lost_by_cause.items())},
             num_attempts=len(account.spans),
             num_ends=dict(sorted(account.num_ends.items())),
+            waits_s=_waits_s(self._plan, account.spans, snapshot.accepted_at_s),
             available_hours=account.available_s / 3600.0,
             num_rounds=self._loop.num_rounds,
             spans=tuple(account.spans),
             started_at_s=snapshot.accepted_at_s,
         )
+
+
+def _waits_s(plan: Plan, spans: Sequence[Span], accepted_at_s: float) -> dict[str, float]:
+    """From the moment when all that a job needs is there to its end, less what its attempts held."""
+    ended_s: dict[str, float] = {}
+    held_s: dict[str, float] = defaultdict(float)
+    for span in spans:
+        ended_s[span.job] = max(ended_s.get(span.job, 0.0), span.ended_at_s)
+        held_s[span.job] += span.ended_at_s - span.placed_at_s
+    return {
+        job.name: max(0.0, ended_s[job.name] - ready_s - held_s[job.name])
+        for job in plan.jobs
+        if job.name in ended_s
+        for ready_s in [max((ended_s.get(need, accepted_at_s) for need in job.needs), default=accepted_at_s)]
+    }
 
 
 def _pace(lower_bound_s: float) -> Pace:

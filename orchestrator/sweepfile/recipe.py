@@ -10,10 +10,11 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
-from pydantic import AfterValidator, Field, ValidationInfo, create_model, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, create_model, field_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.errors import SpecError
@@ -88,6 +89,13 @@ def _reaction(value: object) -> object:
     raise PydanticCustomError("on_numerics", "write stop or {rewind: n}, n >= 1 updates")
 
 
+def _still_there(removed: Mapping[str, str], value: object) -> object:
+    """The value, unless it is a former option."""
+    if isinstance(value, str) and value in removed:
+        raise PydanticCustomError("removed", "{why}", {"why": removed[value]})
+    return value
+
+
 def _annotation(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
     """How pydantic reads a hyper-parameter."""
     kind = _type_of(parameter)
@@ -101,7 +109,7 @@ def _type_of(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
     if parameter.form in _PLAIN:
         return _PLAIN[parameter.form]
     if parameter.form is Form.CHOICE:
-        return Literal[parameter.options]
+        return Annotated[Literal[parameter.options], BeforeValidator(partial(_still_there, parameter.removed))]
     bounds = parameter.bounds
     if parameter.form is Form.WHOLE and bounds.at_least == 1:
         return Count

@@ -112,6 +112,13 @@ class ComputeSpec(Strict):
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = Field(
         "off", description="torch.compile; reduce-overhead uses CUDA graphs. Falls back with a note."
     )
+    activation_checkpointing: bool = Field(
+        default=False,
+        description=(
+            "Compute activations of timm's blocks again in the backward pass instead of keeping them: larger "
+            "micro-batches, about a third more time."
+        ),
+    )
     deterministic: bool = Field(
         default=False, description="Bit-exact results on GPUs, at a price; CPUs always give them."
     )

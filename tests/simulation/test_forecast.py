@@ -10,6 +10,7 @@ from orchestrator.backends.simulated import LLAMA3_GPU_MTBF_H, ClusterSpec, Haza
 from orchestrator.cli.app import app
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.simulation import Assumptions, Forecast, forecast
+from orchestrator.simulation.forecast import Traffic
 from orchestrator.simulation.gantt import make_chart, render_html
 from orchestrator.state.transitions import SweepState
 from tests.simulation.sweeps import training_sweep
@@ -78,6 +79,48 @@ def test_forecast_of_what_no_node_can_hold_fails_and_says_why() -> None:
     found = forecast(plan, ClusterSpec.uniform(4, gpus_per_node=2), durations_s)
     assert found.state is SweepState.FAILED
     assert "infeasible" in " ".join(found.reasons.values())
+
+
+def test_forecast_reads_a_data_set_once_per_node_and_again_after_a_loss() -> None:
+    plan, durations_s = training_sweep(num_pretrains=1, num_transfers=4)
+    trained = [job.name for job in plan.jobs if not job.name.startswith("index")]
+    traffic = {name: Traffic(reads="photos", read_bytes=2_000_000_000_000) for name in trained}
+    cluster = ClusterSpec.uniform(8, spot=True)
+    plain, cold = (forecast(plan, cluster, durations_s, traffic=given) for given in (None, traffic))
+    epoch_s = (durations_s["pretrain/space0"] - 15.0) / 90
+    assert plain.hours["cold read"] == 0.0
+    assert cold.hours["cold read"] == pytest.approx(8 * (2000.0 - epoch_s) / 3600.0)  # by the gang, and by no other job
+    assert cold.makespan_s == pytest.approx(plain.makespan_s + 2000.0 - epoch_s, abs=5.0)
+    again = forecast(plan, cluster, durations_s, traffic=traffic, hazards=Hazards(spot_loss_per_h=0.5))
+    assert again.num_ends["spot"] > 0
+    assert again.hours["cold read"] > cold.hours["cold read"]
+    fast = Assumptions(read_bytes_per_s=1e15)
+    assert forecast(plan, cluster, durations_s, traffic=traffic, assumptions=fast).hours["cold read"] == 0.0
+
+
+def test_forecast_gang_over_several_nodes_is_slower_by_what_the_backward_pass_does_not_hide() -> None:
+    plan, durations_s = training_sweep(num_pretrains=1, num_transfers=0)
+    job = max(plan.jobs, key=lambda job: durations_s[job.name])
+    work_s = durations_s[job.name] - 15.0
+    num_steps = int(work_s)  # steps of a second
+    assumed = Assumptions(network_bytes_per_s=1e9)
+
+    def makespan_s(gradient_bytes: float, gpus_per_node: int) -> float:
+        traffic = {job.name: Traffic(gradient_bytes=int(gradient_bytes), num_steps=num_steps)}
+        cluster = ClusterSpec.uniform(8, gpus_per_node=gpus_per_node)
+        return forecast(plan, cluster, durations_s, traffic=traffic, assumptions=assumed).makespan_s
+
+    alone = makespan_s(0.0, 8)
+    assert makespan_s(1e9, 8) == alone
+    assert makespan_s(0.3e9, 4) == pytest.approx(alone, rel=1e-3)  # 0.6 s beside 2/3 of a step
+    assert makespan_s(1e9, 4) == pytest.approx(alone + work_s * (1 / 3 + 2.0 - 1.0), rel=0.02)
+
+
+def test_forecast_tells_how_long_jobs_waited_for_room() -> None:
+    plan, durations_s = training_sweep(num_pretrains=6, num_transfers=4)
+    crowded, roomy = (forecast(plan, ClusterSpec.uniform(num_gpus), durations_s).waits_s for num_gpus in (32, 1024))
+    assert max(roomy.values()) < 60.0
+    assert max(crowded.values()) > min(durations_s[job.name] for job in plan.jobs if job.kind == "pretrain")
 
 
 def test_gantt_shows_every_second_of_every_gpu(rough: Forecast) -> None:

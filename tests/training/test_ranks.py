@@ -22,7 +22,9 @@ from orchestrator.core.errors import FailureKind, NumericsError, UserError
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
+from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import PeerLostError, Ranks, flight_record
+from workloads.train.step import GradientSum
 
 POISONED = {"epochs": 5, "batch_size": 8, "lr": 0.01}
 
@@ -180,6 +182,27 @@ def test_parameter_without_gradient_stays_as_it_is(pool: RankPool, tmp_path: Pat
     decay = {"weight_decay": 0.5}
     results = raise_errors(pool.run(tmp_path, world_size, _train, tmp_path, decay, 0))
     assert torch.equal(results[0][1]["spare"], torch.ones(3))
+
+
+def test_gradients_that_are_summed_in_bf16_are_rounded_before(pool: RankPool, tmp_path: Path) -> None:
+    results = raise_errors(pool.run(tmp_path, 2, _summed_in_bf16))
+    expected = sum((rank + 1) * torch.linspace(0.1, 1, 6).bfloat16() for rank in range(2))
+    for gradient, dtype in results:
+        assert dtype is torch.float32
+        assert torch.equal(gradient, expected.float())  # type: ignore[union-attr]
+    (alone,) = raise_errors(pool.run(tmp_path, 1, _summed_in_bf16))
+    assert torch.equal(alone[0], torch.linspace(0.1, 1, 6))
+
+
+def _summed_in_bf16(rank: int, world_size: int) -> tuple[Tensor, torch.dtype]:
+    weight = nn.Parameter(torch.zeros(6))
+    ranks = Ranks(rank=rank, world_size=world_size)
+    gradients = GradientSum([weight], ranks, precision=Precision.BF16)
+    gradients.begin()
+    gradients.last_pass()
+    ((rank + 1) * torch.linspace(0.1, 1, 6) * weight).sum().backward()
+    (gradient,) = gradients.finish()
+    return gradient, gradient.dtype
 
 
 def test_ranks_tell_where_they_are_and_torch_remembers_their_operations(pool: RankPool, tmp_path: Path) -> None:

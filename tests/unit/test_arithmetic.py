@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import timm
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam
@@ -19,7 +20,14 @@ from orchestrator.core.errors import UserError
 from workloads.models.spec import ModelSpec
 from workloads.runtime import precision as arithmetic_module
 from workloads.runtime.enums import Precision
-from workloads.runtime.precision import Arithmetic, CompiledForward, CompileMode, is_compile_failure, keep_compiled_code
+from workloads.runtime.precision import (
+    Arithmetic,
+    CompiledForward,
+    CompileMode,
+    blocks_of,
+    is_compile_failure,
+    keep_compiled_code,
+)
 from workloads.train.large_head import loss_of
 from workloads.train.objective import SoftmaxObjective
 from workloads.train.step_metrics import PEAKS, Throughput, gpu_usage, peak_flops, training_flops
@@ -222,6 +230,74 @@ def test_compile_failure_runs_uncompiled_with_a_note() -> None:
     assert not compiled.is_compiled
     assert "running uncompiled" in compiled.note
     assert "no kernel for this" in compiled.note
+
+
+class _Between(nn.Module):
+    """Tells when the gradient of its input is there."""
+
+    def __init__(self, events: list[str]) -> None:
+        super().__init__()
+        self.events = events
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        inputs.register_hook(lambda _: self.events.append("between"))
+        return inputs
+
+
+class _Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = _layer(), nn.Linear(3, 4)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = inputs + self.second(self.first(inputs).relu())
+        return outputs
+
+
+def test_compiled_blocks_give_gradients_during_the_backward_pass_and_share_code() -> None:
+    torch._dynamo.reset()
+    events: list[str] = []
+    calls: list[int] = []
+    first, last = _Block(), _Block()
+    network = nn.Sequential(first, _Between(events), _Block(), last)
+    names = list(network.state_dict())
+    last.first.weight.register_post_accumulate_grad_hook(lambda _: events.append("last block"))
+    first.first.weight.register_post_accumulate_grad_hook(lambda _: events.append("first block"))
+    compiled = CompiledForward(network, CompileMode.DEFAULT, backend=_traced(calls))
+    compiled(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    assert events == ["last block", "between", "first block"]
+    assert len(calls) == 1
+    assert list(network.state_dict()) == names
+    compiled(torch.ones(3, 4, requires_grad=True))  # a last batch of another size has code of its own
+    compiled(torch.ones(2, 4, requires_grad=True))
+    assert len(calls) == 2
+    with compiled.paused():
+        network(torch.ones(5, 4, requires_grad=True))
+    assert len(calls) == 2
+    assert compiled.is_compiled
+    assert deepcopy(network).state_dict().keys() == network.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "number"),
+    [
+        ("test_vit", "Block", 6),
+        ("resnet18", "BasicBlock", 8),
+        ("convnext_atto", "ConvNeXtBlock", 12),
+        ("skresnet18", "SelectiveKernelBasic", 8),
+        ("vgg11", "VGG", 1),
+    ],
+)
+def test_blocks_of_a_network_are_those_of_timm(name: str, kind: str, number: int) -> None:
+    with torch.device("meta"):
+        blocks = blocks_of(timm.create_model(name, num_classes=0))
+    assert [type(block).__name__ for block in blocks] == [kind] * number
+
+
+def test_compile_with_cuda_graphs_keeps_the_network_whole() -> None:
+    network = nn.Sequential(_Block(), _Block())
+    compiled = CompiledForward(network, CompileMode.REDUCE_OVERHEAD, backend=_traced([]))
+    assert compiled._blocks == [network]
 
 
 def test_compile_off_is_the_module_itself() -> None:

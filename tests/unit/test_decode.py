@@ -272,3 +272,8 @@ def test_decode_fast_enlargement_equals_pil() -> None:
     decoder_of(DecoderName.PILLOW).resize(small, wanted, Interpolation.BILINEAR)
     assert wanted.any()
     assert np.abs(fast.astype(np.int64) - wanted).max() <= 1
+
+
+def test_decoder_that_was_removed_is_refused_with_what_to_use() -> None:
+    with pytest.raises(UserError, match=r"decoder is 'nvjpeg': it was removed, .*; use turbo"):
+        DecoderName("nvjpeg")

@@ -1,14 +1,21 @@
 """Norm groups: own statistics per group, running statistics that move once per step."""
 
 import copy
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+from timm.layers import BatchNormAct2d  # type: ignore[attr-defined]
 from torch import nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from orchestrator.core.errors import UserError
+from orchestrator.core.contract import Execution
+from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.storage.local import LocalStore
+from tests.memory_images import MemoryImages, memory_loop, network
 from tests.tiny_training import RECIPE
 from workloads.models.batchnorm import ghost_batchnorm, resolve_norm_group
 from workloads.runtime.precision import Arithmetic
@@ -127,3 +134,120 @@ def test_update_with_a_frozen_batchnorm_keeps_its_statistics_bit_for_bit() -> No
 def test_micro_batch_that_cuts_a_norm_group_is_a_user_error() -> None:
     with pytest.raises(UserError, match="micro_batch is 6, not a multiple of the norm group of 4"):
         _updated(_network(), 4, 6)
+
+
+class _OwnForward(nn.BatchNorm2d):
+    def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 - torch's name
+        return super().forward(input) + 1
+
+
+def _images(*shape: int, memory: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(2)).contiguous(memory_format=memory)
+
+
+_CASES: dict[str, tuple[Callable[[], nn.Module], torch.Tensor]] = {
+    "rows": (lambda: nn.BatchNorm1d(8), _images(12, 8)),
+    "sequences": (lambda: nn.BatchNorm1d(8), _images(12, 8, 5)),
+    "images": (lambda: nn.BatchNorm2d(8), _images(12, 8, 5, 3)),
+    "channels last": (lambda: nn.BatchNorm2d(8), _images(12, 8, 5, 3, memory=torch.channels_last)),
+    "volumes": (lambda: nn.BatchNorm3d(8), _images(12, 8, 3, 2, 2)),
+    "smaller last group": (lambda: nn.BatchNorm2d(8), _images(10, 8, 5, 3)),
+    "cumulative average": (lambda: nn.BatchNorm2d(8, momentum=None), _images(12, 8, 5, 3)),
+    "not affine": (lambda: nn.BatchNorm2d(8, affine=False), _images(12, 8, 5, 3)),
+    "with activation": (lambda: BatchNormAct2d(8), _images(12, 8, 5, 3)),
+    "unknown layer": (lambda: _OwnForward(8), _images(12, 8, 5, 3)),
+}
+
+
+def _passed(layer: nn.Module, inputs: torch.Tensor, **options: Any) -> list[torch.Tensor]:
+    """Outputs and gradients of two passes of groups of 4."""
+    inputs = inputs.clone().requires_grad_()
+    with (
+        ghost_batchnorm(layer, 4, **options),
+        torch.autocast("cpu", torch.bfloat16, enabled=inputs.dtype is not torch.float32),
+    ):
+        outputs = [layer(inputs), layer(2 * inputs)]
+    sum((output.float() * output.detach().float().cos()).sum() for output in outputs).backward()
+    assert inputs.grad is not None
+    return [*outputs, inputs.grad, *(weight.grad for weight in layer.parameters() if weight.grad is not None)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", _CASES)
+def test_groups_at_once_equal_groups_one_by_one(case: str, dtype: torch.dtype) -> None:
+    make, inputs = _CASES[case]
+    layer, reference = make().train(), make().train()
+    inputs = inputs.to(dtype)
+    ours, theirs = _passed(layer, inputs), _passed(reference, inputs, one_by_one=True)
+    assert all(torch.equal(a, b) for a, b in zip(ours[:2], theirs[:2], strict=True))
+    assert ours[0].stride() == theirs[0].stride() or inputs.ndim == 2  # the layout of images stays
+    for found, expected in zip(ours[2:], theirs[2:], strict=True):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(dict(layer.named_buffers()), dict(reference.named_buffers()))
+    assert type(layer) is type(reference)
+    assert vars(layer).keys() == vars(reference).keys()
+    assert torch.equal(layer.eval()(inputs.float()), layer(inputs.float()))
+
+
+def test_groups_at_once_with_frozen_weights_pass_gradients_on() -> None:
+    layer = nn.BatchNorm2d(8).train().requires_grad_(requires_grad=False)
+    reference = copy.deepcopy(layer)
+    ours, theirs = (_passed(one, _images(12, 8, 5, 3), one_by_one=one is reference) for one in (layer, reference))
+    assert len(ours) == 3
+    torch.testing.assert_close(ours, theirs)
+
+
+class _Operations(TorchDispatchMode):
+    number = 0
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.number += not operation.is_view
+        return operation(*args, **(kwargs or {}))
+
+
+def test_groups_at_once_take_few_operations() -> None:
+    numbers = {}
+    for one_by_one in (False, True):
+        with _Operations() as operations:
+            _passed(nn.BatchNorm2d(8), _images(32, 8, 5, 3), one_by_one=one_by_one)
+        numbers[one_by_one] = operations.number
+    assert numbers[False] < 0.5 * numbers[True]
+
+
+def test_groups_at_once_compiled_equal_uncompiled_to_rounding() -> None:
+    layer, inputs = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU()).train(), _images(12, 8, 5, 3)
+    compiled, reference = copy.deepcopy(layer), copy.deepcopy(layer)
+    compiled.compile(backend="aot_eager")
+    torch.testing.assert_close(_passed(compiled, inputs), _passed(reference, inputs), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dict(compiled.named_buffers()), dict(reference.named_buffers()))
+
+
+def test_run_that_began_with_groups_one_by_one_ends_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its checkpoints have the fingerprint of the time before; then a resumed run has the bits of one undisturbed."""
+    recipe, execution = (
+        {"epochs": 2, "batch_size": 8, "norm_group": 4, "lr": 0.1},
+        Execution(micro_batch=8, checkpoint_every_steps=1),
+    )
+
+    def loop(folder: str, **callbacks: Any) -> Any:
+        task = MemoryImages(network("test_resnet"), batch_size=8, num_samples=16)
+        return memory_loop(task, LocalStore(tmp_path / folder), recipe, execution=execution, **callbacks)
+
+    def before(folder: str, **callbacks: Any) -> Any:
+        made = loop(folder, **callbacks)
+        made._fingerprint.pop("norm_groups", None)  # what an earlier version writes, and does
+        return made
+
+    whole = before("whole")
+    whole.run()
+    stops = iter([False, False, True])
+    with pytest.raises(PreemptedError):
+        before("cut", should_stop=lambda: next(stops)).run()
+    resumed = loop("cut")
+    state = resumed.run()
+    assert state.resumed_steps == [2]
+    assert state.fingerprint_changes == []
+    assert "norm_groups" not in state.fingerprint
+    assert loop("new").state.fingerprint["norm_groups"] == "at once"
+    weights = [dict(one.learner.model.state_dict()) for one in (whole, resumed)]
+    assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())

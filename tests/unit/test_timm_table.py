@@ -247,13 +247,16 @@ def test_plan_wrong_initial_weights_are_refused(init: str, said: str) -> None:
 
 def test_plan_compute_changes_no_key_and_reaches_training_alone() -> None:
     plain = build_plan(_sweep(), store_uri="file:///s")
-    changed = _sweep(extra="compute: {compile: default, deterministic: true, micro_batch: 64}\n")
+    changed = _sweep(
+        extra="compute: {compile: default, deterministic: true, micro_batch: 64, activation_checkpointing: true}\n"
+    )
     plan = build_plan(changed, store_uri="file:///s")
     assert [job.key for job in plan.jobs] == [job.key for job in plain.jobs]
     for job in plan.jobs:
         trains = job.kind in {"pretrain", "finetune", "probe"}
-        asked = (job.execution.compile, job.execution.deterministic, job.execution.micro_batch)
-        assert asked == (("default", True, 64) if trains else ("off", False, 0))
+        execution = job.execution
+        asked = (execution.compile, execution.deterministic, execution.micro_batch, execution.activation_checkpointing)
+        assert asked == (("default", True, 64, True) if trains else ("off", False, 0, False))
 
 
 def test_meta_backbone_holds_no_memory_and_equals_the_real_one() -> None:

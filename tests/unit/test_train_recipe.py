@@ -64,6 +64,7 @@ def test_recipe_from_resolved_mapping_has_typed_fields() -> None:
         ("crop_ratio", [0, 1]),
         ("color_jitter", 2.0),
         ("decoder", "magick"),
+        ("decoder", "nvjpeg"),
         ("interpolation", "nearest"),
     ],
 )

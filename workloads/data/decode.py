@@ -6,10 +6,6 @@ How all decoders handle unusual images (like PIL's and torchvision's loaders):
 - EXIF orientation is ignored. Alpha is dropped, not blended. Grey, palette, CMYK and YCCK images become RGB.
 - 16-bit grey keeps its upper 8 bits (PIL's own conversion would clip it to white).
 - Pixels are counted in the header; above ``MAX_PIXELS`` nothing is decoded.
-
-A GPU (nvJPEG, through torchvision) can decode JPEG, three quarters of the processor's work per image;
-pixels come back to the host, where the wanted part is resized as by ``turbo``. Other formats, CMYK, and images that the
-GPU refuses go to Pillow, which decides whether a sample is bad.
 """
 
 from __future__ import annotations
@@ -18,9 +14,8 @@ import threading
 import warnings
 from collections.abc import Mapping
 from enum import StrEnum
-from functools import lru_cache
 from io import BytesIO
-from typing import Any, Final, NoReturn, Protocol, Self
+from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 import simplejpeg  # type: ignore[import-untyped]
@@ -29,6 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.hyper_parameters import PARAMETERS
 from workloads.data.images import IMAGE_ERRORS, MAX_PIXELS, complaint_of
 from workloads.data.reasons import BadSampleError, Reason
 
@@ -36,7 +32,6 @@ _FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF")
 START_OF_JPEG: Final = b"\xff\xd8\xff"
 _KEPT_BUFFER_BYTES: Final = 16 * 1024**2
 _RGB: Final = 3
-_REMEDY: Final = "give the job a GPU (resources.<group>.gpus: 1), or use decoder: turbo, which needs none"
 
 
 class DecoderName(StrEnum):
@@ -49,8 +44,13 @@ class DecoderName(StrEnum):
     TURBO = "turbo"
     """JPEG by libjpeg-turbo straight into an array (the same pixels), resized by torch's vectorised filter (Pillow's
     weights); other formats are decoded by Pillow. Measured at 0.6 of the reference's CPU time (docs/data.md)."""
-    NVJPEG = "nvjpeg"
-    """JPEG by the job's GPU, for nodes with few cores per GPU; the rest as ``turbo``. Refused without a GPU."""
+
+    @classmethod
+    def _missing_(cls, value: object) -> None:
+        """Raises ``UserError`` for a decoder of former releases, which stored plans may name."""
+        removed = PARAMETERS["decoder"].removed
+        if isinstance(value, str) and value in removed:
+            raise UserError(f"decoder is {value!r}: {removed[value]}")
 
 
 class Interpolation(StrEnum):
@@ -81,10 +81,8 @@ def decoder_of(name: DecoderName | str) -> Decoder:
 
     Raises:
         ValueError: an unknown name.
-        UserError: it needs a GPU, and there is none.
     """
-    found = DecoderName(name)
-    return _nvjpeg() if found is DecoderName.NVJPEG else _DECODERS[found]
+    return _DECODERS[DecoderName(name)]
 
 
 class PillowDecoder:
@@ -165,12 +163,6 @@ _DECODERS: Final[Mapping[DecoderName, Decoder]] = {
 }
 
 
-@lru_cache(maxsize=1)
-def _nvjpeg() -> Decoder:
-
-    return NvJpegDecoder.of_this_process()
-
-
 _RESIZE: Final = {
     Interpolation.BILINEAR: torch.ops.aten._upsample_bilinear2d_aa.out,  # noqa: SLF001 - see TurboDecoder.resize
     Interpolation.BICUBIC: torch.ops.aten._upsample_bicubic2d_aa.out,  # noqa: SLF001
@@ -209,66 +201,3 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         values: NDArray[Any] = np.asarray(image)
         image = Image.fromarray((values >> 8).clip(0, 255).astype(np.uint8))
     return image.convert("RGB")
-
-
-class NvJpegDecoder:
-    """See ``DecoderName.NVJPEG``.
-
-    Args:
-        device: where images are decoded. The decoder of ``torch.device("cpu")`` is libjpeg-turbo, for tests.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # It will move to another package one day; once, because filters of warnings are global to all threads.
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"torchvision\.io")
-        self._others, self._turbo = PillowDecoder(), TurboDecoder()
-
-    @classmethod
-    def of_this_process(cls) -> Self:
-        """On the GPU that this process was given. Raises ``UserError``: there is none, or torchvision lacks nvJPEG."""
-        if not torch.cuda.is_available():
-            raise UserError(f"recipe.decoder is nvjpeg, but this process sees no CUDA device; {_REMEDY}")
-        # With its number: decoding threads would otherwise take GPU 0, whichever this process was given.
-        found = cls(torch.device("cuda", torch.cuda.current_device()))
-        found.check()
-        return found
-
-    def check(self) -> None:
-        """Decode a small image. Raises ``UserError``: that is not possible here."""
-        tiny: bytes = simplejpeg.encode_jpeg(np.zeros((8, 8, 3), dtype=np.uint8))
-        try:
-            self._decode(tiny)
-        except (ImportError, AttributeError, RuntimeError, NotImplementedError) as error:
-            reason = str(error).partition("\n")[0]
-            message = f"recipe.decoder is nvjpeg, but this torchvision cannot decode on {self._device}: {reason}"
-            raise UserError(f"{message}; install one that is built with nvJPEG, or use decoder: turbo") from error
-
-    def decode(self, encoded: bytes) -> NDArray[np.uint8]:
-        """See ``Decoder``."""
-        if not encoded.startswith(START_OF_JPEG):
-            return self._others.decode(encoded)
-        try:
-            height, width, colorspace, _ = simplejpeg.decode_jpeg_header(encoded)
-            if colorspace in {"CMYK", "YCCK"} or height * width > MAX_PIXELS:
-                return self._others.decode(encoded)
-            return self._decode(encoded)
-        except torch.cuda.OutOfMemoryError:
-            raise  # the job's own business, and no sample's fault
-        except (ValueError, RuntimeError):
-            return self._others.decode(encoded)
-
-    def resize(
-        self, image_HWC: NDArray[np.uint8], resized_HWC: NDArray[np.uint8], interpolation: Interpolation
-    ) -> None:
-        """See ``Decoder``."""
-        self._turbo.resize(image_HWC, resized_HWC, interpolation)
-
-    def _decode(self, encoded: bytes) -> NDArray[np.uint8]:
-        from torchvision.io import ImageReadMode, decode_jpeg
-
-        content = torch.frombuffer(bytearray(encoded), dtype=torch.uint8)
-        pixels_CHW: torch.Tensor = decode_jpeg(content, mode=ImageReadMode.RGB, device=self._device)
-        # Put in order where it was decoded: the copy to the host is one of consecutive bytes.
-        pixels: NDArray[np.uint8] = pixels_CHW.permute(1, 2, 0).contiguous().cpu().numpy()
-        return pixels

@@ -230,7 +230,7 @@ def _select_metrics(
     """Error and loss on the training samples that were held out, if any were; all ranks call this."""
     if held_out is None:
         return {}
-    with arithmetic.autocast():
+    with arithmetic.uncompiled(), arithmetic.autocast():
         found = evaluate(
             task.model,
             task.held_out_batches(held_out),

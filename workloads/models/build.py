@@ -126,6 +126,28 @@ def dropout_kwargs(spec: ModelSpec, *, dropout: float, drop_path: float) -> dict
     return rates
 
 
+def checkpoint_activations(model: nn.Module) -> bool:
+    """Let the blocks of a classifier's backbone compute activations again in the backward pass; whether it does.
+
+    Nothing to do where no backbone learns. "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174.
+
+    Raises:
+        UserError: the model has no such switch.
+    """
+    if not isinstance(model, Classifier) or not any(weight.requires_grad for weight in model.backbone.parameters()):
+        return False
+    switch = getattr(model.backbone, "set_grad_checkpointing", None)
+    try:
+        if switch is None:
+            raise NotImplementedError("it has no set_grad_checkpointing")
+        switch(enable=True)
+    except (AssertionError, NotImplementedError, TypeError) as error:
+        name, why = type(model.backbone).__name__, str(error) or "timm refuses it"
+        message = f"compute.activation_checkpointing is on, but {name} cannot compute activations again: {why}"
+        raise UserError(f"{message}; set it to false, or lower compute.micro_batch") from error
+    return True
+
+
 def memory_format(backbone: nn.Module) -> torch.memory_format:
     """Channels last for convolutional networks (on one core 15 to 30 % faster), contiguous for the others."""
     convolutions = sum(isinstance(layer, nn.Conv2d) for layer in backbone.modules())

@@ -6,6 +6,11 @@ results only by rounding, and are part of the numerics fingerprint.
 ``torch.compile`` never stops a job: what it cannot compile runs as it is, with a note. Compiled code is kept by torch
 in one folder per node (``keep_compiled_code``), so that the jobs of one architecture compile once: in the process by
 the guards of the compiled code, between processes by the folder.
+
+Each block of a network is compiled by itself, in place. The backward pass of a network that is compiled as a whole
+hands over all gradients at its end, so that no rank can send one before; with blocks they come as in eager mode. Blocks
+that are alike share their code. ``DistributedDataParallel`` reaches the first by cutting the graph at its buckets
+(torch's DDPOptimizer); that needs its wrapper, and compiles each piece anew.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -48,31 +53,71 @@ class CompileMode(StrEnum):
     MAX_AUTOTUNE = "max-autotune"
 
 
+_CUDA_GRAPHS = (CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE)
+"""These modes record whole passes: the network stays one piece."""
+_MOST_VERSIONS = 64
+"""Compiled versions of one class of blocks in a process, for other shapes and settings; beyond, it runs uncompiled."""
+_IN_BLOCKS, _IN_INNER_BLOCKS = 0.5, 0.75
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """The blocks that a network is made of, in order; the network itself where they hold less than half of its weights.
+
+    A block stands in a list or sequence (``blocks`` of a ViT, ``layer1`` to ``layer4`` of a ResNet) and has several
+    layers. A stage that consists of blocks is no block.
+    """
+    blocks = list(_blocks(network))
+    return blocks if len(blocks) > 1 and _share(blocks, network) >= _IN_BLOCKS else [network]
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    is_list = isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict)
+    for child in module.children():
+        inner = list(_blocks(child))
+        num_layers = sum(1 for layer in child.modules() if next(layer.parameters(recurse=False), None) is not None)
+        if is_list and num_layers > 1 and not isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+            yield from inner if inner and _share(inner, child) >= _IN_INNER_BLOCKS else [child]
+        else:
+            yield from inner
+
+
+def _share(parts: Sequence[nn.Module], whole: nn.Module) -> float:
+    """Share of the weights of a module that are in some of its parts."""
+    held = sum(weight.numel() for part in parts for weight in part.parameters())
+    return held / max(1, sum(weight.numel() for weight in whole.parameters()))
+
+
 class CompiledForward:
-    """Calls a module, compiled if it can be; the parameters are the module's own.
+    """Calls a module, compiled if it can be, block by block; its parameters and their names stay what they are.
 
     ``note`` says why a module runs uncompiled, ``compile_s`` how long the first call took.
     """
 
     def __init__(self, module: nn.Module, mode: CompileMode, *, backend: str | Callable[..., Any] = "inductor") -> None:
         self.module, self.note, self.compile_s = module, "", 0.0
-        self._call: Callable[..., Any] = module
-        if mode is not CompileMode.OFF:
-            options = {} if backend != "inductor" else {"mode": None if mode is CompileMode.DEFAULT else mode.value}
-            self._call = torch.compile(module, backend=backend, **options)  # type: ignore[call-overload]
+        self._blocks: list[nn.Module] = []
+        if mode is CompileMode.OFF:
+            return
+        self._blocks = [module] if mode in _CUDA_GRAPHS else blocks_of(module)
+        settings = torch._dynamo.config  # noqa: SLF001 - torch has no other name for it
+        settings.recompile_limit = max(settings.recompile_limit, _MOST_VERSIONS)
+        options = {} if backend != "inductor" else {"mode": None if mode is CompileMode.DEFAULT else mode.value}
+        for block in self._blocks:
+            # Batches have one size, or two where the last is smaller: code for any size would be slower.
+            block.compile(backend=backend, dynamic=False, **options)
 
     @property
     def is_compiled(self) -> bool:
         """Whether calls go through compiled code."""
-        return self._call is not self.module
+        return any(block._compiled_call_impl is not None for block in self._blocks)  # noqa: SLF001 - see ``paused``
 
     def __call__(self, *inputs: Any) -> Any:  # noqa: ANN401 - as the module's own forward
         """The module's result."""
         if not self.is_compiled:
-            return self._call(*inputs)
+            return self.module(*inputs)
         started_s = time.perf_counter()
         try:
-            result = self._call(*inputs)
+            result = self.module(*inputs)
         except _failures() as error:
             self.give_up(error)
             return self.module(*inputs)
@@ -81,20 +126,27 @@ class CompiledForward:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Run the body without compiled code."""
-        call, self._call = self._call, self.module
+        """Run the body without compiled code, also where the module itself is called."""
+        # Where nn.Module.compile puts it; torch has no way to take it out again.
+        kept = [block._compiled_call_impl for block in self._blocks]  # noqa: SLF001
+        self._remove()
         try:
             yield
         finally:
-            self._call = call
+            for block, call in zip(self._blocks, kept, strict=True):
+                block._compiled_call_impl = call  # noqa: SLF001
 
     def give_up(self, error: BaseException) -> None:
         """Run uncompiled from now on."""
         # The cause stands in the second line; after an empty one come hints for the compiler's developers.
         reason = " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
         self.note = f"torch.compile failed, running uncompiled: {reason}"[:_MAX_NOTE]
-        self._call = self.module
+        self._remove()
         _LOG.warning(self.note)
+
+    def _remove(self) -> None:
+        for block in self._blocks:
+            block._compiled_call_impl = None  # noqa: SLF001 - see ``paused``
 
 
 def keep_compiled_code(folder: Path) -> None:
@@ -264,6 +316,8 @@ class Arithmetic:
         if self.device.type == "cpu" and self.precision is Precision.FP32 and self.compile_mode is CompileMode.OFF:
             return {}
         mine: dict[str, str | int] = {"precision": self.precision.value, "compile": self.compile_mode.value}
+        if self.compile_mode is CompileMode.DEFAULT:
+            mine["compiled"] = "blocks"
         if self.device.type == "cuda":
             mine |= {"tf32": int(self._tf32), "deterministic": int(self._deterministic)}
             mine |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]

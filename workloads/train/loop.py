@@ -19,6 +19,7 @@ from orchestrator.core.errors import NumericsError, PreemptedError
 from workloads.checkpoint.retention import Keeper, KeepPolicy, Kept
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.checkpoint.writer import WhenBusy
+from workloads.models.build import checkpoint_activations
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import difference, numerics_fingerprint
 from workloads.runtime.precision import Arithmetic
@@ -49,6 +50,8 @@ from workloads.train.task import JobContext, Task, TrainInputs
 from workloads.train.warmup_step import MicroBatchSearch
 
 _LOG = logging.getLogger(__name__)
+_NORM_GROUPS = "norm_groups"
+"""In fingerprints: how several norm groups pass through a BatchNorm layer; not there: one by one, as before."""
 _MOST_REWINDS = 20
 """More numerics failures than this are no accident of single batches."""
 
@@ -65,12 +68,22 @@ class TrainingLoop:
             job.model, job.device, Precision(recipe.precision), tf32=recipe.tf32, num_classes=task.num_classes
         )
         arithmetic = arithmetic or Arithmetic.of(recipe, request.execution, job.device)
+        # Before anything is compiled or measured.
+        recomputes = request.execution.activation_checkpointing and checkpoint_activations(task.model)
         self._learner = Learner(task.model, recipe, self.calendar, arithmetic)
         self._objective = build_objective(recipe, task.num_classes, is_multi_label=task.is_multi_label)
         losses_of = loss_of(task.model, self._objective, arithmetic.compiled)
         self._micro_batch_search = MicroBatchSearch(learner=self._learner, losses_of=losses_of, task=task, job=job)
         self._layout = self._micro_batch_search.layout()
-        self._update = Update(self._learner, losses_of, self._layout, max_norm=recipe.grad_clip, ranks=self._ranks)
+        self._update = Update(
+            self._learner,
+            losses_of,
+            self._layout,
+            max_norm=recipe.grad_clip,
+            ranks=self._ranks,
+            grad_reduction=Precision(recipe.grad_reduction),
+            recomputes=recomputes,
+        )
         self._learning_rate = LearningRate.of(recipe, self.calendar)
         self._step_metrics = StepMetrics(job.device, self._ranks.activity)
         self._losses: dict[int, Tensor] = {}
@@ -84,6 +97,7 @@ class TrainingLoop:
                 world_size=self._ranks.world_size,
             )
             | arithmetic.fingerprint()
+            | ({_NORM_GROUPS: "at once"} if self._layout.has_groups_at_once else {})
         )
         self.state = self._first_state()
         self._resumed_at = self.state.step
@@ -154,7 +168,9 @@ class TrainingLoop:
             stack.enter_context(closing(self._saver))
             stack.enter_context(self._ranks.aborted_on_error())
             train_mode(self._task.model)
-            self.compile_s = stack.enter_context(self._micro_batch_search.training(layout))
+            self.compile_s = stack.enter_context(
+                self._micro_batch_search.training(layout, one_by_one=_NORM_GROUPS not in self._fingerprint)
+            )
             self._hold_if_due(is_first=True)
             while self.state.step < total:
                 try:
@@ -180,6 +196,8 @@ class TrainingLoop:
             return RunState(fingerprint=self._fingerprint)
         state = self._learner.restore(checkpoint)
         self._task.recall_bad_samples(state.bad_samples)
+        if _NORM_GROUPS not in state.fingerprint:
+            self._fingerprint.pop(_NORM_GROUPS, None)  # a run that began with the former operation ends with it
         changes = difference(state.fingerprint, self._fingerprint)
         if changes:
             _LOG.warning("resuming %s under other numerics, no longer bit-exact: %s", self._job.request.job, changes)
@@ -255,7 +273,8 @@ class TrainingLoop:
             self._take(self._step_metrics.drain())
         evaluated = self._evaluate() if is_evaluated else {}
         if evaluated and self.on_evaluation is not None:
-            self.on_evaluation(step, evaluated)
+            with self._learner.arithmetic.uncompiled():
+                self.on_evaluation(step, evaluated)
         if has_line:
             self._add_line(evaluated)
         if calendar.is_epoch_end(step):
@@ -274,7 +293,7 @@ class TrainingLoop:
         self._report("evaluate")
         state, task, arithmetic = self.state, self._task, self._learner.arithmetic
         self.outcomes = OutcomeTally()
-        with self._learner.averaged(), arithmetic.autocast():
+        with self._learner.averaged(), arithmetic.uncompiled(), arithmetic.autocast():
             metrics = evaluate(
                 task.model,
                 task.eval_batches(),

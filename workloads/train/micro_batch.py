@@ -285,6 +285,11 @@ class Layout:
         )
 
     @property
+    def has_groups_at_once(self) -> bool:
+        """Whether several norm groups go through the model at once."""
+        return self.has_batchnorm and self.micro_batch > self.norm_group
+
+    @property
     def num_groups(self) -> int:
         """Norm groups of the global batch."""
         return self.batch_size // self.norm_group

@@ -20,6 +20,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,6 +30,7 @@ from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from workloads.models.batchnorm import RunningStatistics
+from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import Ranks
 from workloads.train.learner import Learner
 from workloads.train.linear_form import Targets
@@ -61,15 +63,24 @@ class Votes:
 class Update:
     """Makes the updates of one learner, together with all ranks; ``max_norm`` 0 = gradients are not clipped.
 
-    Passes of several norm groups need ``ghost_batchnorm`` around all updates.
+    Passes of several norm groups need ``ghost_batchnorm`` around all updates. ``recomputes``: backward passes run
+    forward passes again, which must not count in running statistics.
     """
 
     def __init__(
-        self, learner: Learner, losses_of: LossOf, layout: Layout, *, max_norm: float = 0.0, ranks: Ranks | None = None
+        self,
+        learner: Learner,
+        losses_of: LossOf,
+        layout: Layout,
+        *,
+        max_norm: float = 0.0,
+        ranks: Ranks | None = None,
+        grad_reduction: Precision = Precision.FP32,
+        recomputes: bool = False,
     ) -> None:
         self._learner, self._losses_of, self._layout, self._max_norm = learner, losses_of, layout, max_norm
-        self._ranks = ranks or Ranks()
-        self._gradients = GradientSum(learner.model.parameters(), self._ranks)
+        self._ranks, self._recomputes = ranks or Ranks(), recomputes
+        self._gradients = GradientSum(learner.model.parameters(), self._ranks, precision=grad_reduction)
         self._statistics = RunningStatistics(learner.model, self._ranks.sum_)
         # One group that is the whole batch moves the running statistics by itself.
         self._is_grouped = layout.has_batchnorm and layout.num_groups > 1
@@ -116,7 +127,8 @@ class Update:
             losses_B, num_wrong = self._losses_of(inputs, targets)
         # Divided by the global batch, whatever the share: gradients of all passes and ranks add up to the batch's mean.
         loss = losses_B.sum() / layout.batch_size
-        arithmetic.scale(loss).backward()  # type: ignore[no-untyped-call]
+        with self._statistics.held() if self._recomputes else nullcontext():
+            arithmetic.scale(loss).backward()  # type: ignore[no-untyped-call]
         if self._is_grouped:
             self._statistics.end_groups(len(inputs) // layout.norm_group)
         return losses_B, num_wrong
@@ -144,16 +156,21 @@ class _Bucket:
     flat: Tensor
     views: dict[Parameter, Tensor]
     num_waiting: int = 0
+    rounded: Tensor | None = None
+    """What is sent of it, where that is not the gradients themselves."""
     finish: Callable[[], object] | None = field(default=None)
 
 
 class GradientSum:
     """Sums the gradients of ``parameters`` over ranks, in place; alone it only does what an optimiser expects.
 
-    Per step: ``begin``, any number of backward passes of which the last follows ``last_pass``, ``finish``.
+    Per step: ``begin``, any number of backward passes of which the last follows ``last_pass``, ``finish``. With
+    ``precision`` bf16 every rank rounds its gradients before they are sent, as DistributedDataParallel's
+    ``bf16_compress_hook`` does; alone nothing is sent or rounded.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], ranks: Ranks) -> None:
+    def __init__(self, parameters: Iterable[Parameter], ranks: Ranks, *, precision: Precision = Precision.FP32) -> None:
+        self._dtype = torch.bfloat16 if precision is Precision.BF16 else None
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._ranks = ranks
         # Backward passes end at a network's first parameters.
@@ -195,6 +212,8 @@ class GradientSum:
         for bucket in self._buckets:
             if bucket.finish is not None:
                 bucket.finish()
+            if bucket.rounded is not None:
+                bucket.flat.copy_(bucket.rounded)
         if not self._ranks.is_solo:
             self._leave_out_untouched()
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
@@ -213,7 +232,8 @@ class GradientSum:
 
     def _send(self, bucket: _Bucket) -> None:
         self._num_sent += 1
-        bucket.finish = self._ranks.sum_in_background(bucket.flat)
+        bucket.rounded = None if self._dtype is None else bucket.flat.to(self._dtype)
+        bucket.finish = self._ranks.sum_in_background(bucket.flat if bucket.rounded is None else bucket.rounded)
 
     def _leave_out_untouched(self) -> None:
         """A parameter that no loss depends on has no gradient, as without a gang; zero would let weight decay at it."""

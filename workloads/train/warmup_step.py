@@ -59,16 +59,18 @@ class MicroBatchSearch:
         return Layout.of(self.task.model, recipe, micro_batch=self._smallest(mine), ranks=ranks)
 
     @contextmanager
-    def training(self, layout: Layout) -> Iterator[float]:
+    def training(self, layout: Layout, *, one_by_one: bool = False) -> Iterator[float]:
         """Training runs inside; gives the seconds that compilation took before the first step.
+
+        ``one_by_one``: norm groups as in ``ghost_batchnorm``.
 
         Raises:
             OutOfMemoryError: a step did not fit.
         """
         memory = self._memory()
         with ExitStack() as stack:
-            if layout.has_batchnorm and layout.micro_batch > layout.norm_group:
-                stack.enter_context(ghost_batchnorm(self.task.model, layout.norm_group))
+            if layout.has_groups_at_once:
+                stack.enter_context(ghost_batchnorm(self.task.model, layout.norm_group, one_by_one=one_by_one))
             stack.enter_context(out_of_memory_at(layout.micro_batch, None if memory is None else memory.failed))
             with self.job.ranks.activity.during(Activity.COMPILE):
                 compile_s = self._warmup_step().compile(layout.micro_batch)
@@ -103,6 +105,7 @@ class MicroBatchSearch:
             "num_classes": self.task.num_classes,
             "recipe": {name: getattr(job.recipe, name) for name in ("precision", "tf32", "norm_group", "loss")},
             "compile": job.request.execution.compile,
+            **({"activation_checkpointing": True} if job.request.execution.activation_checkpointing else {}),
         }
 
     def _search(self, unit: int, share: int) -> int:

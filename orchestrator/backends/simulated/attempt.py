@@ -33,6 +33,12 @@ class JobWork:
     """From placement to the first step where a process, or a gang, must start first."""
     warm_start_s: float = 0.0
     """The same on a warm runner."""
+    reads: str = ""
+    """The data set that it reads; empty = none."""
+    cold_read_s: float = 0.0
+    """How much longer its first epoch takes on a node that does not hold that data set yet."""
+    border_speed: float = 1.0
+    """Speed of a gang on several nodes by that on one."""
     stop_s: float = 0.0
     """From a stop to the end of the attempt: the step that runs, and a checkpoint."""
     steps: int = 100
@@ -147,6 +153,8 @@ class Purpose(StrEnum):
     WORK = "work"
     """Work that was kept: it is in a checkpoint that counted, or in the committed result."""
     START = "start"
+    READ = "cold read"
+    """A data set came to a node that did not hold it yet, more slowly than training could go."""
     CHECKPOINT = "checkpoint"
     """Time in which the loop waited for a checkpoint, also at a stop."""
     LOST = "lost"
@@ -242,6 +250,8 @@ class LiveAttempt:
     ended_at_s: float = 0.0
     stint: Stint | None = None
     resumed_s: float = 0.0
+    cold_read_s: float = 0.0
+    """How much of its start it waits for data that its nodes do not hold yet."""
     is_stopping: bool = False
     stopped_at_s: float = 0.0
     alarm: Alarm | None = None
@@ -370,7 +380,10 @@ def book_end(account: ResourceAccount, attempt: LiveAttempt, ending: str, *, fre
         kept_s = done_s if attempt.work.checkpoint_every_s else 0.0
     else:
         kept_s = (stint.saved_at(until_s) - stint.saved_s) / stint.speed
-    account.add(Purpose.START, weight * (min(end_s, stint.start_s) - attempt.placed_at_s))
+    until_first_s = min(end_s, stint.start_s) - attempt.placed_at_s
+    started_s = min(until_first_s, attempt.start_s - attempt.cold_read_s)
+    account.add(Purpose.START, weight * started_s)
+    account.add(Purpose.READ, weight * (until_first_s - started_s))
     account.add(Purpose.WORK, weight * kept_s)
     account.add(Purpose.LOST, weight * (done_s - kept_s), cause=ending)
     account.add(Purpose.CHECKPOINT, weight * (worked_s - done_s))

@@ -186,7 +186,12 @@ class SimulatedCluster:
         attempt.placed_at_s = now_s
         attempt.phase = Phase.WORKING
         saved_s = min(self.saved_s[attempt.request.key], work.work_s)
-        speed = attempt.fate.speed * attempt.elastic_speed
+        speed = attempt.fate.speed * attempt.elastic_speed * (work.border_speed if len(counts) > 1 else 1.0)
+        if work.reads and any(work.reads not in node.cached for node in places):
+            attempt.cold_read_s = work.cold_read_s  # a gang goes at the pace of its slowest node
+        for node in places:
+            node.cached.add(work.reads)
+        start_s += attempt.cold_read_s
         attempt.stint = Stint(work=work, saved_s=saved_s, start_s=now_s + start_s, speed=speed)
         attempt.resumed_s = saved_s
         fate = attempt.fate
@@ -312,6 +317,7 @@ class SimulatedCluster:
             if node.is_up:
                 node.is_up = False
                 node.idle.clear()
+                node.cached.clear()
                 self.clock.after(self.hazards.detection_s, partial(self._notice, node))
                 self.clock.after(self._replace_s(), partial(self._replace, node))
         for attempt_id in hit:

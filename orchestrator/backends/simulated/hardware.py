@@ -106,6 +106,8 @@ class SimulatedNode:
     """What the backend reports; it follows ``is_up`` after the time of detection."""
     attempts: dict[str, Resources] = field(default_factory=dict)
     """What each attempt holds here."""
+    cached: set[str] = field(default_factory=set)
+    """Data sets on its disk."""
     idle: list[Resources] = field(default_factory=list)
     """Shapes of runners that are warm and hold nothing, the longest idle first."""
 

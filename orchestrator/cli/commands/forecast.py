@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final, Self
 
 import typer
 from rich.table import Table
@@ -31,11 +32,13 @@ from orchestrator.services.preview import Preview, check_accelerator, make_previ
 from orchestrator.services.settings import Settings
 from orchestrator.services.terminal import stderr_console
 from orchestrator.simulation import Forecast
-from orchestrator.simulation.forecast import imagined, join_plans
+from orchestrator.simulation.forecast import Assumptions, Traffic, imagined, join_plans
 from orchestrator.state.transitions import SweepState
 from orchestrator.sweepfile import load_sweep
 
 _PRINT_EVERY_S = 5.0
+_UNMEASURED: Final = 3.0
+"""By how much estimates may be wrong in a store without results (docs/planning.md)."""
 _MAX_REASONS = 5
 
 
@@ -51,6 +54,8 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     spot: Annotated[float, typer.Option(help="Use spot nodes; probability that a node is lost within an hour.")] = 0.0,
     gpu_mtbf: Annotated[float, typer.Option(help="Mean hours between faults of one GPU; 0: no faults.")] = 50_677.0,
     replace: Annotated[float, typer.Option(help="Seconds until a lost node is replaced.")] = 300.0,
+    read_rate: Annotated[float, typer.Option(help="GB/s at which a node reads data that it does not hold yet.")] = 1.0,
+    network: Annotated[float, typer.Option(help="Gbit/s of a node, for gradients that go to other nodes.")] = 100.0,
     accelerator: Annotated[str, typer.Option(help="Type of the GPUs: A100, H100, ...")] = "",
     prices: PricesOption = "",
     seed: Annotated[int, typer.Option(help="Seed of all random events.")] = 0,
@@ -74,6 +79,8 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
         spot=spot,
         gpu_mtbf_h=gpu_mtbf,
         replace_s=replace,
+        read_gb_per_s=read_rate,
+        network_gbit_per_s=network,
         accelerator=accelerator,
         prices=prices,
         seed=seed,
@@ -89,10 +96,11 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     expected = _expect(sweeps, fleet, table, options)
     found = _simulate(expected, fleet, options)
     bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=table)
-    lines = _lines(found, fleet, expected, bill)
+    bounds = [_simulate(one, fleet, options) for one in expected.bounds()]
+    lines = _lines(found, bounds, fleet, expected, bill)
     _write_chart(found, lines, options)
     if options.form is not DocumentForm.TABLE:
-        print_document({**_document(found, bill), "kept_bytes": expected.kept_bytes}, options.form)
+        print_document(_document(found, bounds, expected, bill), options.form)
     else:
         _print_table(found, lines)
     raise typer.Exit(_verdict(found))
@@ -108,6 +116,8 @@ class ForecastOptions:
     gpu_mtbf_h: float = 0.0
     """Hours of one GPU between two faults; 0 = none."""
     replace_s: float = 300.0
+    read_gb_per_s: float = 1.0
+    network_gbit_per_s: float = 100.0
     accelerator: str = ""
     prices: str = ""
     seed: int = 0
@@ -142,6 +152,11 @@ class _Bill:
         amount = self.amount(hours, resource)
         return "" if amount is None or self.prices is None else f", {self.prices.show(amount)}"
 
+    def show_range(self, hours: Sequence[float], resource: str) -> str:
+        """``, 1,000.00 USD to 9,000.00 USD``; empty without a price."""
+        shown = [self.show(one, resource).removeprefix(", ") for one in hours]
+        return f", {' to '.join(shown)}" if all(shown) else ""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Expected:
@@ -149,6 +164,9 @@ class _Expected:
 
     plan: Plan
     durations_s: Mapping[str, float]
+    traffic: Mapping[str, Traffic]
+    error_factor: float
+    """By which all durations may be wrong, in both directions."""
     committed: Sequence[str]
     """Keys that the store has."""
     kept_bytes: int
@@ -156,6 +174,13 @@ class _Expected:
     """GPU type of most jobs with GPUs; empty = no job has any."""
     assumed_accelerator: str
     """The assumed GPU type where none is given; empty = it is given."""
+
+    def bounds(self) -> list[Self]:
+        """As if everything took less, and more, by all that estimates may be wrong."""
+        return [
+            replace(self, durations_s={name: times * seconds for name, seconds in self.durations_s.items()})
+            for times in (1.0 / self.error_factor, self.error_factor)
+        ]
 
 
 def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, options: ForecastOptions) -> _Expected:
@@ -166,15 +191,29 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
     study = join_plans([outlook.plan for outlook in outlooks])
     durations_s = dict.fromkeys(study.plan.by_name(), 0.0)
     kept: dict[str, int] = {}
+    traffic: dict[str, Traffic] = {}
+    errors = [outlook.model_error for outlook in outlooks]
     used: Counter[str] = Counter()
     for outlook, names in zip(outlooks, study.names, strict=True):
         durations_s |= {names[name]: seconds for name, seconds in outlook.estimates.durations_s().items()}
         kept |= {names[name]: estimated.kept_bytes for name, estimated in outlook.estimates.jobs.items()}
+        jobs = outlook.plan.by_name()
+        traffic |= {
+            names[name]: Traffic(
+                reads=jobs[name].identity["inputs"].get("index", ""),
+                read_bytes=job.read_bytes,
+                gradient_bytes=job.gradient_bytes,
+                num_steps=job.num_steps,
+            )
+            for name, job in outlook.estimates.jobs.items()
+        }
         used.update(estimated.accelerator for estimated in outlook.estimates.jobs.values() if estimated.gpus)
     done = {job.key for outlook in outlooks for job in outlook.plan.jobs if job.name in outlook.found.reused}
     return _Expected(
         plan=study.plan,
         durations_s=durations_s,
+        traffic=traffic,
+        error_factor=max(_UNMEASURED if error is None else error.within_calibrated for error in errors),
         committed=[job.key for job in study.plan.jobs if job.key in done],
         kept_bytes=sum(kept.values()),
         accelerator=accelerator or (used.most_common(1)[0][0] if used else ""),
@@ -193,6 +232,8 @@ def _outlook(
 def _check(options: ForecastOptions) -> None:
     if not 0.0 <= options.spot < 1.0:
         raise UsageError(f"--spot {options.spot:g} is a probability per node and hour: give a number from 0 to below 1")
+    if options.read_gb_per_s <= 0.0 or options.network_gbit_per_s <= 0.0:
+        raise UsageError("--read-rate and --network are rates: give numbers above 0")
     if options.gpu_mtbf_h < 0.0 or options.replace_s < 0.0:
         raise UsageError("--gpu-mtbf and --replace are times: give numbers from 0 up")
 
@@ -207,6 +248,10 @@ def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Fo
         _spec_of(fleet, is_spot=options.spot > 0.0),
         expected.durations_s,
         hazards=hazards,
+        assumptions=Assumptions(
+            read_bytes_per_s=1e9 * options.read_gb_per_s, network_bytes_per_s=1e9 / 8.0 * options.network_gbit_per_s
+        ),
+        traffic=expected.traffic,
         committed=expected.committed,
         seed=options.seed,
         # A deadline is a real time; without one, the same seed gives the same bits at any time.
@@ -234,15 +279,18 @@ class _Ticker:
             stderr_console().print(f"simulated {format_duration(elapsed_s)} ...", markup=False)
 
 
-def _lines(found: Forecast, fleet: Fleet, expected: _Expected, bill: _Bill) -> list[str]:
+def _lines(found: Forecast, bounds: Sequence[Forecast], fleet: Fleet, expected: _Expected, bill: _Bill) -> list[str]:
     unit = f"{found.resource}-hours"
     held = sum(found.hours.values())
     used = bill.show(held, found.resource)
     rented = bill.show(found.available_hours, found.resource)
     least = format_duration(found.lower_bound_s)
+    costs = bill.show_range([one.available_hours for one in bounds], found.resource)
     lines = [
         f"{found.num_jobs} jobs ({found.num_reused} reused) on {fleet.name}, seed {found.seed}: {found.state.value}",
         f"makespan {format_duration(found.makespan_s)}; at least {least} on a cluster that never fails",
+        f"if all durations are wrong by a factor of {expected.error_factor:.1f}: makespan {_from_to(bounds)}{costs}",
+        _waits(found),
         f"utilisation {format_percent(found.utilisation, digits=1)} % of {found.available_hours:,.1f} {unit}{rented}",
         f"goodput {format_percent(found.goodput)} % of the {held:,.1f} {unit} that attempts held{used}",
     ]
@@ -251,6 +299,20 @@ def _lines(found: Forecast, fleet: Fleet, expected: _Expected, bill: _Bill) -> l
     lines.append(f"storage {format_bytes(expected.kept_bytes)} of artifacts that stay")
     assumed = expected.assumed_accelerator
     return [*lines, *([f"durations assume {assumed} GPUs; name their type with --accelerator"] if assumed else [])]
+
+
+def _from_to(bounds: Sequence[Forecast]) -> str:
+    return " to ".join(format_duration(one.makespan_s) for one in bounds)
+
+
+def _waits(found: Forecast) -> str:
+    """How long jobs waited for room."""
+    waits = sorted(found.waits_s.items(), key=lambda item: item[1])
+    if not waits:
+        return "no job had to run"
+    name, longest_s = waits[-1]
+    median_s = statistics.median(seconds for _, seconds in waits)
+    return f"waits for room: median {format_duration(median_s)}, longest {format_duration(longest_s)} ({name})"
 
 
 def _print_table(found: Forecast, lines: list[str]) -> None:
@@ -269,14 +331,19 @@ def _print_table(found: Forecast, lines: list[str]) -> None:
     console.print(f"{found.num_attempts} attempts: {ends or 'none'}", markup=False)
 
 
-def _document(found: Forecast, bill: _Bill) -> dict[str, Any]:
+def _document(found: Forecast, bounds: Sequence[Forecast], expected: _Expected, bill: _Bill) -> dict[str, Any]:
     held = sum(found.hours.values())
     money = {
         "currency": bill.prices.currency if bill.prices else "",
         "cost_available": bill.amount(found.available_hours, found.resource),
         "cost_held": bill.amount(held, found.resource),
     }
-    return {**found.to_json(), **money}
+    wrong = {
+        "factor": expected.error_factor,
+        "makespan_s": [one.makespan_s for one in bounds],
+        "available_hours": [one.available_hours for one in bounds],
+    }
+    return {**found.to_json(), **money, "if_durations_are_wrong": wrong, "kept_bytes": expected.kept_bytes}
 
 
 def _write_chart(found: Forecast, lines: list[str], options: ForecastOptions) -> None:

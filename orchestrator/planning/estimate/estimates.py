@@ -50,6 +50,12 @@ class JobEstimate:
     kept_bytes: int = 0
     checkpoint_bytes: int = 0
     """At most, while it runs."""
+    read_bytes: int = 0
+    """Of the images that it reads, once."""
+    gradient_bytes: int = 0
+    """That its workers exchange at each update."""
+    num_steps: int = 0
+    """Updates."""
     cost: float | None = None
     """None without a price."""
     source: EstimateSource = EstimateSource.MODEL
@@ -180,6 +186,9 @@ class _Estimator:
             accelerator=machine.accelerator,
             kept_bytes=volume.kept_bytes,
             checkpoint_bytes=volume.checkpoint_bytes,
+            read_bytes=volume.read_bytes,
+            gradient_bytes=volume.gradient_bytes,
+            num_steps=volume.work.num_steps,
             cost=prices.cost(seconds, job.resources, accelerator, is_spot=is_spot) if prices else None,
             source=correction.source,
             num_results=correction.num_results,

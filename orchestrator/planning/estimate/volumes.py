@@ -32,6 +32,8 @@ _FEATURE_BYTES = 2
 _INDEX_BYTES_PER_SAMPLE = 80
 _TAR_BYTES_PER_SAMPLE = 3072
 """Headers and padding of an image and its metadata in a tar."""
+_IMAGE_BYTES = 110_000
+"""Of an image of external shards: a JPEG of 500 x 375 pixels, as in ImageNet."""
 _RECORD_BYTES = 4096
 _DIGITS_VAL_FRACTION = 0.2
 _SCAN_S, _WRITE_S, _LABEL_S = 0.00012, 0.0004, 0.5
@@ -59,6 +61,10 @@ class Volume:
     """Of the artifact."""
     checkpoint_bytes: int = 0
     """At most, beside it, while the job runs."""
+    read_bytes: int = 0
+    """Of the images that it reads, once; 0 = not known, or nothing that counts."""
+    gradient_bytes: int = 0
+    """That its workers exchange at each update."""
     caveat: str = ""
     is_measured: bool = True
     """Whether results of such jobs have measured durations."""
@@ -115,6 +121,13 @@ class Volumes:
         labels = self.input(job, "labels")
         found = (labels or job).facets.get("granularity", 0)
         return int(found)
+
+    def sample_bytes(self, index: Job | None) -> int:
+        """Bytes of a sample in its shard."""
+        dataset = None if index is None else self.input(index, "dataset")
+        if dataset is None or "image_size" not in dataset.identity["parameters"]:
+            return _IMAGE_BYTES + _TAR_BYTES_PER_SAMPLE
+        return int(dataset.identity["parameters"]["image_size"]) ** 2 * 3 + _TAR_BYTES_PER_SAMPLE
 
     def _find_size(self, index: Job) -> DatasetSize:
         if index.name in self._given:
@@ -267,7 +280,8 @@ def _of_training(volumes: Volumes, job: Job) -> Volume:
         return _of_features(volumes, job)
     subject, network = volumes.network(job)
     recipe, num_classes = parameters["recipe"], volumes.num_classes(job)
-    whole = volumes.size(volumes.input(job, "index"))
+    index = volumes.input(job, "index")
+    whole = volumes.size(index)
     size = thinned(whole, parameters.get("subset", {}), num_classes)
     work = training_work(
         recipe,
@@ -287,6 +301,8 @@ def _of_training(volumes: Volumes, job: Job) -> Volume:
         subject=subject,
         kept_bytes=_RECORD_BYTES + weights * (1 + num_kept),
         checkpoint_bytes=weights * copies * (job.execution.checkpoint_keep_last + num_kept),
+        read_bytes=whole.num_train * volumes.sample_bytes(index),
+        gradient_bytes=weights // (2 if recipe.get("grad_reduction") == "bf16" else 1),
         caveat=_caveat(network, whole),
     )
 
@@ -325,11 +341,18 @@ def is_cached(identity: Mapping[str, Any]) -> bool:
 def _of_embed(volumes: Volumes, job: Job) -> Volume:
     subject, network = volumes.network(job)
     parameters: Mapping[str, Any] = job.identity["parameters"]
-    size = volumes.size(volumes.input(job, "index"))
+    index = volumes.input(job, "index")
+    size = volumes.size(index)
     number = size.num_train if parameters.get("split") == "train" else size.num_val
     work = embed_work(parameters, network, number)
     kept_bytes = _RECORD_BYTES + number * network.num_features * _FEATURE_BYTES
-    return Volume(work=work, subject=subject, kept_bytes=kept_bytes, caveat=_caveat(network, size))
+    return Volume(
+        work=work,
+        subject=subject,
+        kept_bytes=kept_bytes,
+        read_bytes=number * volumes.sample_bytes(index),
+        caveat=_caveat(network, size),
+    )
 
 
 def _of_cluster(volumes: Volumes, job: Job) -> Volume:

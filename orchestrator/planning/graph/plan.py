@@ -178,6 +178,9 @@ class Plan:
         for name in ("notify", "simulations", "rows", "baseline_values"):
             if not document[name]:
                 del document[name]
+        for job in document["jobs"]:
+            if not job["execution"]["activation_checkpointing"]:
+                del job["execution"]["activation_checkpointing"]
         if not self.policy.fails_on_expectations:
             del document["policy"]["fails_on_expectations"]
         return document
