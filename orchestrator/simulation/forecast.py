@@ -114,15 +114,19 @@ class Workload:
             by_epochs_s = _epochs_interval_s(self._jobs[request.job], duration_s)
             every_s = young_interval_s(assumed.checkpoint_stall_s, mtbf_s) if mtbf_s else by_epochs_s
             every_s = min(every_s, duration_s)
-        start_s = self._start_s(self._jobs[request.job])
+        job, traffic = self._jobs[request.job], self._traffic.get(request.job, Traffic())
+        start_s = self._start_s(job)
+        epochs = max(1.0, _recipe_number(job, "epochs")) if job.kind in TRAINING_KINDS else 1.0
         return JobWork(
             work_s=duration_s - start_s,
             checkpoint_every_s=every_s,
             checkpoint_stall_s=min(assumed.checkpoint_stall_s, 0.01 * every_s),
             cold_start_s=start_s,
             warm_start_s=min(assumed.warm_start_s, start_s),
-            reads=self._traffic.get(request.job, Traffic()).reads,
-            cold_read_s=self._cold_read_s(self._jobs[request.job], duration_s - start_s),
+            reads=traffic.reads,
+            read_s=traffic.read_bytes / assumed.read_bytes_per_s,
+            first_epoch_s=(duration_s - start_s) / epochs,
+            data_groups=max(1, int(_recipe_number(job, "data_groups"))),
             border_speed=self._border_speed(request.job, duration_s - start_s),
             stop_s=assumed.stop_s,
         )
@@ -145,12 +149,6 @@ class Workload:
             begin_s = max((ends.get(need, 0.0) for need in job.needs), default=0.0)
             ends[job.name] = begin_s + self._least_s(job)
         return max(ends.values(), default=0.0)
-
-    def _cold_read_s(self, job: Job, work_s: float) -> float:
-        """Every node reads the whole data set, while the first epoch is computed."""
-        read_bytes = self._traffic.get(job.name, Traffic()).read_bytes
-        epochs = max(1.0, _epochs(job)) if job.kind in TRAINING_KINDS else 1.0
-        return max(0.0, read_bytes / self._assumptions.read_bytes_per_s - work_s / epochs)
 
     def _border_speed(self, name: str, work_s: float) -> float:
         """A ring sends every gradient twice over each node's network, as far as possible in the backward pass."""
@@ -176,17 +174,17 @@ class Workload:
 
 def _epochs_interval_s(job: Job, duration_s: float) -> float:
     """Seconds between checkpoints at the ends of epochs, or after as many steps as the job asks for."""
-    epochs = _epochs(job)
+    epochs = _recipe_number(job, "epochs")
     if not epochs:
         return duration_s / 10.0
     return duration_s * min(1.0, job.execution.checkpoint_every_epochs / epochs)
 
 
-def _epochs(job: Job) -> float:
-    """Of its recipe; 0 without any."""
+def _recipe_number(job: Job, field: str) -> float:
+    """A number of its recipe; 0 without any."""
     recipe = job.identity.get("parameters", {}).get("recipe") or {}
-    epochs = recipe.get("epochs") or 0.0
-    return float(epochs) if isinstance(epochs, int | float) and math.isfinite(epochs) else 0.0
+    value = recipe.get(field) or 0.0
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

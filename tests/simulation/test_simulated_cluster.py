@@ -1,6 +1,7 @@
 """The physics of the simulated cluster: time, work, checkpoints, losses, and where every second is booked."""
 
 import math
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -242,3 +243,10 @@ def test_booked_time_is_all_that_was_held(seed: int) -> None:
     held = sum(sum(span.gpus) * (span.ended_at_s - span.placed_at_s) for span in account.spans)
     assert account.allocated_s == pytest.approx(held)
     assert min(account.seconds.values()) >= -1e-6
+
+
+@pytest.mark.parametrize(("num_nodes", "longer_s"), [(1, 70.0), (2, 20.0), (4, 0.0), (100, 0.0)])
+def test_nodes_of_a_gang_with_data_groups_read_a_part_each(num_nodes: int, longer_s: float) -> None:
+    work = JobWork(work_s=300.0, read_s=100.0, first_epoch_s=30.0, data_groups=4)
+    assert work.cold_read_s(num_nodes) == longer_s
+    assert replace(work, data_groups=1).cold_read_s(num_nodes) == 70.0

@@ -141,7 +141,7 @@ def test_check_that_fails_everywhere_leaves_out_no_more_nodes_than_the_breaker(
     for _ in range(3):
         world.tick()
     assert list(world.snapshot().excluded) == ["bad"]
-    assert sum("node good stays in use, 1 are left out already" in one.message for one in caplog.records) == 1
+    assert sum("node good stays in use, 1 are excluded already" in one.message for one in caplog.records) == 1
     backend.ended = {"bad": ""}
     for _ in range(2):
         world.tick()

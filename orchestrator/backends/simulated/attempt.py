@@ -35,14 +35,23 @@ class JobWork:
     """The same on a warm runner."""
     reads: str = ""
     """The data set that it reads; empty = none."""
-    cold_read_s: float = 0.0
-    """How much longer its first epoch takes on a node that does not hold that data set yet."""
+    read_s: float = 0.0
+    """Seconds in which one node reads all of that data set from the store."""
+    first_epoch_s: float = 0.0
+    """Seconds of work while it is read for the first time."""
+    data_groups: int = 1
+    """Parts of an epoch that different nodes of a gang can read."""
     border_speed: float = 1.0
     """Speed of a gang on several nodes by that on one."""
     stop_s: float = 0.0
     """From a stop to the end of the attempt: the step that runs, and a checkpoint."""
     steps: int = 100
     """Training steps, evenly spread over the work: the unit of reported progress."""
+
+    def cold_read_s(self, num_nodes: int) -> float:
+        """How many seconds longer the first epoch takes on nodes that do not hold the data set yet."""
+        share = 1.0 / min(num_nodes, self.data_groups)
+        return max(0.0, self.read_s * share - self.first_epoch_s)
 
 
 class SimulatedEnding(StrEnum):

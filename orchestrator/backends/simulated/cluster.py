@@ -188,7 +188,7 @@ class SimulatedCluster:
         saved_s = min(self.saved_s[attempt.request.key], work.work_s)
         speed = attempt.fate.speed * attempt.elastic_speed * (work.border_speed if len(counts) > 1 else 1.0)
         if work.reads and any(work.reads not in node.cached for node in places):
-            attempt.cold_read_s = work.cold_read_s  # a gang goes at the pace of its slowest node
+            attempt.cold_read_s = work.cold_read_s(len(counts))  # a gang goes at the pace of its slowest node
         for node in places:
             node.cached.add(work.reads)
         start_s += attempt.cold_read_s
