@@ -19,7 +19,7 @@ from orchestrator.backends.ray.service import ACTIVE_PAUSE_S
 from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import Resources
 from orchestrator.storage import request_pool
-from orchestrator.sweeps import client, inbox_looks
+from orchestrator.sweeps import client, inbox_polling
 from orchestrator.testing import Hang, ScriptedBackend
 from orchestrator.testing.memory_store import MemoryStore
 from tests.builders import make_job, make_plan
@@ -60,7 +60,7 @@ for _method in METHODS:
 def arm(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "one by one":
         monkeypatch.setattr(request_pool, "NUM_THREADS", 1)
-        monkeypatch.setattr(inbox_looks, "EVERY_S", 1.0)
+        monkeypatch.setattr(inbox_polling, "EVERY_S", 1.0)
     return str(request.param)
 
 

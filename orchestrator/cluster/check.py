@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from orchestrator.cluster.drive import argument_of
 from orchestrator.cluster.kinds import ClusterFile, ClusterKind, ask_tool, find_tool
+from orchestrator.cluster.start_stop import argument_of
 from orchestrator.core.checks import Check
 from orchestrator.core.errors import UserError
 

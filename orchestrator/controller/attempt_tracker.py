@@ -25,7 +25,7 @@ from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.state.codec import decode_value
 from orchestrator.state.snapshot import Attempt
 
-GRACE_S = 120.0
+ATTEMPT_STOP_GRACE_S = 120.0
 """Time for a checkpoint: a network of 1e9 parameters with its optimizer is 16 GB, which takes a minute to write."""
 MAX_GAP_S = 30.0
 """Of the time between two polls, at most this counts."""
@@ -78,7 +78,7 @@ class PreflightRule(StrEnum):
 class AttemptLimits:
     """All limits of one controller's attempts."""
 
-    grace_s: float = GRACE_S
+    grace_s: float = ATTEMPT_STOP_GRACE_S
     """From the request to write a checkpoint and end to the end by force."""
     hangs: HangLimits = field(default_factory=HangLimits)
     preflight: PreflightRule = PreflightRule.LARGE
@@ -189,7 +189,7 @@ class StopRequests:
     def __contains__(self, attempt_id: str) -> bool:
         return attempt_id in self._stops
 
-    def ask(self, attempt_id: str, reason: str, now: float, grace_s: float = GRACE_S) -> None:
+    def ask(self, attempt_id: str, reason: str, now: float, grace_s: float = ATTEMPT_STOP_GRACE_S) -> None:
         """Ask an attempt to write a checkpoint and end, for the first time; later calls change nothing."""
         if attempt_id not in self._stops:
             self._stops[attempt_id] = _StopRequest(

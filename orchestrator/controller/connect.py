@@ -16,7 +16,7 @@ import ray
 from ray.actor import ActorClass, ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError
 
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.backends.ray.service import LoopActor
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.actor import ControllerActor, ControllerSettings, PublisherActor

@@ -40,7 +40,7 @@ from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
-from orchestrator.sweeps.inbox_looks import is_time
+from orchestrator.sweeps.inbox_polling import is_time
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.sweeps.quotas import Cap, read_quotas
 from orchestrator.sweeps.request_handling import handle_request

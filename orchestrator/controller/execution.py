@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from orchestrator.backends.protocol import ANYWHERE, Backend, Placement
 from orchestrator.controller.attempt_requests import Claimant, allocate_attempt, make_request
-from orchestrator.controller.attempt_tracker import GRACE_S, StopRequests
+from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S, StopRequests
 from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
@@ -89,7 +89,7 @@ class Executor:
         stops: StopRequests,
         pricing: NodePricing,
         *,
-        grace_s: float = GRACE_S,
+        grace_s: float = ATTEMPT_STOP_GRACE_S,
         on_alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._store = store

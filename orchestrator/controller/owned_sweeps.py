@@ -22,7 +22,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
-from orchestrator.sweeps.inbox_looks import InboxLooks
+from orchestrator.sweeps.inbox_polling import InboxLooks
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.progress import ProgressBoard

@@ -79,7 +79,7 @@ class NodeDoctor:
     def tracking(self, uri: str) -> dict[str, Any]:
         """Whether MLflow answers requests of this node."""
         try:
-            from orchestrator.doctor.places import reach_tracking
+            from orchestrator.doctor.sweep_inputs import reach_tracking
 
             return {"found": reach_tracking(uri)}
         except Exception as error:  # noqa: BLE001 - it becomes the check's result
@@ -88,7 +88,7 @@ class NodeDoctor:
     def shards(self, samples: list[list[str]]) -> dict[str, Any]:
         """Whether some shards, given by store and name, can be read on this node."""
         try:
-            from orchestrator.doctor.places import read_beginnings
+            from orchestrator.doctor.sweep_inputs import read_beginnings
 
             return {"found": read_beginnings(samples)}
         except Exception as error:  # noqa: BLE001 - it becomes the check's result
@@ -154,9 +154,9 @@ def _version(package: str) -> str:
 
 
 def _digest() -> str:
-    """Digest of our code on this node; empty if there is none. As ``backends.ray.digest.code_digest``."""
+    """Digest of our code on this node; empty if there is none. As ``backends.ray.code_digest.code_digest``."""
     try:
-        from orchestrator.backends.ray.digest import code_digest
+        from orchestrator.backends.ray.code_digest import code_digest
 
         return code_digest()
     except Exception:  # noqa: BLE001 - another version of it, or none

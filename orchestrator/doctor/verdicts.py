@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any
 
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted

@@ -15,7 +15,7 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.toml_document import TOMLDocument
 
 from orchestrator.core.errors import NotFoundError, SpecError, StorageError, UserError
-from orchestrator.core.security.forms import secret_form
+from orchestrator.core.security.secret_patterns import secret_form
 from orchestrator.services.settings_sources import (
     CHOICE,
     CONTEXTS,

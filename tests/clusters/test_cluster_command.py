@@ -10,8 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
-from orchestrator.cluster.drive import Confirmation, down_commands, job_name, status_commands, up_commands
 from orchestrator.cluster.kinds import ToolError, ask_tool, find_tool, read_cluster
+from orchestrator.cluster.start_stop import Confirmation, down_commands, job_name, status_commands, up_commands
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --job-name=ray\nsrun true\n"

@@ -21,8 +21,8 @@ from orchestrator.cluster.check_kubernetes import (
     ray_clusters,
     references,
 )
-from orchestrator.cluster.drive import KEEP_LABEL
 from orchestrator.cluster.kinds import read_cluster
+from orchestrator.cluster.start_stop import KEEP_LABEL
 from orchestrator.core.checks import Verdict, run_checks
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UserError

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cluster.drive import Confirmation, down_commands, job_name, status_commands, up_commands
 from orchestrator.cluster.kinds import ClusterKind, read_cluster
+from orchestrator.cluster.start_stop import Confirmation, down_commands, job_name, status_commands, up_commands
 from orchestrator.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from orchestrator.core.errors import BadDataError, NotFoundError
-from orchestrator.doctor.places import read_beginnings, sample_shards
+from orchestrator.doctor.sweep_inputs import read_beginnings, sample_shards
 from orchestrator.sweepfile.values import Dataset, ResolvedSweep
 from tests.commands import run_command
 

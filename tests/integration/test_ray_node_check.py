@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.backends.ray.node_check_tasks import NodeChecks
 
 LIMIT_S = 300.0

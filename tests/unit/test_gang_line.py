@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
-from orchestrator.backends.ray import digest as digest_module
+from orchestrator.backends.ray import code_digest as digest_module
 from orchestrator.backends.ray.gang import worker
 from orchestrator.backends.ray.gang.mailbox import GangMailbox, GangShape
 from orchestrator.backends.ray.gang.worker import TOLERATED_S, OtherCodeError, RunnerLine, exchange_every_s

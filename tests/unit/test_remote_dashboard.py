@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.core.errors import ClusterError, InfeasibleError, UserError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.remote.dashboard import Dashboard

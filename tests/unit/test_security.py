@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import StorageDeniedError, UserError
 from orchestrator.core.security import redaction
-from orchestrator.core.security.forms import names_secret, points_to_secret
 from orchestrator.core.security.json_text import parse_json
-from orchestrator.core.security.known import read_small, secret_values
 from orchestrator.core.security.redaction import HIDDEN, RedactedStream, redacted, redacted_values
 from orchestrator.core.security.references import is_reference, resolve_secret
+from orchestrator.core.security.secret_patterns import names_secret, points_to_secret
+from orchestrator.core.security.secret_values import read_small, secret_values
 from orchestrator.core.security.urls import check_url
 from orchestrator.storage.open import VARIABLE, check_allowed, find_objects, is_initialised, open_store
 

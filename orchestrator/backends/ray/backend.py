@@ -20,7 +20,7 @@ from orchestrator.backends.protocol import (
     Placement,
 )
 from orchestrator.backends.ray.capacity import ClusterCapacity, fits
-from orchestrator.backends.ray.digest import code_digest, current_digests, other_code
+from orchestrator.backends.ray.code_digest import code_digest, current_digests, other_code
 from orchestrator.backends.ray.gang.mailbox import COORDINATOR, GangShape
 from orchestrator.backends.ray.link import (
     LinkState,

@@ -19,7 +19,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.backends.ray.settings import cache_directory
 from orchestrator.core.data_plane import NODE, LateAnswerError, NoAnswerError, NodeRequest, ask
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import ray
 
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.core.security import redaction
 
 BUSY_PAUSE_S = 0.005

@@ -11,8 +11,8 @@ import typer
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.cluster.check import cluster_checks
-from orchestrator.cluster.drive import Confirmation, down_commands, run_all, status_commands, up_commands
 from orchestrator.cluster.kinds import read_cluster
+from orchestrator.cluster.start_stop import Confirmation, down_commands, run_all, status_commands, up_commands
 from orchestrator.core.checks import Verdict, run_checks
 from orchestrator.services.terminal import stderr_console
 

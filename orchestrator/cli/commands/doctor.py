@@ -20,8 +20,8 @@ from orchestrator.core.checks import Check, CheckResult, Verdict, run_checks
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
 from orchestrator.doctor.cluster import ClusterQuestion
-from orchestrator.doctor.places import reach_tracking, read_beginnings, sample_shards
 from orchestrator.doctor.store import check_free_space, store_checks
+from orchestrator.doctor.sweep_inputs import reach_tracking, read_beginnings, sample_shards
 from orchestrator.doctor.verdicts import examine_cluster
 from orchestrator.services.settings import UNKNOWN_STORE, Settings, shown_store
 from orchestrator.services.terminal import stderr_console

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import TextIO, TypeAlias
 
-from orchestrator.core.security.forms import WITH_USER, form_of, secret_forms
-from orchestrator.core.security.known import MIN_CHARACTERS, read_small, secret_values
+from orchestrator.core.security.secret_patterns import WITH_USER, form_of, secret_forms
+from orchestrator.core.security.secret_values import MIN_CHARACTERS, read_small, secret_values
 
 HIDDEN = "[hidden]"
 _MAX_LINE = 1_000_000

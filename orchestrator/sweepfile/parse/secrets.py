@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterator, Mapping
 
 from orchestrator.core.errors import SpecError
-from orchestrator.core.security.forms import form_of, secret_forms
 from orchestrator.core.security.references import is_reference
+from orchestrator.core.security.secret_patterns import form_of, secret_forms
 from orchestrator.sweepfile.parse.tree import Path, Tree
 
 _KEY = re.compile(

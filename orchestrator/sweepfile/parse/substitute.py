@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from orchestrator.core.errors import SourceLocation, SpecError
-from orchestrator.core.security.forms import names_secret, secret_form
 from orchestrator.core.security.references import is_reference
+from orchestrator.core.security.secret_patterns import names_secret, secret_form
 from orchestrator.sweepfile.parse.merge import Located, located
 from orchestrator.sweepfile.parse.tree import MAX_BYTES, MAX_NODES, Path, Places, Tree, dotted, plain_value
 from orchestrator.sweepfile.suggest import did_you_mean

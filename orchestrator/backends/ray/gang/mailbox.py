@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from orchestrator.backends.protocol import PLACING_WORKERS
 from orchestrator.backends.ray.attempt_log import LoggedProcess
-from orchestrator.backends.ray.digest import current_digests
+from orchestrator.backends.ray.code_digest import current_digests
 from orchestrator.core.activity import Activity
 from orchestrator.core.contract import JobFailure, JobRequest, Progress, Resources
 from orchestrator.core.errors import FailureKind

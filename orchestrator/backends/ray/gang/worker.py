@@ -17,7 +17,7 @@ from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.ray.attempt_process import EntryPoint, attempt_place
-from orchestrator.backends.ray.digest import own_digest
+from orchestrator.backends.ray.code_digest import own_digest
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.activity import RankActivity
 from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, Progress

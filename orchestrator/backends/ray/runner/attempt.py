@@ -12,7 +12,7 @@ from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import PLACING_WORKERS, AttemptStatus
 from orchestrator.backends.ray.attempt_log import LoggedProcess
 from orchestrator.backends.ray.attempt_process import EntryPoint, attempt_place, retire_reason
-from orchestrator.backends.ray.digest import other_code
+from orchestrator.backends.ray.code_digest import other_code
 from orchestrator.backends.ray.gang.hangs import HangWatch, wait_for_hang
 from orchestrator.backends.ray.gang.mailbox import GangHome, GangMailbox, GangShape
 from orchestrator.backends.ray.gang.train import no_room, run_gang

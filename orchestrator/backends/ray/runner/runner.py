@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.attempt_process import EntryPoint
-from orchestrator.backends.ray.digest import code_digest
+from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.backends.ray.gang.mailbox import COORDINATOR, NODE_LABEL, GangShape
 from orchestrator.backends.ray.placement_groups import off_the_head
 from orchestrator.backends.ray.runner.attempt import AttemptRun, RunnerPlace

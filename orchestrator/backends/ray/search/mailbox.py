@@ -8,7 +8,7 @@ from typing import Any
 
 from orchestrator.backends.protocol import PLACING_WORKERS
 from orchestrator.backends.ray.attempt_log import LoggedProcess
-from orchestrator.backends.ray.digest import current_digests
+from orchestrator.backends.ray.code_digest import current_digests
 from orchestrator.backends.ray.gang.mailbox import GangMailbox, GangShape
 from orchestrator.backends.ray.placement_groups import MAX_GAP_S
 from orchestrator.core.contract import JobRequest, Progress

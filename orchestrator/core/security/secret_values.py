@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from orchestrator.core.security.forms import names_secret, points_to_secret
+from orchestrator.core.security.secret_patterns import names_secret, points_to_secret
 
 MIN_CHARACTERS = 8
 """Shorter values are not looked for: they would be found in ordinary words."""

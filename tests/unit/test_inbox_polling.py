@@ -16,7 +16,7 @@ from orchestrator.storage.layout import MARKERS, inbox_folder, inbox_message, ma
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.sweeps import client
-from orchestrator.sweeps.inbox_looks import EVERY_S
+from orchestrator.sweeps.inbox_polling import EVERY_S
 from orchestrator.sweeps.requests import Ownership, Pause, new_envelope, post, read_markers
 from orchestrator.testing import Hang, ScriptedBackend
 from orchestrator.testing.faults import Fault, FaultyStore, Moment
