@@ -11,7 +11,7 @@ from typing import Any
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Placement
 from orchestrator.backends.simulated import SimulatedCluster
 from orchestrator.backends.simulated.attempt import LiveAttempt
-from orchestrator.controller.attempt_tracker import GRACE_S
+from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S
 from orchestrator.core.contract import JobRequest, Resources
 from orchestrator.core.errors import FailureKind, OrchestratorError, TransitionError
 from orchestrator.storage.protocol import ObjectStat
@@ -22,7 +22,7 @@ MAX_STOP_S = 400.0
 """The grace that stopped attempts have, and some rounds of the controller."""
 ASKED_WITHIN_S = 60.0
 """After which a client's wish has reached the attempts that must end, where nothing goes wrong."""
-ENDED_WITHIN_S = GRACE_S + 60.0
+ENDED_WITHIN_S = ATTEMPT_STOP_GRACE_S + 60.0
 """After which an attempt has ended that was asked to, where nothing goes wrong."""
 
 

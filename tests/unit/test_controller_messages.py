@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.attempt_tracker import GRACE_S
+from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S
 from orchestrator.core.errors import ControllerError, FailureKind
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_message
@@ -86,7 +86,7 @@ def test_attempt_that_does_not_stop_is_killed_after_its_grace(tmp_path: Path) ->
     asked_at_s = world.clock()
     tell(world, client.pause, running=Running.CHECKPOINT)
     world.tick_until(lambda: bool(world.backend.killed))
-    assert world.clock() - asked_at_s > GRACE_S
+    assert world.clock() - asked_at_s > ATTEMPT_STOP_GRACE_S
     assert len(set(world.backend.stopped)) == 1
     assert len(world.backend.stopped) > 2, "a lost request is repeated"
     world.tick()
@@ -99,7 +99,7 @@ def test_preempted_attempt_is_killed_by_the_next_controller_too(tmp_path: Path) 
     world = make_world(tmp_path, dataset_tree=[Hang(obeys=0), Succeed()])
     start(world, "dataset/tree")
     tell(world, client.pause, running=Running.CHECKPOINT)
-    world.clock.advance(GRACE_S)
+    world.clock.advance(ATTEMPT_STOP_GRACE_S)
     world.new_controller()
     world.tick()
     assert world.backend.killed == [world.job("dataset/tree").last_attempt_id]
