@@ -13,8 +13,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
+from orchestrator.cli.commands.live_rows import Watching
 from orchestrator.cli.commands.live_view import LiveView
-from orchestrator.cli.commands.watch import Watching
 from orchestrator.services.status import SweepStatus
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.local import LocalStore

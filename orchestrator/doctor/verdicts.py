@@ -34,7 +34,7 @@ FEW_FILES = 4096
 FEW_CACHE_BYTES, SCARCE_CACHE_BYTES = 1 * GIB, 10 * GIB
 FEW_SHARED_BYTES, SCARCE_SHARED_BYTES = 64 * 1024**2, 1 * GIB
 """Containers have 64 MiB of shared memory by default; Ray's object store and NCCL need more."""
-SLOW_BYTES_PER_S = 100 * 1024**2
+SLOW_DISK_BYTES_PER_S = 100 * 1024**2
 SKEW_WARNED_S, SKEW_REFUSED_S = 1.0, 60.0
 """Claims tolerate six minutes, signatures of S3 fifteen; people compare times of events."""
 SLOW_REDUCE_BYTES_PER_S = 50 * 1024**2
@@ -217,7 +217,7 @@ def _cache(answer: Mapping[str, Any], node: str, *, has_gpus: bool) -> CheckResu
     detail = f"{format_bytes(answer['free'])} free in {answer['folder']}, written at {format_bytes(int(speed))}/s"
     if answer["free"] < FEW_CACHE_BYTES:
         return _bad("cache disk", f"only {detail}", "free some space, or " + remedy, node)
-    if answer["free"] < SCARCE_CACHE_BYTES or speed < SLOW_BYTES_PER_S:
+    if answer["free"] < SCARCE_CACHE_BYTES or speed < SLOW_DISK_BYTES_PER_S:
         return _bad("cache disk", f"only {detail}", remedy, node, Verdict.WARNING)
     return _ok("cache disk", detail, node)
 

@@ -57,6 +57,8 @@ _APPRISE_FAILURES = {
     apprise_process.KNOWS_NO_SUCH_URL: "it knows no such URL; see its list of services",
     apprise_process.NOT_DELIVERED: "the service did not take the notification; check the URL and its token",
 }
+_SLACK_SECTION_CHARS = 2900
+"""Slack refuses a section of more than 3,000 characters."""
 _PREFIX = "whsec_"
 """Of keys as the Standard Webhooks specification writes them: what follows is base64."""
 
@@ -320,7 +322,9 @@ def slack_document(notice: Notice) -> dict[str, Any]:
     return {
         "text": title,
         "blocks": [
-            {"type": "section", "text": {"type": "mrkdwn", "text": section[:2900]}} for section in sections if section
+            {"type": "section", "text": {"type": "mrkdwn", "text": section[:_SLACK_SECTION_CHARS]}}
+            for section in sections
+            if section
         ],
     }
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cli.commands.watch import job_line
+from orchestrator.cli.commands.live_rows import job_line
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.state.brief_reasons import MAX_CHARACTERS, brief_message, brief_reason

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.commands.watch import job_line
+from orchestrator.cli.commands.live_rows import job_line
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.services import stores

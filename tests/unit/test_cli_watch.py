@@ -20,8 +20,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from orchestrator.cli.commands.live_rows import Watching
 from orchestrator.cli.commands.overview import Matrix, overview
-from orchestrator.cli.commands.watch import Watching
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.status import SweepStatus

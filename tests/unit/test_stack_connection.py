@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.cli.commands.watch import look_while
+from orchestrator.cli.commands.live_rows import look_while
 from orchestrator.controller.calls import CallsLostError, ServiceCalls, ServiceSettings
 from orchestrator.core.errors import ClusterError, StorageError
 from orchestrator.services import stack_transport as module

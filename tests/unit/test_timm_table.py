@@ -17,9 +17,8 @@ from orchestrator.sweepfile import ResolvedSweep, parse_sweep
 from orchestrator.sweepfile.known_models import FILE, TimmModel, shipped_models
 from orchestrator.sweepfile.model import DEFAULT_NORM_GROUP
 from workloads.models import batchnorm, table
-from workloads.models.build import timm_kwargs
 from workloads.models.spec import ModelSpec
-from workloads.models.table import encode_rows, measure_model
+from workloads.models.table import encode_rows, measure_model, timm_kwargs
 
 # One of every kind of input rule, and a keyed sample of the rest: another one with every version of timm.
 KINDS = ("test_resnet", "test_vit", "levit_128")

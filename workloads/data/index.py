@@ -24,7 +24,7 @@ from orchestrator.storage.artifacts import Record, part_object, read_part, read_
 from orchestrator.storage.digests import Digests
 from orchestrator.storage.listing import folder_shards
 from orchestrator.storage.open import find_objects
-from workloads.data.cache import ObjectCache
+from workloads.data.cache.objects import ObjectCache
 from workloads.data.reasons import printable
 
 INDEX_PART: Final = "index.json"

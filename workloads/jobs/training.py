@@ -33,7 +33,7 @@ from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.checkpoint.retention import add_kept_parts
 from workloads.checkpoint.snapshot import Checkpoint
-from workloads.models.build import timm_kwargs
+from workloads.models.table import timm_kwargs
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
 from workloads.runtime.fingerprint import deterministic_numerics
 from workloads.runtime.precision import Arithmetic, keep_compiled_code

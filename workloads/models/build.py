@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Final
 
 import timm
 import torch
@@ -19,7 +19,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import MODELS, is_reference, short_name
 from workloads.models.refusals import REFUSALS, explain_refusal
 from workloads.models.spec import ModelSpec
-from workloads.models.table import takes
+from workloads.models.table import takes, timm_kwargs
 from workloads.runtime.enums import HeadInit
 from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 
@@ -36,18 +36,6 @@ class Classifier(nn.Module):
         """Logits of shape (B, num_classes)."""
         logits_BK: Tensor = self.head(self.backbone(images_BCHW))
         return logits_BK
-
-
-def timm_kwargs(spec: ModelSpec) -> dict[str, Any]:
-    """Constructor arguments with which timm builds the backbone; ``img_size`` only where the model's size is fixed.
-
-    Of a plug-in, its own arguments.
-    """
-    if is_reference(spec.name):
-        return dict(spec.kwargs)
-    fixed = timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
-    size = {"img_size": spec.image_size} if fixed is not None and fixed.fixed_input_size else {}
-    return {**size, **spec.kwargs}
 
 
 def build_backbone(

@@ -27,9 +27,9 @@ from orchestrator.core.plugins import is_reference
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import read_part, read_record
 from orchestrator.storage.open import open_store
-from workloads.models.build import timm_kwargs
 from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
+from workloads.models.table import timm_kwargs
 from workloads.models.weights import decode_tensors, decode_weights
 
 SMALLEST_SHARE = 0.9

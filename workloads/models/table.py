@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from orchestrator.core.plugins import is_reference
 from workloads.models.batchnorm import batchnorm_layers
 from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
@@ -74,10 +75,20 @@ def count_macs(model: nn.Module, image_size: int) -> tuple[int, Tensor]:
     return int(counter.get_total_flops()) // 2, features
 
 
+def timm_kwargs(spec: ModelSpec) -> dict[str, Any]:
+    """Constructor arguments with which timm builds the backbone; ``img_size`` only where the model's size is fixed.
+
+    Of a plug-in, its own arguments.
+    """
+    if is_reference(spec.name):
+        return dict(spec.kwargs)
+    fixed = timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
+    size = {"img_size": spec.image_size} if fixed is not None and fixed.fixed_input_size else {}
+    return {**size, **spec.kwargs}
+
+
 def meta_backbone(spec: ModelSpec) -> nn.Module:
     """The backbone of a spec in evaluation mode, without storage."""
-    from workloads.models.build import timm_kwargs  # which imports this module's functions itself
-
     with torch.device("meta"):
         backbone: nn.Module = timm.create_model(spec.name, num_classes=0, **timm_kwargs(spec))
     # Torch's counter follows modules by their gradients, and stumbles over parameters that are inputs of one.

@@ -21,7 +21,7 @@ from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_snapshot
 
-_SHOWN = 20
+_MAX_SWEEPS_NAMED = 20
 """Sweeps of the store that an error names."""
 _STATES = {
     "committed": "committed; a submit reuses it",
@@ -76,7 +76,7 @@ def _find_plan(sweep: str, uri: str, store: ObjectStore | None) -> Plan:
         names = list_sweeps(store)
         if sweep in names:
             raise
-        submitted = ", ".join(names[-_SHOWN:]) or "none"
+        submitted = ", ".join(names[-_MAX_SWEEPS_NAMED:]) or "none"
         message = f"store {uri} has no sweep {sweep!r} either; submitted there: {submitted}"
         raise SpecError((*error.problems, message)) from None
 

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
+from threading import Thread
 
 from rich.console import RenderableType
 
-from orchestrator.cli.commands.overview import overview
-from orchestrator.cli.commands.watch import Watching, look_while
+from orchestrator.cli.commands.overview import Matrix, overview
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import OrchestratorError
-from orchestrator.core.units import format_duration
-from orchestrator.services.status import SweepStatus, revive_killed_stack, used_hours
-from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.core.units import format_duration, format_percent
+from orchestrator.services.costs import read_prices
+from orchestrator.services.eta import EtaTracker
+from orchestrator.services.status import SweepStatus, load_status, revive_killed_stack, used_hours
+from orchestrator.state.brief_reasons import brief
+from orchestrator.state.snapshot import JobTable, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweeps.client import list_sweeps
+from orchestrator.sweeps.client import SweepLedger, list_sweeps
 from orchestrator.sweeps.progress import NodePresence, read_presence
 
 MAX_JOBS = 200
@@ -35,6 +39,10 @@ _URGENCY = (
     JobState.REUSED,
 )
 _MAX_EVENTS = 12
+_NUM_KEPT = 50
+_SHOWN_METRIC = "val_error"
+POLL_S = 0.2
+"""Between two signs of life while a read of the store lasts."""
 _ANYWHERE = "(placed by Ray)"
 
 
@@ -293,3 +301,91 @@ def _node_rows(statuses: list[SweepStatus], present: Mapping[str, NodePresence])
 
 def _rate(images_per_s: float) -> str:
     return f"{images_per_s:,.0f}" if images_per_s > 0 else ""
+
+
+# ------------------------------------------------------------------------------------------------ one sweep, read again
+class Watching:
+    """What one display knows of a sweep; each look reads only what is new."""
+
+    def __init__(self, store: ObjectStore, sweep: str) -> None:
+        self._store = store
+        self._ledger = SweepLedger(store, sweep)
+        self._jobs: JobTable | None = None
+        self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
+        self.tracker = EtaTracker()
+        self._prices = read_prices("")
+        self.matrix = Matrix()
+        self.status = SweepStatus(snapshot=self._ledger.snapshot)
+
+    def look(self) -> SweepStatus:
+        """Read what is new.
+
+        Raises:
+            StorageError: the store does not answer; what is known stays.
+        """
+        snapshot = self._ledger.refresh()
+        self._note(snapshot)
+        self.matrix.update(snapshot)
+        self.status = load_status(self._store, snapshot, self.tracker, self._prices)
+        return self.status
+
+    @property
+    def events(self) -> list[str]:
+        """What happened last to jobs, newest first."""
+        now = self.status.now
+        return [f"{format_duration(max(0.0, now - at_s)):>7} ago  {line}" for at_s, line in self._events]
+
+    def _note(self, snapshot: Snapshot) -> None:
+        jobs, self._jobs = self._jobs, snapshot.jobs
+        changed = snapshot.jobs.values() if jobs is None else snapshot.jobs.changed_since(jobs)
+        news = sorted((_moment(view), job_line(view)) for view in changed if _is_news(view))
+        self._events.extendleft(news[-_NUM_KEPT:])
+
+
+def look_while(look: Callable[[], SweepStatus], meanwhile: Callable[[], None]) -> SweepStatus:
+    """What a look at the store finds. While it lasts, ``meanwhile`` is called every fifth of a second.
+
+    A store that does not answer is asked again for a minute before that is an error. It may be on the S3 server of the
+    very stack that ``meanwhile`` starts again.
+    """
+    found: Future[SweepStatus] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(look())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            found.set_exception(error)
+
+    Thread(target=run, name="look at the store", daemon=True).start()  # daemon: Ctrl-C waits for no server
+    while not wait([found], timeout=POLL_S).done:
+        meanwhile()
+    return found.result()
+
+
+def _is_news(view_: JobView) -> bool:
+    return view_.attempt is not None or view_.last_failure is not None or view_.state.is_final
+
+
+def _moment(view_: JobView) -> float:
+    """When a job changed last."""
+    if view_.attempt is not None:
+        return view_.attempt.launched_at_s
+    return view_.ended_at_s or (view_.last_failure.at_s if view_.last_failure else 0.0)
+
+
+def job_line(view: JobView, *, tells_reason: bool = True) -> str:
+    """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
+    failure = view.last_failure
+    if failure is not None and not view.state.is_final:
+        # The reason is printed once, when the attempt ends; later lines only say that the job continues.
+        if view.attempt is not None:
+            return f"{view.name} runs again (attempt {view.attempt.number})"
+        return f"{view.name} will be tried again after {brief(failure)}"
+    parts = [f"{view.name} {view.state.value}"]
+    if view.state.is_done and view.timings is not None:
+        parts.append(f"in {format_duration(view.timings.work_s)}")
+    if _SHOWN_METRIC in view.metrics:
+        parts.append(f"{_SHOWN_METRIC} {format_percent(view.metrics[_SHOWN_METRIC])} %")
+    if failure is not None and tells_reason and not view.state.is_done:
+        parts.append(f"({brief(failure)})")
+    return " ".join(parts)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
+from collections.abc import Iterator
 from contextlib import contextmanager
-from threading import Thread
 from typing import Annotated, Protocol
 
 import typer
@@ -16,31 +13,26 @@ from rich.console import Console
 from rich.live import Live
 
 from orchestrator.cli.arguments import StoreOption, complete_sweep
-from orchestrator.cli.commands.overview import Matrix
+from orchestrator.cli.commands.live_rows import POLL_S, Watching, job_line, look_while
 from orchestrator.cli.commands.status import exit_code_for, status_table
 from orchestrator.cli.exits import ExitCode
 from orchestrator.core.errors import UserError
-from orchestrator.core.units import format_duration, format_percent
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
 from orchestrator.services.status import SweepStatus, failure_lines, load_status, revive_killed_stack
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import Submitter
-from orchestrator.state.brief_reasons import brief
-from orchestrator.state.snapshot import JobTable, JobView, Snapshot
+from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger
 
 EVERY_S = 0.5
-_NUM_KEPT = 50
-_POLL_S = 0.2
 _PATIENCE_S = 15.0
 _NOT_TAKEN = (
     "The controller has not accepted the sweep yet. The sweep waits in the store; if this takes long, check the "
     "actor 'controller' in the Ray dashboard, and whether its nodes reach the store."
 )
-_SHOWN_METRIC = "val_error"
 
 
 def watch(
@@ -85,44 +77,6 @@ def _show_all(sweep: str, store_uri: str, every_s: float) -> None:
 
 def _is_ascii() -> bool:
     return not Console().encoding.lower().startswith("utf")
-
-
-class Watching:
-    """What one display knows of a sweep; each look reads only what is new."""
-
-    def __init__(self, store: ObjectStore, sweep: str) -> None:
-        self._store = store
-        self._ledger = SweepLedger(store, sweep)
-        self._jobs: JobTable | None = None
-        self._events: deque[tuple[float, str]] = deque(maxlen=_NUM_KEPT)
-        self.tracker = EtaTracker()
-        self._prices = read_prices("")
-        self.matrix = Matrix()
-        self.status = SweepStatus(snapshot=self._ledger.snapshot)
-
-    def look(self) -> SweepStatus:
-        """Read what is new.
-
-        Raises:
-            StorageError: the store does not answer; what is known stays.
-        """
-        snapshot = self._ledger.refresh()
-        self._note(snapshot)
-        self.matrix.update(snapshot)
-        self.status = load_status(self._store, snapshot, self.tracker, self._prices)
-        return self.status
-
-    @property
-    def events(self) -> list[str]:
-        """What happened last to jobs, newest first."""
-        now = self.status.now
-        return [f"{format_duration(max(0.0, now - at_s)):>7} ago  {line}" for at_s, line in self._events]
-
-    def _note(self, snapshot: Snapshot) -> None:
-        jobs, self._jobs = self._jobs, snapshot.jobs
-        changed = snapshot.jobs.values() if jobs is None else snapshot.jobs.changed_since(jobs)
-        news = sorted((_moment(view), job_line(view)) for view in changed if _is_news(view))
-        self._events.extendleft(news[-_NUM_KEPT:])
 
 
 def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> ExitCode:
@@ -184,17 +138,6 @@ def _say_detached(sweep: str, store_uri: str) -> None:
     stderr_console().print(f"Detached; the sweep continues. To watch it again: {again}", markup=False, soft_wrap=True)
 
 
-def _is_news(view_: JobView) -> bool:
-    return view_.attempt is not None or view_.last_failure is not None or view_.state.is_final
-
-
-def _moment(view_: JobView) -> float:
-    """When a job changed last."""
-    if view_.attempt is not None:
-        return view_.attempt.launched_at_s
-    return view_.ended_at_s or (view_.last_failure.at_s if view_.last_failure else 0.0)
-
-
 class _Display(Protocol):
     def show(self, status: SweepStatus) -> None: ...
 
@@ -228,27 +171,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
                 patience_ends_s += _PATIENCE_S
                 stderr_console().print(_NOT_TAKEN, soft_wrap=True)
             connection.keep_alive()
-            time.sleep(_POLL_S)
-
-
-def look_while(look: Callable[[], SweepStatus], meanwhile: Callable[[], None]) -> SweepStatus:
-    """What a look at the store finds. While it lasts, ``meanwhile`` is called every fifth of a second.
-
-    A store that does not answer is asked again for a minute before that is an error. It may be on the S3 server of the
-    very stack that ``meanwhile`` starts again.
-    """
-    found: Future[SweepStatus] = Future()
-
-    def run() -> None:
-        try:
-            found.set_result(look())
-        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
-            found.set_exception(error)
-
-    Thread(target=run, name="look at the store", daemon=True).start()  # daemon: Ctrl-C waits for no server
-    while not wait([found], timeout=_POLL_S).done:
-        meanwhile()
-    return found.result()
+            time.sleep(POLL_S)
 
 
 @contextmanager
@@ -292,21 +215,3 @@ class Lines:
                     f"[{num_ended}/{len(now)}] {job_line(view, tells_reason=False)}", markup=False, soft_wrap=True
                 )
         self._said = now
-
-
-def job_line(view: JobView, *, tells_reason: bool = True) -> str:
-    """``pretrain/levels/depth2/seed0 succeeded in 5.3s, val_error 12.10 %``."""
-    failure = view.last_failure
-    if failure is not None and not view.state.is_final:
-        # The reason is printed once, when the attempt ends; later lines only say that the job continues.
-        if view.attempt is not None:
-            return f"{view.name} runs again (attempt {view.attempt.number})"
-        return f"{view.name} will be tried again after {brief(failure)}"
-    parts = [f"{view.name} {view.state.value}"]
-    if view.state.is_done and view.timings is not None:
-        parts.append(f"in {format_duration(view.timings.work_s)}")
-    if _SHOWN_METRIC in view.metrics:
-        parts.append(f"{_SHOWN_METRIC} {format_percent(view.metrics[_SHOWN_METRIC])} %")
-    if failure is not None and tells_reason and not view.state.is_done:
-        parts.append(f"({brief(failure)})")
-    return " ".join(parts)
