@@ -112,7 +112,7 @@ class Steps:
     lock_s: list[float] = field(default_factory=list)
     whole_s: float = 0.0
 
-    def told(self, base: Steps) -> str:
+    def summary(self, base: Steps) -> str:
         launch_ms, lock_ms = (1e3 * statistics.median(values) for values in (self.launch_s, self.lock_s))
         mean_ms = 1e3 * statistics.mean(self.lock_s)
         rate = IMAGES_PER_RANK * len(self.launch_s) / self.whole_s
@@ -246,7 +246,7 @@ def test_lock_waits_of_training(tmp_path: Path, name: str, width: int) -> None:
     where = torch.cuda.get_device_name() if HAS_GPU else "narrow network, one core each"
     print(f"\n{name}, JPEGs of {width} x {width * 3 // 4}, {where}:")  # noqa: T201 - a benchmark's result
     for arm, found in arms.items():
-        print(f"  {arm:40} {found.told(arms['made-up'])}")  # noqa: T201 - a benchmark's result
+        print(f"  {arm:40} {found.summary(arms['made-up'])}")  # noqa: T201 - a benchmark's result
 
 
 if __name__ == "__main__":

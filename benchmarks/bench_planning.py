@@ -187,7 +187,7 @@ NUM_GPUS = 1000
 SWEEP = "paper"
 
 
-def told_ms(ticks: list[float]) -> str:
+def format_ms(ticks: list[float]) -> str:
     """Median, 99th percentile and longest of some seconds."""
     p99_s = sorted(ticks)[int(0.99 * len(ticks))]
     return (
@@ -201,7 +201,7 @@ def run(name: str, plan: Plan, durations: Mapping[str, float], decide: Decides) 
     world.submit(SWEEP)
     makespan_s = world.run()
     bound_s = lower_bound_s(plan, durations, NUM_GPUS)
-    cost = ", ".join(f"{what} {told_ms(ticks)}" for what, ticks in (("CPU", world.tick_cpu_s), ("wall", world.tick_s)))
+    cost = f"CPU {format_ms(world.tick_cpu_s)}, wall {format_ms(world.tick_s)}"
     told = (
         f"{makespan_s / 3600.0:.2f} h, {makespan_s / bound_s:.4f} of the lower bound; {len(world.tick_s)} ticks: {cost}"
     )

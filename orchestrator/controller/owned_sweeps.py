@@ -22,7 +22,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
-from orchestrator.sweeps.inbox_polling import InboxLooks
+from orchestrator.sweeps.inbox_polling import InboxPolling
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.progress import ProgressBoard
@@ -88,7 +88,7 @@ class OwnedSweeps:
         self._now = now
         self._on_alive = on_alive
         self._pool = pool or RequestPool(1)
-        self.looks = InboxLooks()
+        self.looks = InboxPolling()
         self._sweeps: dict[str, OwnedSweep] = {}
         self._retry_at_s: dict[str, float] = {}
         self._delays: dict[str, _Delay] = {}

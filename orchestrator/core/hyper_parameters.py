@@ -374,7 +374,7 @@ class HyperParameters:
     grad_reduction: str = _choice(
         ("fp32", "bf16"),
         "fp32",
-        "Arithmetic in which the workers of a job sum gradients; bf16 sends half as much and keeps 8 bits of each.",
+        "Number format in which the workers of a job sum gradients; bf16 halves what is sent.",
     )
     shuffle_block_shards: int = _count("Shards whose samples are shuffled together.", 16, always=True)
     shuffle_chunk_samples: int | None = _count(

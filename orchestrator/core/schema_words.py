@@ -1,4 +1,4 @@
-"""What is said of a value that a schema refuses, and of a name that something does not have: in words, not in Python's.
+"""Plain-English messages for values that a schema refuses and for unknown names.
 
 Sweep files, arguments of plug-ins, parameters of simulations and arguments of models are refused in the same words.
 """

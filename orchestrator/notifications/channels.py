@@ -3,8 +3,8 @@
 Receivers come from files of users: metadata services, redirects and unencrypted remote connections are refused. A
 receiver that slowly sends single bytes could keep every read alive, so the whole delivery has a deadline, too.
 
-A new service needs no code: the cluster's own file reaches every service that Apprise knows (``by_apprise.py``), and a
-sweep one that takes Slack's format, or JSON through a relay. A new kind is an entry of ``_KINDS`` here, a field of
+A new service needs no code: the cluster's own file reaches every service that Apprise knows (``apprise_process``), and
+a sweep those that accept Slack's format, or JSON through a relay. A new kind is an entry of ``_KINDS`` here, a field of
 ``sweepfile.values.Channel``, and the same field of ``sweepfile.notify.NotifySpec``, which says how it is written in a
 file. The three are apart because a plan stores channels: reading a plan imports no schema (pydantic), and reading a
 sweep imports nothing that sends (mail, TLS).
@@ -242,7 +242,7 @@ def _send_to_webhook(notice: Notice, channel: Channel) -> None:
 def _send_by_apprise(notice: Notice, channel: Channel) -> None:
     """Send in a separate process, which is killed after ``APPRISE_TIMEOUT_S``: the code of a service may hang."""
     if not isinstance(channel, ClusterChannel):
-        return
+        raise DeliveryError("apprise works only in the cluster's own file (ORCHESTRATOR_NOTIFY_FILE)")
     url = resolve_secret(channel.apprise, what="the URL of Apprise")
     request = json.dumps({"url": url, "title": notice.title, "body": notice.text})
     # The URL is a secret: it travels over stdin, and nothing that Apprise prints about it is kept.

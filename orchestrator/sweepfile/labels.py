@@ -222,7 +222,7 @@ def counted_as_declared(
     if not all(numbers):
         what = "is not there" if dataset.missing else "is not listed"
         message = f"data set '{dataset.name}' {what}, so its classes cannot be counted; declare num_classes here"
-        complaints.add(("labels", name), f"{message}, or have it there ({dataset.uncounted})")
+        complaints.add(("labels", name), f"{message}, or make its files available ({dataset.uncounted})")
     return [
         Counted(num_classes=max(2, number), space=space, multi_label=_has_many_targets(space))
         for number, space in zip(numbers, spaces, strict=True)

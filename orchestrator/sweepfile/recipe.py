@@ -89,7 +89,7 @@ def _reaction(value: object) -> object:
     raise PydanticCustomError("on_numerics", "write stop or {rewind: n}, n >= 1 updates")
 
 
-def _still_there(removed: Mapping[str, str], value: object) -> object:
+def _refuse_removed_option(removed: Mapping[str, str], value: object) -> object:
     """The value, unless it is a former option."""
     if isinstance(value, str) and value in removed:
         raise PydanticCustomError("removed", "{why}", {"why": removed[value]})
@@ -109,7 +109,9 @@ def _type_of(parameter: Parameter) -> Any:  # noqa: ANN401 - a type
     if parameter.form in _PLAIN:
         return _PLAIN[parameter.form]
     if parameter.form is Form.CHOICE:
-        return Annotated[Literal[parameter.options], BeforeValidator(partial(_still_there, parameter.removed))]
+        return Annotated[
+            Literal[parameter.options], BeforeValidator(partial(_refuse_removed_option, parameter.removed))
+        ]
     bounds = parameter.bounds
     if parameter.form is Form.WHOLE and bounds.at_least == 1:
         return Count

@@ -24,7 +24,7 @@ def is_time(at_s: float, now: float, every_s: float) -> bool:
     return not now < at_s <= now + every_s
 
 
-class InboxLooks:
+class InboxPolling:
     """Sweeps by when to look into their inboxes."""
 
     def __init__(self) -> None:

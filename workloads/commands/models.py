@@ -45,7 +45,7 @@ def check(request: ModelsRequest) -> ModelsAnswer:
     problems: list[ModelProblem] = []
     for number, asked in enumerate(request["models"]):
         spec = ModelSpec.from_mapping(asked)
-        for path, message in _alone_problems(spec) if asked.get("is_alone") else _problems(spec):
+        for path, message in _single_sample_problems(spec) if asked.get("is_alone") else _problems(spec):
             problems.append(ModelProblem(model=number, path=path, message=message))
     return ModelsAnswer(problems=problems)
 
@@ -105,7 +105,7 @@ def _problems(spec: ModelSpec) -> Iterator[Problem]:
             yield ["kwargs"], message
 
 
-def _alone_problems(spec: ModelSpec) -> Iterator[Problem]:
+def _single_sample_problems(spec: ModelSpec) -> Iterator[Problem]:
     """What is wrong with training on norm groups of one sample: where images shrink to a pixel, nothing varies."""
     try:
         with _bounded():
@@ -174,7 +174,7 @@ def _refusal(spec: ModelSpec) -> Exception | None:
 def _refused(spec: ModelSpec, name: str, error: Exception, own: object) -> str:
     """That a model refuses an argument, why, and what the architecture has itself (``own``)."""
     why = explain_refusal(error, wanted="a whole number" if _kind(own) == "a number" else "a list")
-    usual = f"without it the model has {_shown(own)}" if _kind(own) else "change or remove it"
+    usual = f"the default is {_shown(own)}" if _kind(own) else "change or remove it"
     given = f"{name}: {_shown(spec.kwargs[name])} at image_size {spec.image_size}"
     return f"timm model {spec.name} refuses {given}: {why}; {usual}"
 

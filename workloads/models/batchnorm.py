@@ -185,7 +185,7 @@ def _normalise_groups(layer: _BatchNorm, x_BC: Tensor, group_size: int) -> Tenso
     if torch.compiler.is_compiling() and len(x_BC) % group_size == 0:
         normalised_BC, means_GC, variances_GC = _traced_groups(layer, x_BC, group_size)
     else:
-        normalised_BC, means_GC, variances_GC = _GroupNormalisation.apply(
+        normalised_BC, means_GC, variances_GC = _GhostBatchNorm.apply(
             x_BC, layer.weight, layer.bias, group_size, layer.eps
         )
     with torch.no_grad():
@@ -201,7 +201,7 @@ def _normalise_groups(layer: _BatchNorm, x_BC: Tensor, group_size: int) -> Tenso
 
 
 def _traced_groups(layer: _BatchNorm, x_BC: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``_GroupNormalisation``, in operations that a compiler fuses with their neighbours.
+    """As ``_GhostBatchNorm``, in operations that a compiler fuses with their neighbours.
 
     Uncompiled they would take 2 to 5 times as long, because each of them passes over all of memory.
     """
@@ -222,7 +222,7 @@ def _traced_groups(layer: _BatchNorm, x_BC: Tensor, group_size: int) -> tuple[Te
     )
 
 
-class _BetweenPasses(Protocol):
+class _AutogradContext(Protocol):
     """What autograd keeps between the passes."""
 
     saved_tensors: tuple[Tensor, ...]
@@ -234,7 +234,7 @@ class _BetweenPasses(Protocol):
     def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
 
 
-class _GroupNormalisation(torch.autograd.Function):
+class _GhostBatchNorm(torch.autograd.Function):
     """BatchNorm's own kernels, a group at a time, into one output: outputs (B, C, ...), means and variances (G, C).
 
     On CPUs outputs and gradients of inputs have the bits of the groups passed one by one. Variances are the unbiased
@@ -243,7 +243,7 @@ class _GroupNormalisation(torch.autograd.Function):
 
     @staticmethod
     def forward(  # noqa: PLR0917 - autograd passes tensors by position
-        ctx: _BetweenPasses, x_BC: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, group_size: int, eps: float
+        ctx: _AutogradContext, x_BC: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, group_size: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         groups = torch.split(x_BC, group_size)
         # Kernels for 16 bit keep statistics in float32.
@@ -275,7 +275,7 @@ class _GroupNormalisation(torch.autograd.Function):
         return normalised_BC, means_GC, variances_GC
 
     @staticmethod
-    def backward(ctx: _BetweenPasses, grad_BC: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _AutogradContext, grad_BC: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x_BC, weight_C, means_GC, inverses_GC = ctx.saved_tensors
         group_size, eps = ctx.settings
         wanted = list(ctx.needs_input_grad[:3])

@@ -21,7 +21,7 @@ REFUSALS: Final[tuple[type[Exception], ...]] = (
 )
 """What constructors and forward passes raise at arguments and sizes that they cannot take."""
 _KINDS: Final = {
-    "NoneType": "nothing",
+    "NoneType": "null",
     "bool": "true or false",
     "dict": "a mapping",
     "float": "a number",
@@ -65,7 +65,7 @@ def explain_refusal(error: Exception, *, wanted: str = "a list") -> str:
             groups = [group or "" for group in found.groups()]
             first = groups[0] if groups else ""
             if "has no attribute" in found[0] and first not in _KINDS:
-                return f"a part of the network is missing then ({cause})"
+                return f"with these arguments the network lacks a part that it needs ({cause})"
             return f"{words.format(*groups, kind=_KINDS.get(first, first), wanted=wanted)} ({cause})"
     if not message:  # an assertion, whose condition says what is needed
         frames = traceback.extract_tb(error.__traceback__)

@@ -37,9 +37,10 @@ from orchestrator.state.transitions import SweepState
 from orchestrator.sweepfile import load_sweep
 
 _PRINT_EVERY_S = 5.0
-_UNMEASURED: Final = 3.0
+_DEFAULT_ERROR_FACTOR: Final = 3.0
 """By how much estimates may be wrong in a store without results (docs/planning.md)."""
 _MAX_REASONS = 5
+_RemovedPng = Annotated[str, typer.Option("--png", hidden=True)]  # users of the old option learn what replaces it
 
 
 def forecast(  # noqa: PLR0913 - one parameter per flag
@@ -59,9 +60,7 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     accelerator: Annotated[str, typer.Option(help="Type of the GPUs: A100, H100, ...")] = "",
     prices: PricesOption = "",
     seed: Annotated[int, typer.Option(help="Seed of all random events.")] = 0,
-    png: Annotated[
-        str, typer.Option("--png", hidden=True)
-    ] = "",  # so that users of the old option learn what replaces it
+    png: _RemovedPng = "",
     html: Annotated[str, typer.Option(help="Write an interactive Gantt chart to this HTML file.")] = "",
     overrides: SetOption = None,
     scale: ScaleOption = None,
@@ -99,10 +98,10 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     bounds = [_simulate(one, fleet, options) for one in expected.bounds()]
     lines = _lines(found, bounds, fleet, expected, bill)
     _write_chart(found, lines, options)
-    if options.form is not DocumentForm.TABLE:
-        print_document(_document(found, bounds, expected, bill), options.form)
-    else:
+    if options.form is DocumentForm.TABLE:
         _print_table(found, lines)
+    else:
+        print_document(_document(found, bounds, expected, bill), options.form)
     raise typer.Exit(_verdict(found))
 
 
@@ -213,7 +212,7 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
         plan=study.plan,
         durations_s=durations_s,
         traffic=traffic,
-        error_factor=max(_UNMEASURED if error is None else error.within_calibrated for error in errors),
+        error_factor=max(_DEFAULT_ERROR_FACTOR if error is None else error.within_calibrated for error in errors),
         committed=[job.key for job in study.plan.jobs if job.key in done],
         kept_bytes=sum(kept.values()),
         accelerator=accelerator or (used.most_common(1)[0][0] if used else ""),
@@ -289,7 +288,7 @@ def _lines(found: Forecast, bounds: Sequence[Forecast], fleet: Fleet, expected: 
     lines = [
         f"{found.num_jobs} jobs ({found.num_reused} reused) on {fleet.name}, seed {found.seed}: {found.state.value}",
         f"makespan {format_duration(found.makespan_s)}; at least {least} on a cluster that never fails",
-        f"if all durations are wrong by a factor of {expected.error_factor:.1f}: makespan {_from_to(bounds)}{costs}",
+        f"with all durations {expected.error_factor:.1f} times shorter or longer: makespan {_from_to(bounds)}{costs}",
         _waits(found),
         f"utilisation {format_percent(found.utilisation, digits=1)} % of {found.available_hours:,.1f} {unit}{rented}",
         f"goodput {format_percent(found.goodput)} % of the {held:,.1f} {unit} that attempts held{used}",
@@ -312,7 +311,7 @@ def _waits(found: Forecast) -> str:
         return "no job had to run"
     name, longest_s = waits[-1]
     median_s = statistics.median(seconds for _, seconds in waits)
-    return f"waits for room: median {format_duration(median_s)}, longest {format_duration(longest_s)} ({name})"
+    return f"queueing time: median {format_duration(median_s)}, longest {format_duration(longest_s)} ({name})"
 
 
 def _print_table(found: Forecast, lines: list[str]) -> None:
@@ -343,7 +342,7 @@ def _document(found: Forecast, bounds: Sequence[Forecast], expected: _Expected, 
         "makespan_s": [one.makespan_s for one in bounds],
         "available_hours": [one.available_hours for one in bounds],
     }
-    return {**found.to_json(), **money, "if_durations_are_wrong": wrong, "kept_bytes": expected.kept_bytes}
+    return {**found.to_json(), **money, "duration_error": wrong, "kept_bytes": expected.kept_bytes}
 
 
 def _write_chart(found: Forecast, lines: list[str], options: ForecastOptions) -> None:
