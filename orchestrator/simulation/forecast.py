@@ -116,7 +116,7 @@ class Workload:
             every_s = min(every_s, duration_s)
         job, traffic = self._jobs[request.job], self._traffic.get(request.job, Traffic())
         start_s = self._start_s(job)
-        epochs = max(1.0, _recipe_number(job, "epochs")) if job.kind in TRAINING_KINDS else 1.0
+        epochs = max(1, round(_recipe_number(job, "epochs"))) if job.kind in TRAINING_KINDS else 1
         return JobWork(
             work_s=duration_s - start_s,
             checkpoint_every_s=every_s,
@@ -125,7 +125,7 @@ class Workload:
             warm_start_s=min(assumed.warm_start_s, start_s),
             reads=traffic.reads,
             read_s=traffic.read_bytes / assumed.read_bytes_per_s,
-            first_epoch_s=(duration_s - start_s) / epochs,
+            epochs=epochs,
             data_groups=max(1, int(_recipe_number(job, "data_groups"))),
             border_speed=self._border_speed(request.job, duration_s - start_s),
             stop_s=assumed.stop_s,

@@ -24,11 +24,13 @@ _MAX_METRICS_PER_CALL = 1000
 _MAX_LABELS_PER_CALL = 100
 """Parameters or tags; with them a call may hold 1000 entities in all."""
 _SEARCH_PAGE = 1000
+_MAX_NAME = 250
+"""Characters of a run's name: the width of the column in PostgreSQL."""
 _NO_END = 0
-"""As an end time: there is no other way to take one back, and MLflow reads 0 as no end."""
+"""An end time that MLflow reads as no end; its client cannot remove one."""
 
 _DATABASE_REFUSAL = "BAD_REQUEST"
-"""As an error code: what the database says no to, which is not always the caller's fault."""
+"""MLflow's error code for a write that the database refused; another writer at the same moment causes it, too."""
 
 
 class RunWriter:
@@ -95,8 +97,8 @@ class RunWriter:
 
     def _create(self, experiment_id: str, draft: RunDraft) -> str:
         """Make a run that can be found by its tags from its first moment on."""
-        start_ms = milliseconds(draft.facts.start_s)
-        run = self._client.create_run(experiment_id, start_time=start_ms, tags=draft.all_tags, run_name=draft.name)
+        start_ms, name = milliseconds(draft.facts.start_s), draft.name[:_MAX_NAME]
+        run = self._client.create_run(experiment_id, start_time=start_ms, tags=draft.all_tags, run_name=name)
         return str(run.info.run_id)
 
     def _log(self, run_id: str, draft: RunDraft, *, is_new: bool) -> None:

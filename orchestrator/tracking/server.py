@@ -36,11 +36,11 @@ _QUIET = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_LOGGING_LEVEL": "WARNING",
     "GIT_PYTHON_REFRESH": "quiet",
-    # The publisher has its own retries, which look first at what a request without an answer has left: MLflow's would
-    # make a run twice, and hide an outage for minutes (7 of 120 s).
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "30",
 }
+_MAX_RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+"""Always 0: the publisher has its own retries, which look first at what a request without an answer has left. MLflow's
+would make a run twice, and hide an outage for minutes (7 of 120 s)."""
 _NUM_THREADS = 8
 _OWNER_TAG = "owner"
 _OWNER = "pretraining-orchestrator"
@@ -308,6 +308,7 @@ class TrackingServer:
         if self._connected is None:
             for name, value in _QUIET.items():
                 os.environ.setdefault(name, value)
+            os.environ[_MAX_RETRIES_VARIABLE] = "0"
             logging.getLogger("alembic").setLevel(logging.WARNING)
             from mlflow import MlflowClient  # 4 s
 

@@ -245,8 +245,12 @@ def test_booked_time_is_all_that_was_held(seed: int) -> None:
     assert min(account.seconds.values()) >= -1e-6
 
 
-@pytest.mark.parametrize(("num_nodes", "longer_s"), [(1, 70.0), (2, 20.0), (4, 0.0), (100, 0.0)])
+@pytest.mark.parametrize(
+    ("num_nodes", "longer_s"),
+    # Half of the data set in the first epoch, a quarter in the second; three nodes touch two of four groups, too.
+    [(1, 90.0), (2, 40.0 + 15.0 + 2.5), (3, 40.0 + 15.0 + 2.5), (4, 15.0 + 8.75 + 4.0625 + 0.546875)],
+)
 def test_nodes_of_a_gang_with_data_groups_read_a_part_each(num_nodes: int, longer_s: float) -> None:
-    work = JobWork(work_s=300.0, read_s=100.0, first_epoch_s=30.0, data_groups=4)
-    assert work.cold_read_s(num_nodes) == longer_s
-    assert replace(work, data_groups=1).cold_read_s(num_nodes) == 70.0
+    work = JobWork(work_s=100.0, read_s=100.0, epochs=10, data_groups=4)
+    assert work.cold_read_s(num_nodes) == pytest.approx(longer_s)
+    assert replace(work, data_groups=1).cold_read_s(num_nodes) == 90.0

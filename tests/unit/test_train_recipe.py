@@ -64,7 +64,6 @@ def test_recipe_from_resolved_mapping_has_typed_fields() -> None:
         ("crop_ratio", [0, 1]),
         ("color_jitter", 2.0),
         ("decoder", "magick"),
-        ("decoder", "nvjpeg"),
         ("interpolation", "nearest"),
     ],
 )
@@ -78,6 +77,10 @@ def test_recipe_typed_values_of_choices_and_lists() -> None:
     recipe = Recipe.from_mapping({**RECIPE, **fields})
     assert (recipe.freeze, recipe.rewind_steps, recipe.milestones) == (("backbone.*",), 3, (1.0, 2.0))
     assert Recipe.from_mapping({**RECIPE, "freeze": "none", "on_numerics": "stop"}) == Recipe.from_mapping(RECIPE)
+
+
+def test_recipe_of_a_stored_plan_may_name_an_option_that_was_removed() -> None:
+    assert Recipe.from_mapping({**RECIPE, "decoder": "nvjpeg"}).decoder == "nvjpeg"
 
 
 def test_recipe_steps_without_milestones_are_refused() -> None:

@@ -23,7 +23,6 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from orchestrator.core.errors import UserError
 from orchestrator.core.hyper_parameters import PARAMETERS
 from workloads.data.images import IMAGE_ERRORS, MAX_PIXELS, complaint_of
 from workloads.data.reasons import BadSampleError, Reason
@@ -46,11 +45,9 @@ class DecoderName(StrEnum):
     weights); other formats are decoded by Pillow. Measured at 0.6 of the reference's CPU time (docs/data.md)."""
 
     @classmethod
-    def _missing_(cls, value: object) -> None:
-        """Raises ``UserError`` for a decoder of former releases, which stored plans may name."""
-        removed = PARAMETERS["decoder"].removed
-        if isinstance(value, str) and value in removed:
-            raise UserError(f"decoder is {value!r}: {removed[value]}")
+    def _missing_(cls, value: object) -> DecoderName | None:
+        """A removed decoder, which plans of former releases name: their jobs end with the one that resizes alike."""
+        return cls.TURBO if value in PARAMETERS["decoder"].removed else None
 
 
 class Interpolation(StrEnum):

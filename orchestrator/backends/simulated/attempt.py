@@ -37,8 +37,8 @@ class JobWork:
     """The data set that it reads; empty = none."""
     read_s: float = 0.0
     """Seconds in which one node reads all of that data set from the store."""
-    first_epoch_s: float = 0.0
-    """Seconds of work while it is read for the first time."""
+    epochs: int = 1
+    """How often it reads that data set."""
     data_groups: int = 1
     """Parts of an epoch that different nodes of a gang can read."""
     border_speed: float = 1.0
@@ -49,9 +49,16 @@ class JobWork:
     """Training steps, evenly spread over the work: the unit of reported progress."""
 
     def cold_read_s(self, num_nodes: int) -> float:
-        """How many seconds longer the first epoch takes on nodes that do not hold the data set yet."""
-        share = 1.0 / min(num_nodes, self.data_groups)
-        return max(0.0, self.read_s * share - self.first_epoch_s)
+        """How many seconds longer it takes on nodes that do not hold the data set yet.
+
+        A node reads the groups that its ranks touch, and they get other shards in each epoch: of those, it lacks the
+        part that no epoch before has brought.
+        """
+        groups = self.data_groups
+        touched = max(-(-(node + 1) * groups // num_nodes) - node * groups // num_nodes for node in range(num_nodes))
+        share, epoch_s = touched / groups, self.work_s / self.epochs
+        missing_s = (self.read_s * share * (1.0 - share) ** epoch for epoch in range(self.epochs))
+        return sum(max(0.0, seconds - epoch_s) for seconds in missing_s)
 
 
 class SimulatedEnding(StrEnum):
