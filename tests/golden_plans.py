@@ -30,12 +30,12 @@ def shipped() -> list[str]:
 def golden_text(name: str) -> str:
     """Counts by kind, then ``name key`` of the jobs; with a ``tiny`` scale at that, whose data is at hand."""
     document = yaml.safe_load((SWEEPS / f"{name}.yaml").read_text(encoding="utf-8"))
-    with patch("orchestrator.sweepfile.load.check_simulations", _check_here):
+    with patch("orchestrator.sweepfile.load.check_simulations", check_simulations_here):
         sweep, _ = load_sweep(name, scale="tiny") if "tiny" in document else load_sweep(name)
     return "\n".join(_lines(build_plan(sweep, store_uri="file:///store"))) + "\n"
 
 
-def _check_here(asked: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def check_simulations_here(asked: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """What a process of its own would say, without its start."""
     return check({"simulations": asked})
 

@@ -89,7 +89,7 @@ def test_wrong_arguments_of_each_kind_are_refused_at_their_place(installed: None
         ("width: sixteen", "'sixteen' is refused: "),
         ("gama: 1.5", "there is no parameter 'gama': did you mean 'gamma'?"),
         ("share: 2", "2 is refused: "),
-        ("levels: depth1", "it has no parameter 'levels'; it has level"),
+        ("levels: depth1", "there is no parameter 'levels': did you mean 'level'?"),
     ):
         line = next(number for number, one in enumerate(text.splitlines(), 1) if wrong in one)
         column = text.splitlines()[line - 1].index(wrong) + 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,8 @@ from orchestrator.sweepfile.datasets import digits_split
 from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.model import RESERVED_KWARGS
 from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.survey import check_models
+from tests.golden_plans import check_simulations_here
 from workloads.data.builtin import open_builtin
 from workloads.models.spec import RESERVED
 
@@ -60,12 +64,18 @@ def test_recipe_name_and_base_take_the_shipped_fields() -> None:
     assert (based.pretrains[0].recipe["batch_size"], based.pretrains[0].recipe["lr"]) == (32, 0.2)
 
 
-def test_shipped_files_all_load() -> None:
+def test_shipped_files_all_load(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Path("workloads/sweeps")
     names = [path.stem for path in folder.glob("*.yaml")]
     assert {"quickstart", "digits"} <= set(names)
-    for name in names:
-        assert load_sweep(name)[0].name == name
+    models: list[Mapping[str, Any]] = []  # those of all files, to be built in one process instead of one for each file
+    with monkeypatch.context() as patch:
+        patch.setattr("orchestrator.sweepfile.load.check_models", lambda found: models.extend(found) or ())
+        patch.setattr("orchestrator.sweepfile.load.check_simulations", check_simulations_here)
+        for name in names:
+            assert load_sweep(name)[0].name == name
+    assert models
+    assert not check_models(models)
     assert {"default-finetune", "default-probe"} <= set(shipped_recipes())
 
 
