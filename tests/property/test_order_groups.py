@@ -196,6 +196,11 @@ def test_groups_impossible_numbers_are_user_errors(number: int, unit: int) -> No
         DataGroups.of(number, 8, unit)
 
 
+def test_groups_of_a_batch_that_is_no_whole_number_of_units_are_user_errors() -> None:
+    with pytest.raises(UserError, match=r"batch_size 9 is not a whole number of units of 2 samples .* data_groups: 1"):
+        DataGroups.of(3, 9, 2)
+
+
 def test_groups_with_chunks_or_weights_are_user_errors() -> None:
     groups = DataGroups.of(2, 4)
     with pytest.raises(UserError, match="data_groups is 2 and shuffle_chunk_samples 4; use one of the two"):

@@ -76,15 +76,20 @@ class DataGroups:
         equally many ranks are borders of groups if the number of nodes divides ``number``.
 
         Raises:
-            UserError: ``number`` is below 1, or a group would have no slots.
+            UserError: ``number`` is below 1, a group would have no slots, or the batch is no whole number of units.
         """
         if number == 1:
             return None
+        units = f"units of {unit} samples (norm groups, pairs of mixed images)" if unit > 1 else "samples"
         if number < 1 or number * unit > batch_size:
-            groups = f"norm groups of {unit} samples" if unit > 1 else "samples"
             raise UserError(
                 f"data_groups is {number}; use 1 to {max(1, batch_size // unit)}: every data group needs a part of "
-                f"each batch, and a batch has {batch_size // unit} {groups}"
+                f"each batch, and a batch has {batch_size // unit} {units}"
+            )
+        if batch_size % unit:
+            raise UserError(
+                f"batch_size {batch_size} is not a whole number of {units}, and each of the {number} data groups takes "
+                f"whole ones; use a batch_size that {unit} divides, or data_groups: 1"
             )
         slices = (rank_slice(0, batch_size, rank=group, world_size=number, group_size=unit) for group in range(number))
         return cls(batch_size=batch_size, borders=(*(start for start, _ in slices), batch_size))
