@@ -538,6 +538,16 @@ RELATIONS: Final = (
     ),
     Relation(
         name="data_groups",
+        others=("batch_size", "mixup", "cutmix"),
+        holds=lambda groups, batch_size, mixup, cutmix: (
+            groups == 1 or not (mixup or cutmix) or groups * MIXES <= batch_size
+        ),
+        refusal="images are mixed in pairs, and each data group fills at least one pair of a batch of {batch_size}; "
+        "use at most batch_size / 2 of them",
+        wanted="at most batch_size / 2 when images are mixed",
+    ),
+    Relation(
+        name="data_groups",
         others=("shuffle_chunk_samples",),
         holds=lambda groups, chunk_samples: groups == 1 or chunk_samples is None,
         refusal="shuffle_chunk_samples is given: chunks mix runs of all shards, so that every group would read every "

@@ -22,7 +22,13 @@ from orchestrator.planning.estimate.history import EstimateSource, ModelError
 from orchestrator.planning.estimate.power import weak_designs
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.estimate.volumes import DatasetSize
-from orchestrator.planning.graph.data_checks import long_clusterings, miscounted, missing_datasets, sorted_shards
+from orchestrator.planning.graph.data_checks import (
+    cut_shards,
+    long_clusterings,
+    miscounted,
+    missing_datasets,
+    sorted_shards,
+)
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.diff import Change, PlanDiff
 from orchestrator.planning.graph.plan import Job, Plan
@@ -156,7 +162,9 @@ def _index_warnings(plan: Plan, found: ArtifactStatus) -> Iterator[str]:
     for job in plan.jobs:
         if job.kind is JobKind.INDEX and job.key in found.records:
             yield from (f"{job.name}: {warning}" for warning in found.records[job.key].summary.get("warnings", ()))
-    yield from sorted_shards(plan, {key: record.summary for key, record in found.records.items()})
+    summaries = {key: record.summary for key, record in found.records.items()}
+    yield from sorted_shards(plan, summaries)
+    yield from cut_shards(plan, summaries)
 
 
 def declared_sizes(sweep: ResolvedSweep) -> dict[str, DatasetSize]:

@@ -126,7 +126,7 @@ def test_groups_keep_few_shards_open_each(sizes: list[int], seed: int, block_sha
 
 
 @given(SIZES, SEEDS, BLOCKS, groupings(), st.integers(0, 150), st.integers(1, 40))
-def test_groups_fetch_the_shards_of_which_they_have_half_or_more(
+def test_groups_fetch_the_shards_of_which_they_have_half_or_more_together(
     sizes: list[int], seed: int, block_shards: int, groups: DataGroups, start: int, length: int
 ) -> None:
     total, stop = sum(sizes), start + length
@@ -139,11 +139,13 @@ def test_groups_fetch_the_shards_of_which_they_have_half_or_more(
         span = (epoch * total, (epoch + 1) * total)
         all_shards, all_owners = shard_ids(sizes, order.ordinals(*span)), group_ids(groups, *span)
         inside = np.arange(start, stop) // total == epoch
+        read, seen = np.zeros(len(sizes)), np.zeros(len(sizes))
         for group in np.unique(owners[inside]):
             held = np.bincount(all_shards[all_owners == group], minlength=len(sizes))
-            large = {shard for shard, size in enumerate(sizes) if size and 2 * held[shard] >= size}
-            wanted |= large & set(shards[inside & (owners == group)].tolist())
-            possible |= large
+            read += held
+            seen += held * np.isin(np.arange(len(sizes)), shards[inside & (owners == group)])
+        wanted |= {shard for shard, size in enumerate(sizes) if size and 2 * seen[shard] >= size}
+        possible |= {shard for shard, size in enumerate(sizes) if size and 2 * read[shard] >= size}
     assert wanted <= set(ahead) <= possible
     assert set(ahead) <= set(order.shards_ahead(start, stop).tolist())
 
@@ -194,6 +196,11 @@ def test_groups_known_seed_never_changes() -> None:
 def test_groups_impossible_numbers_are_user_errors(number: int, unit: int) -> None:
     with pytest.raises(UserError, match=f"data_groups is {number}; use 1 to {8 // unit}: "):
         DataGroups.of(number, 8, unit)
+
+
+def test_groups_of_a_batch_that_is_no_whole_number_of_units_are_user_errors() -> None:
+    with pytest.raises(UserError, match=r"batch_size 9 is not a whole number of units of 2 samples .* data_groups: 1"):
+        DataGroups.of(3, 9, 2)
 
 
 def test_groups_with_chunks_or_weights_are_user_errors() -> None:

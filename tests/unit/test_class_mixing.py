@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle, sorted_shards
+from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle, cut_shards, sorted_shards
 from orchestrator.storage.artifacts import read_record
 from orchestrator.sweepfile.load import load_sweep
 from tests.data_jobs import DataPlane, Member, encoded, tar_of
@@ -148,6 +148,23 @@ def test_plan_of_sorted_shards_warns_once_per_data_set_and_shuffle(tmp_path: Pat
     assert warning.startswith("datasets.photos: the shards are sorted by class: with shuffle_block_shards: 16, a batch")
     assert "shuffle_chunk_samples:" in warning
     assert list(sorted_shards(plan, {})) == []
+
+
+@pytest.mark.parametrize(("num_shards", "is_warned"), [(7, True), (8, False)])
+def test_plan_of_more_data_groups_than_shards_warns_once(tmp_path: Path, num_shards: int, is_warned: bool) -> None:
+    outside = Outside(tmp_path)
+    outside.plan({**outside.entry, "num_train": 40_000})
+    path = tmp_path / "sweep.yaml"
+    path.write_text(path.read_text().replace("batch_size: 2", "batch_size: 256, data_groups: 8"))
+    plan = build_plan(load_sweep(str(path))[0], store_uri=outside.store.uri)
+    index = next(job for job in plan.jobs if job.name == "index/photos")
+    spread = {"num_shards": num_shards, "rows": [[num_shards, 10, 40_000]]}
+    warnings = list(cut_shards(plan, {index.key: {SPREAD_FIELD: {"train": spread}}}))
+    assert len(warnings) == is_warned
+    if is_warned:
+        assert warnings[0].startswith("datasets.photos: data_groups: 8 cuts its 7 training shards into smaller parts; ")
+        assert "use data_groups of at most 7" in warnings[0]
+    assert list(cut_shards(plan, {})) == []
 
 
 def test_shards_without_any_class_are_not_complained_of() -> None:

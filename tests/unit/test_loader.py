@@ -77,7 +77,7 @@ def same(left: Batch, right: Batch) -> bool:
     )
 
 
-@pytest.mark.parametrize(("data_groups", "num_shards_each"), [(1, 8), (2, 4)])
+@pytest.mark.parametrize(("data_groups", "num_shards_each"), [(1, 8), (2, 4), (24, 4)])
 def test_loader_nodes_fetch_the_shards_of_their_data_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_groups: int, num_shards_each: int
 ) -> None:

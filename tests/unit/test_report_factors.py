@@ -219,6 +219,25 @@ def test_backbones_with_data_groups_share_the_order_where_batches_are_cut_alike(
     assert (Sharing.ORDER in sharing_of(_identity(**first), _identity(**{**first, **changed}))) == is_shared
 
 
+@pytest.mark.parametrize(
+    ("recipe", "mixing", "is_shared"),
+    [
+        ({"batch_size": 256, "data_groups": 3}, {"mixup": 0.2}, False),  # 85 and 170, mixed 84 and 170
+        ({"batch_size": 256, "data_groups": 3}, {"cutmix": 1.0}, False),
+        ({"batch_size": 256, "data_groups": 3, "mixup": 0.1}, {"mixup": 0.2, "cutmix": 1.0}, True),
+        ({"batch_size": 18, "data_groups": 2, "norm_group": 3}, {"mixup": 0.2}, False),  # 9, mixed 6
+        ({"batch_size": 36, "data_groups": 2, "norm_group": 3}, {"mixup": 0.2}, True),
+        ({"batch_size": 256, "data_groups": 4}, {"mixup": 0.2}, True),
+        ({"batch_size": 256, "data_groups": 1}, {"mixup": 0.2}, True),
+    ],
+)
+def test_backbones_with_data_groups_share_the_order_where_pairs_do_not_move_the_borders(
+    recipe: dict[str, Any], mixing: Mapping[str, Any], is_shared: bool
+) -> None:
+    sides = (_identity(recipe=recipe), _identity(recipe={**recipe, **mixing}))
+    assert (Sharing.ORDER in sharing_of(*sides)) == (Sharing.ORDER in sharing_of(*sides[::-1])) == is_shared
+
+
 def test_metric_that_is_better_higher_turns_the_ranking_and_not_the_difference() -> None:
     low, high = report_of(), report_of("report={metric: images_per_s}")
     assert [row.label_space for row in low.headlines[0].ranked] == [

@@ -76,15 +76,20 @@ class DataGroups:
         equally many ranks are borders of groups if the number of nodes divides ``number``.
 
         Raises:
-            UserError: ``number`` is below 1, or a group would have no slots.
+            UserError: ``number`` is below 1, a group would have no slots, or the batch is no whole number of units.
         """
         if number == 1:
             return None
+        units = f"units of {unit} samples (norm groups, pairs of mixed images)" if unit > 1 else "samples"
         if number < 1 or number * unit > batch_size:
-            groups = f"norm groups of {unit} samples" if unit > 1 else "samples"
             raise UserError(
                 f"data_groups is {number}; use 1 to {max(1, batch_size // unit)}: every data group needs a part of "
-                f"each batch, and a batch has {batch_size // unit} {groups}"
+                f"each batch, and a batch has {batch_size // unit} {units}"
+            )
+        if batch_size % unit:
+            raise UserError(
+                f"batch_size {batch_size} is not a whole number of {units}, and each of the {number} data groups takes "
+                f"whole ones; use a batch_size that {unit} divides, or data_groups: 1"
             )
         slices = (rank_slice(0, batch_size, rank=group, world_size=number, group_size=unit) for group in range(number))
         return cls(batch_size=batch_size, borders=(*(start for start, _ in slices), batch_size))
@@ -144,15 +149,22 @@ class _Epoch:
         """The pieces of a block."""
         return self.members[self.pieces_at[block] : self.pieces_at[block + 1]]
 
-    def shards_to_fetch(self, block: int) -> NDArray[np.int64]:
-        """Shards of a block that are worth fetching for it.
+    def shards_to_fetch(self, blocks: Sequence[int]) -> list[NDArray[np.int64]]:
+        """Of each block the shards that are worth fetching by a reader of all these blocks.
 
-        A shard that the border of two groups cuts is fetched for the larger part only. The smaller part is read by
-        ranges: so both together cost little more than the shard.
+        A shard that borders of groups cut is fetched by whoever reads half of it or more, in one piece or several.
+        Smaller parts are read by ranges: so all parts together cost little more than the shard.
         """
-        pieces = self.pieces(block)
-        sizes = self.sizes[pieces]
-        return self.shards[pieces[(sizes > 0) & (2 * sizes >= self.whole_sizes[pieces])]]
+        members = [self.pieces(block) for block in blocks]
+        pieces = np.concatenate(members)
+        shards, sizes, whole_sizes = self.shards[pieces], self.sizes[pieces], self.whole_sizes[pieces]
+        cut = np.flatnonzero(sizes < whole_sizes)
+        shards_cut, firsts, places = np.unique(shards[cut], return_index=True, return_inverse=True)
+        taken = np.bincount(places, weights=sizes[cut])
+        large = shards_cut[2 * taken >= whole_sizes[cut[firsts]]]
+        is_worth = (sizes > 0) & ((sizes == whole_sizes) | np.isin(shards, large))
+        ends = np.cumsum([len(own) for own in members])[:-1]
+        return [own[worth] for own, worth in zip(np.split(shards, ends), np.split(is_worth, ends), strict=True)]
 
 
 class SampleOrder:
@@ -257,23 +269,21 @@ class SampleOrder:
 
         They are those of the positions' blocks and of the ``num_later`` blocks of the same group after them, which may
         lie in later epochs, but in none that begins at ``end`` or later. A shard that several blocks hold is named
-        once, and empty ones never. With groups, a shard of which a group has less than half is left out: its samples
-        are read by ranges.
+        once, and empty ones never. With groups, a shard of which all these blocks of one epoch have less than half is
+        left out: its samples are read by ranges.
         """
         blocks: dict[int, dict[tuple[int, int], None]] = {}
         for group, number, place, size in self._parts(start, max(stop, start + 1)):
             epoch = self._epoch(number)
             touched = range(epoch.block_of(place), epoch.block_of(place + size - 1) + 1)
             blocks.setdefault(group, {}).update(dict.fromkeys((number, block) for block in touched))
-        ahead = []
         for group, own in blocks.items():
             last = next(reversed(own))
             for _ in range(num_later):
                 last = self._block_after(group, *last)
                 if end is None or last[0] * self.num_samples < end:
                     own[last] = None
-            ahead.append(np.concatenate([self._epoch(number).shards_to_fetch(block) for number, block in own]).tolist())
-        return _in_turns(ahead)
+        return _in_turns(self._shards_to_fetch(list(blocks.values())))
 
     def _named(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return rows if self._view is None else self._view.take(rows)
@@ -290,6 +300,18 @@ class SampleOrder:
             for group, position, length in self._groups.parts(first, last):
                 place = int(shifts[group] + self._groups.filled(position)[group])
                 yield group, number, place, length
+
+    def _shards_to_fetch(self, queues: Sequence[Iterable[tuple[int, int]]]) -> list[list[int]]:
+        """Shards worth fetching for a reader of all these blocks (epoch, number); of each queue in its order."""
+        by_epoch: dict[int, list[int]] = {}
+        for number, block in chain.from_iterable(queues):
+            by_epoch.setdefault(number, []).append(block)
+        found = {
+            (number, block): shards.tolist()
+            for number, blocks in by_epoch.items()
+            for block, shards in zip(blocks, self._epoch(number).shards_to_fetch(blocks), strict=True)
+        }
+        return [[shard for block in queue for shard in found[block]] for queue in queues]
 
     def _block_after(self, group: int, number: int, block: int) -> tuple[int, int]:
         """Epoch and number of the next block of a group."""

@@ -1,4 +1,4 @@
-"""Checks of a sweep's data before it starts: absent files, wrong counts, sorted shards, long clusterings. Pure.
+"""Checks of a sweep's data before it starts: absent files, wrong counts, sorted or cut shards, long clusterings. Pure.
 
 Sorted shards: samples are shuffled inside blocks of shards, so a batch has only classes of its block. If shards are
 sorted by class these are few, and training gets worse without an error. The measure is the expected
@@ -142,17 +142,45 @@ def sorted_shards(plan: Plan, summaries: Mapping[str, Mapping[str, Any]]) -> Ite
         plan: the plan.
         summaries: of committed records, by key.
     """
+    for job, index_key, spread, shuffle in _shuffles(plan, summaries):
+        if complaint := spread.complaint(shuffle):
+            yield f"{_dataset_of(plan, index_key)}: {complaint} (first: {job.name})"
+
+
+def cut_shards(plan: Plan, summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """One line per data set and number of data groups that is above that of the shards to train on.
+
+    Args:
+        plan: the plan.
+        summaries: of committed records, by key.
+    """
     warned = set()
+    for job, index_key, spread, shuffle in _shuffles(plan, summaries):
+        groups, num_shards = shuffle.data_groups, spread.num_shards
+        if groups > max(1, num_shards) and (index_key, groups) not in warned:
+            warned.add((index_key, groups))
+            yield (
+                f"{_dataset_of(plan, index_key)}: data_groups: {groups} cuts its {num_shards} training shards into "
+                "smaller parts; a worker reads the samples of less than half a shard one by one, in every epoch; use "
+                f"data_groups of at most {num_shards} (this changes the key), or shard the data set into more "
+                f"(first: {job.name})"
+            )
+
+
+def _shuffles(
+    plan: Plan, summaries: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[Job, str, ClassSpread, Shuffle]]:
+    """The first training of each data set and shuffle, with the key of the index, if this is committed."""
+    seen = set()
     for job in plan.jobs:
         index_key, recipe = job.identity["inputs"].get("index", ""), job.identity["parameters"].get("recipe", {})
         spread = summaries.get(index_key, {}).get(SPREAD_FIELD, {}).get("train")
         if job.kind not in BACKBONE_TRAINING_KINDS or not spread or "batch_size" not in recipe:
             continue
         shuffle = Shuffle.of(recipe)
-        if (index_key, shuffle) not in warned:
-            warned.add((index_key, shuffle))
-            if complaint := ClassSpread.from_json(spread).complaint(shuffle):
-                yield f"{_dataset_of(plan, index_key)}: {complaint} (first: {job.name})"
+        if (index_key, shuffle) not in seen:
+            seen.add((index_key, shuffle))
+            yield job, index_key, ClassSpread.from_json(spread), shuffle
 
 
 def _dataset_of(plan: Plan, index_key: str) -> str:

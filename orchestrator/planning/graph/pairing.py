@@ -7,13 +7,16 @@ if they augment alike. If they share any of these, their results are a pair; oth
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Flag, auto
 from typing import Any, Final
 
+from orchestrator.core.hyper_parameters import MIXES
+
 _ORDER_FIELDS: Final = ("shuffle_block_shards", "shuffle_chunk_samples", "data_groups", "select_holdout")
 _BATCH_FIELDS: Final = ("batch_size", "norm_group")
-"""Of a recipe; data groups are cut from batches, at the borders of norm groups."""
+"""Of a recipe; data groups are cut from batches, at the borders of norm groups and of pairs that are mixed."""
 _CROP_FIELDS: Final = ("augment", "crop_scale", "crop_ratio", "color_jitter", "resize", "interpolation")
 
 
@@ -63,9 +66,17 @@ def _is_same_order(recipe: Mapping[str, Any], other: Mapping[str, Any], *, is_sa
     groups = recipe.get("data_groups", 1)
     if groups == 1:
         return True
-    # Whether a network has BatchNorm matters only where a group's share is not a whole number of norm groups.
-    borders_agree = is_same_model or recipe["batch_size"] % (groups * (recipe.get("norm_group") or 64)) == 0
-    return borders_agree and _equal(recipe, other, _BATCH_FIELDS)
+    if not _equal(recipe, other, _BATCH_FIELDS):
+        return False
+    # Whether a network has BatchNorm, and whether images are mixed, decides what the borders of groups do not cut. It
+    # does not matter where every group has a whole number of norm groups and pairs anyway.
+    unit = math.lcm(recipe.get("norm_group") or 64, MIXES)
+    is_same_unit = is_same_model and _is_mixed(recipe) == _is_mixed(other)
+    return is_same_unit or recipe["batch_size"] % (groups * unit) == 0
+
+
+def _is_mixed(recipe: Mapping[str, Any]) -> bool:
+    return bool(recipe.get("mixup") or recipe.get("cutmix"))
 
 
 def _equal(first: Mapping[str, Any], second: Mapping[str, Any], names: tuple[str, ...]) -> bool:
