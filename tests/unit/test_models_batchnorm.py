@@ -11,13 +11,14 @@ from timm.layers import BatchNormAct2d  # type: ignore[attr-defined]
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import MemoryImages, memory_loop, network
 from tests.tiny_training import RECIPE
-from workloads.models.batchnorm import ghost_batchnorm, resolve_norm_group
+from workloads.models.batchnorm import RunningStatistics, ghost_batchnorm, resolve_norm_group
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.ranks import Ranks
 from workloads.train.large_head import loss_of
@@ -220,6 +221,22 @@ def test_groups_at_once_compiled_equal_uncompiled_to_rounding() -> None:
     compiled.compile(backend="aot_eager")
     torch.testing.assert_close(_passed(compiled, inputs), _passed(reference, inputs), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(dict(compiled.named_buffers()), dict(reference.named_buffers()))
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_groups_in_a_block_that_is_computed_again_move_the_statistics_once(one_by_one: bool) -> None:
+    """BatchNorm is the last operation that saves a tensor: torch ends the second pass within it."""
+    layer, inputs = nn.BatchNorm2d(3), _images(12, 3, 5, 3).requires_grad_()
+    own, expected = dict(layer.named_buffers()), copy.deepcopy(layer)
+    statistics = RunningStatistics(layer)
+    with ghost_batchnorm(layer, 4, one_by_one=one_by_one):
+        outputs = checkpoint(lambda x: layer(2 * x) + x, inputs, use_reentrant=False)
+        with statistics.held():
+            outputs.square().sum().backward()
+    with ghost_batchnorm(expected, 4, one_by_one=one_by_one):
+        expected(2 * inputs)
+    assert all(tensor is own[name] for name, tensor in layer.named_buffers())
+    assert all(torch.equal(own[name], tensor) for name, tensor in expected.named_buffers())
 
 
 def test_run_that_began_with_groups_one_by_one_ends_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
