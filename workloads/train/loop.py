@@ -51,7 +51,8 @@ from workloads.train.warmup_step import MicroBatchSearch
 
 _LOG = logging.getLogger(__name__)
 _NORM_GROUPS = "norm_groups"
-"""In fingerprints: how several norm groups pass through a BatchNorm layer; not there: one by one, as before."""
+"""In fingerprints of models with BatchNorm: how the code passes several norm groups through a layer, also where no pass
+of this rank holds several, so that all ranks and all attempts agree; not there: one by one, as before."""
 _MOST_REWINDS = 20
 """More numerics failures than this are no accident of single batches."""
 
@@ -97,7 +98,7 @@ class TrainingLoop:
                 world_size=self._ranks.world_size,
             )
             | arithmetic.fingerprint()
-            | ({_NORM_GROUPS: "at once"} if self._layout.has_groups_at_once else {})
+            | ({_NORM_GROUPS: "at once"} if self._layout.has_batchnorm else {})
         )
         self.state = self._first_state()
         self._resumed_at = self.state.step
