@@ -374,7 +374,8 @@ class HyperParameters:
     grad_reduction: str = _choice(
         ("fp32", "bf16"),
         "fp32",
-        "Number format in which the workers of a job sum gradients; bf16 halves what is sent.",
+        "Number format in which the workers of a job sum gradients; bf16 halves what is sent, and results depend on "
+        "the number of workers.",
     )
     shuffle_block_shards: int = _count("Shards whose samples are shuffled together.", 16, always=True)
     shuffle_chunk_samples: int | None = _count(

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from orchestrator.backends.classify import classify
 from orchestrator.core.activity import RankActivity
 from orchestrator.core.contract import ExecutionContext
-from orchestrator.core.errors import FailureKind, NumericsError, UserError
+from orchestrator.core.errors import FailureKind, NumericsError, PreemptedError, UserError
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
@@ -147,6 +148,19 @@ def _train(rank: int, world_size: int, folder: Path, recipe: dict[str, Any], num
     return state.rewinds, dict(model.state_dict())
 
 
+def _rounded_gradients(rank: int, world_size: int, folder: Path, *, stops: bool, names_reduction: bool = True) -> Any:
+    """Changes of numerics that a gang notes which sums gradients in bf16; it may stop after its first updates."""
+    ranks = Ranks(rank=rank, world_size=world_size)
+    task = MemoryImages(_WithSpare(), batch_size=8, num_samples=40, image_size=4, ranks=ranks)
+    recipe = {"epochs": 2, "batch_size": 8, "grad_reduction": "bf16"}
+    loop = memory_loop(task, LocalStore(folder), recipe, ranks=ranks, should_stop=lambda: stops)
+    if not names_reduction:
+        del loop._fingerprint["grad_reduction"]
+    with pytest.raises(PreemptedError) if stops else nullcontext():
+        loop.run()
+    return loop.state.fingerprint_changes
+
+
 class _WithSpare(nn.Module):
     """A linear model, and a parameter that no loss depends on."""
 
@@ -158,6 +172,21 @@ class _WithSpare(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.linear(images.flatten(1))
         return logits
+
+
+@pytest.mark.parametrize("names_reduction", [True, False])
+def test_gang_that_rounds_gradients_notes_another_number_of_workers(
+    pool: RankPool, tmp_path: Path, names_reduction: bool
+) -> None:
+    """Also where an earlier version wrote the checkpoint, which did not name the reduction."""
+    first = partial(_rounded_gradients, stops=True, names_reduction=names_reduction)
+    raise_errors(pool.run(tmp_path, 2, first, tmp_path / "store"))
+    again = partial(_rounded_gradients, stops=True)
+    assert raise_errors(pool.run(tmp_path, 2, again, tmp_path / "store")) == [[], []]
+    last = partial(_rounded_gradients, stops=False)
+    for changes in raise_errors(pool.run(tmp_path, 4, last, tmp_path / "store")):
+        assert "world_size: 2 -> 4" in changes
+        assert "grad_reduction: bf16 of 2 workers -> bf16 of 4 workers" in changes
 
 
 def test_gang_with_a_poisoned_sample_on_one_rank_fails_on_all_and_names_it(pool: RankPool, tmp_path: Path) -> None:

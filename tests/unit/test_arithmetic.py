@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -276,6 +277,43 @@ def test_compiled_blocks_give_gradients_during_the_backward_pass_and_share_code(
     assert len(calls) == 2
     assert compiled.is_compiled
     assert deepcopy(network).state_dict().keys() == network.state_dict().keys()
+
+
+def test_compile_failure_of_a_later_block_does_not_run_the_first_ones_twice() -> None:
+    """A last batch of another size, as in the middle of a training."""
+    torch._dynamo.reset()
+    network = nn.Sequential(_Noise(), _Block()).train()
+    compiled, calls = deepcopy(network), list[int]()
+
+    def backend(graph: torch.fx.GraphModule, example: list[Tensor]) -> Any:
+        calls.append(1)
+        if len(calls) == 4:  # the second block's second size
+            raise ArithmeticError("no kernel for this")
+        return graph.forward
+
+    forward = CompiledForward(compiled, CompileMode.DEFAULT, backend=backend)
+    with torch.random.fork_rng(devices=[]):
+        expected = _outputs(network, 8, 6)
+        found = _outputs(forward, 8, 6)
+    assert len(calls) == 4
+    assert "no kernel for this" in forward.note
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(compiled.buffers(), network.buffers(), strict=True))
+
+
+class _Noise(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.drop = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.drop(self.norm(self.first(inputs)))
+        return outputs
+
+
+def _outputs(forward: Callable[[Tensor], Tensor], *sizes: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [forward(torch.randn(size, 4)) for size in sizes]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
 """Norm groups: own statistics per group, running statistics that move once per step."""
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,17 +13,20 @@ from timm.layers import BatchNormAct2d  # type: ignore[attr-defined]
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import MemoryImages, memory_loop, network
 from tests.tiny_training import RECIPE
-from workloads.models.batchnorm import ghost_batchnorm, resolve_norm_group
+from workloads.models.batchnorm import RunningStatistics, ghost_batchnorm, resolve_norm_group
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.ranks import Ranks
+from workloads.train import warmup_step
 from workloads.train.large_head import loss_of
 from workloads.train.learner import Learner
+from workloads.train.loop import TrainingLoop
 from workloads.train.micro_batch import Layout
 from workloads.train.objective import SoftmaxObjective
 from workloads.train.recipe import Recipe
@@ -222,16 +227,34 @@ def test_groups_at_once_compiled_equal_uncompiled_to_rounding() -> None:
     torch.testing.assert_close(dict(compiled.named_buffers()), dict(reference.named_buffers()))
 
 
-def test_run_that_began_with_groups_one_by_one_ends_so(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("one_by_one", [False, True])
+def test_groups_in_a_block_that_is_computed_again_move_the_statistics_once(one_by_one: bool) -> None:
+    """BatchNorm is the last operation that saves a tensor: torch ends the second pass within it."""
+    layer, inputs = nn.BatchNorm2d(3), _images(12, 3, 5, 3).requires_grad_()
+    own, expected = dict(layer.named_buffers()), copy.deepcopy(layer)
+    statistics = RunningStatistics(layer)
+    with ghost_batchnorm(layer, 4, one_by_one=one_by_one):
+        outputs = checkpoint(lambda x: layer(2 * x) + x, inputs, use_reentrant=False)
+        with statistics.held():
+            outputs.square().sum().backward()
+    with ghost_batchnorm(expected, 4, one_by_one=one_by_one):
+        expected(2 * inputs)
+    assert all(tensor is own[name] for name, tensor in layer.named_buffers())
+    assert all(torch.equal(own[name], tensor) for name, tensor in expected.named_buffers())
+
+
+def _groups_loop(folder: Path, *, micro_batch: int, **callbacks: Any) -> TrainingLoop:
+    task = MemoryImages(network("test_resnet"), batch_size=8, num_samples=16)
+    recipe = {"epochs": 2, "batch_size": 8, "norm_group": 4, "lr": 0.1}
+    execution = Execution(micro_batch=micro_batch, checkpoint_every_steps=1)
+    return memory_loop(task, LocalStore(folder), recipe, execution=execution, **callbacks)
+
+
+def test_run_that_began_with_groups_one_by_one_ends_so(tmp_path: Path) -> None:
     """Its checkpoints have the fingerprint of the time before; then a resumed run has the bits of one undisturbed."""
-    recipe, execution = (
-        {"epochs": 2, "batch_size": 8, "norm_group": 4, "lr": 0.1},
-        Execution(micro_batch=8, checkpoint_every_steps=1),
-    )
 
     def loop(folder: str, **callbacks: Any) -> Any:
-        task = MemoryImages(network("test_resnet"), batch_size=8, num_samples=16)
-        return memory_loop(task, LocalStore(tmp_path / folder), recipe, execution=execution, **callbacks)
+        return _groups_loop(tmp_path / folder, micro_batch=8, **callbacks)
 
     def before(folder: str, **callbacks: Any) -> Any:
         made = loop(folder, **callbacks)
@@ -251,3 +274,24 @@ def test_run_that_began_with_groups_one_by_one_ends_so(tmp_path: Any, monkeypatc
     assert loop("new").state.fingerprint["norm_groups"] == "at once"
     weights = [dict(one.learner.model.state_dict()) for one in (whole, resumed)]
     assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
+
+
+def test_run_that_began_with_one_group_in_a_pass_ends_with_groups_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So does a rank whose share is one group, beside ranks that have several: rank 0's fingerprint is kept for all."""
+    stops = iter([False, False, True])
+    with pytest.raises(PreemptedError):
+        _groups_loop(tmp_path, micro_batch=4, should_stop=lambda: next(stops)).run()
+    resumed = _groups_loop(tmp_path, micro_batch=8)
+    asked: list[bool] = []
+
+    @contextmanager
+    def watched(model: nn.Module, group_size: int, *, one_by_one: bool = False) -> Iterator[None]:
+        asked.append(one_by_one)
+        with ghost_batchnorm(model, group_size, one_by_one=one_by_one):
+            yield
+
+    monkeypatch.setattr(warmup_step, "ghost_batchnorm", watched)
+    assert resumed.run().fingerprint_changes == ["micro_batch: 4 -> 8"]
+    assert asked == [False]

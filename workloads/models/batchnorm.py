@@ -150,17 +150,21 @@ def _forward_in_groups(layer: _BatchNorm, forward: Callable[[Tensor], Tensor], g
     own = {name: getattr(layer, name) for name in names}
     sums = {name: torch.zeros_like(own[name]) for name in names}
     outputs = []
-    for group in groups:
-        # Each group starts from copies: autograd refuses buffers that are written between forward and backward.
+    try:
+        for group in groups:
+            # Each group starts from copies: autograd refuses buffers that are written between forward and backward.
+            for name in names:
+                setattr(layer, name, own[name].clone())
+            outputs.append(forward(group))
+            for name in names:
+                sums[name].add_(getattr(layer, name))
+    finally:
+        # Activation checkpointing ends a recomputation by an exception in the last operation that saves a tensor.
         for name in names:
-            setattr(layer, name, own[name].clone())
-        outputs.append(forward(group))
-        for name in names:
-            sums[name].add_(getattr(layer, name))
+            setattr(layer, name, own[name])
     for name in names:
         # The counter too: every group makes it one more than before, and so is their mean.
         own[name].copy_(sums[name] / len(groups))
-        setattr(layer, name, own[name])
     return torch.cat(outputs)
 
 

@@ -16,7 +16,11 @@ import timm
 import torch
 import torch.utils.deterministic
 
+from workloads.runtime.enums import Precision
+
 Fingerprint = Mapping[str, str | int]
+GRAD_REDUCTION = "grad_reduction"
+"""In fingerprints of gangs that round gradients before they sum them."""
 
 
 def pick_device() -> torch.device:
@@ -49,9 +53,19 @@ def deterministic_numerics(num_threads: int) -> Iterator[None]:
 
 
 def numerics_fingerprint(
-    device: torch.device, *, num_threads: int, micro_batch: int, world_size: int = 1
+    device: torch.device,
+    *,
+    num_threads: int,
+    micro_batch: int,
+    world_size: int = 1,
+    grad_reduction: Precision = Precision.FP32,
 ) -> dict[str, str | int]:
-    """Everything that may change the last bits of a result on equal input."""
+    """Everything that may change the last bits of a result on equal input.
+
+    ``grad_reduction``: the format in which the ranks sum gradients. Below fp32, their number changes more than the last
+    bits.
+    """
+    rounds = world_size > 1 and grad_reduction is not Precision.FP32
     return {
         "torch": torch.__version__,
         "timm": timm.__version__,
@@ -64,6 +78,7 @@ def numerics_fingerprint(
         "world_size": world_size,
         "micro_batch": micro_batch,
         "optimizer_form": "fused",
+        **({GRAD_REDUCTION: f"{grad_reduction.value} of {world_size} workers"} if rounds else {}),
     }
 
 

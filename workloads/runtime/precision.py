@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from enum import StrEnum
 from pathlib import Path
@@ -96,6 +96,7 @@ class CompiledForward:
     def __init__(self, module: nn.Module, mode: CompileMode, *, backend: str | Callable[..., Any] = "inductor") -> None:
         self.module, self.note, self.compile_s = module, "", 0.0
         self._blocks: list[nn.Module] = []
+        self._cases: set[tuple[Any, ...]] = set()
         if mode is CompileMode.OFF:
             return
         self._blocks = [module] if mode in _CUDA_GRAPHS else blocks_of(module)
@@ -116,11 +117,17 @@ class CompiledForward:
         if not self.is_compiled:
             return self.module(*inputs)
         started_s = time.perf_counter()
+        tensors = [value for value in inputs if isinstance(value, Tensor)]
+        case = (self.module.training, torch.is_grad_enabled(), *(tensor.shape for tensor in tensors))
+        # What compiles a block may fail after blocks before it ran: these moved statistics and drew random numbers.
+        put_back = _done if case in self._cases else kept_state(self.module, {tensor.device for tensor in tensors})
         try:
             result = self.module(*inputs)
         except _failures() as error:
             self.give_up(error)
+            put_back()
             return self.module(*inputs)
+        self._cases.add(case)
         self.compile_s = self.compile_s or time.perf_counter() - started_s
         return result
 
@@ -147,6 +154,27 @@ class CompiledForward:
     def _remove(self) -> None:
         for block in self._blocks:
             block._compiled_call_impl = None  # noqa: SLF001 - see ``paused``
+
+
+def kept_state(module: nn.Module, devices: Iterable[torch.device]) -> Callable[[], None]:
+    """Keep the buffers of a module and the states of the random generators; the result puts them back."""
+    buffers = [(buffer, buffer.clone()) for buffer in module.buffers()]
+    host = torch.get_rng_state()
+    generators = [(device, torch.cuda.get_rng_state(device)) for device in devices if device.type == "cuda"]
+
+    def put_back() -> None:
+        torch.set_rng_state(host)
+        for device, state in generators:
+            torch.cuda.set_rng_state(state, device)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+    return put_back
+
+
+def _done() -> None:
+    """Nothing to put back."""
 
 
 def keep_compiled_code(folder: Path) -> None:

@@ -21,7 +21,7 @@ from workloads.checkpoint.snapshot import Checkpoint
 from workloads.checkpoint.writer import WhenBusy
 from workloads.models.build import checkpoint_activations
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import difference, numerics_fingerprint
+from workloads.runtime.fingerprint import GRAD_REDUCTION, difference, numerics_fingerprint
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.streams import Purpose, seed_device, torch_seed
 from workloads.train.evaluate import OutcomeTally, evaluate
@@ -51,7 +51,8 @@ from workloads.train.warmup_step import MicroBatchSearch
 
 _LOG = logging.getLogger(__name__)
 _NORM_GROUPS = "norm_groups"
-"""In fingerprints: how several norm groups pass through a BatchNorm layer; not there: one by one, as before."""
+"""In fingerprints of models with BatchNorm: how the code passes several norm groups through a layer, also where no pass
+of this rank holds several, so that all ranks and all attempts agree; not there: one by one, as before."""
 _MOST_REWINDS = 20
 """More numerics failures than this are no accident of single batches."""
 
@@ -95,9 +96,10 @@ class TrainingLoop:
                 num_threads=request.execution.num_threads,
                 micro_batch=self._layout.micro_batch,
                 world_size=self._ranks.world_size,
+                grad_reduction=Precision(recipe.grad_reduction),
             )
             | arithmetic.fingerprint()
-            | ({_NORM_GROUPS: "at once"} if self._layout.has_groups_at_once else {})
+            | ({_NORM_GROUPS: "at once"} if self._layout.has_batchnorm else {})
         )
         self.state = self._first_state()
         self._resumed_at = self.state.step
@@ -198,7 +200,10 @@ class TrainingLoop:
         self._task.recall_bad_samples(state.bad_samples)
         if _NORM_GROUPS not in state.fingerprint:
             self._fingerprint.pop(_NORM_GROUPS, None)  # a run that began with the former operation ends with it
-        changes = difference(state.fingerprint, self._fingerprint)
+        before = dict(state.fingerprint)
+        if before.get("world_size") == self._ranks.world_size and GRAD_REDUCTION in self._fingerprint:
+            before.setdefault(GRAD_REDUCTION, self._fingerprint[GRAD_REDUCTION])  # earlier versions did not write it
+        changes = difference(before, self._fingerprint)
         if changes:
             _LOG.warning("resuming %s under other numerics, no longer bit-exact: %s", self._job.request.job, changes)
         state.resumed_steps.append(state.step)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from orchestrator.core.activity import Activity
 from orchestrator.core.contract import Execution
 from workloads.models.batchnorm import ghost_batchnorm
-from workloads.runtime.precision import Arithmetic, is_compile_failure
+from workloads.runtime.precision import Arithmetic, is_compile_failure, kept_state
 from workloads.train.learner import Learner
 from workloads.train.linear_form import Targets
 from workloads.train.micro_batch import (
@@ -154,20 +154,16 @@ class WarmupStep:
 
     def _run(self, num_samples: int) -> None:
         model, arithmetic = self._model, self._arithmetic
-        buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
+        put_back = kept_state(model, [arithmetic.device])
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
         for parameter, _ in gradients:
             parameter.grad = None
-        devices = [arithmetic.device] if arithmetic.device.type == "cuda" else []
         try:
-            with torch.random.fork_rng(devices=devices):
-                inputs, targets = self._example(num_samples)
-                with arithmetic.autocast():
-                    losses_B, _ = self._losses_of(inputs, targets)
-                losses_B.sum().backward()  # type: ignore[no-untyped-call]
+            inputs, targets = self._example(num_samples)
+            with arithmetic.autocast():
+                losses_B, _ = self._losses_of(inputs, targets)
+            losses_B.sum().backward()  # type: ignore[no-untyped-call]
         finally:
             for parameter, gradient in gradients:
                 parameter.grad = gradient
-            with torch.no_grad():
-                for buffer, before in buffers:
-                    buffer.copy_(before)
+            put_back()
