@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,13 @@ def test_shipped_files_all_load(monkeypatch: pytest.MonkeyPatch) -> None:
     names = [path.stem for path in folder.glob("*.yaml")]
     assert {"quickstart", "digits"} <= set(names)
     models: list[Mapping[str, Any]] = []  # those of all files, to be built in one process instead of one for each file
+
+    def note(found: Sequence[Mapping[str, Any]]) -> tuple[()]:
+        models.extend(found)
+        return ()
+
     with monkeypatch.context() as patch:
-        patch.setattr("orchestrator.sweepfile.load.check_models", lambda found: models.extend(found) or ())
+        patch.setattr("orchestrator.sweepfile.load.check_models", note)
         patch.setattr("orchestrator.sweepfile.load.check_simulations", check_simulations_here)
         for name in names:
             assert load_sweep(name)[0].name == name
