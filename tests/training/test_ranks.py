@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from orchestrator.backends.classify import classify
 from orchestrator.core.activity import RankActivity
-from orchestrator.core.contract import ExecutionContext
+from orchestrator.core.contract import Execution, ExecutionContext
 from orchestrator.core.errors import FailureKind, NumericsError, PreemptedError, UserError
 from orchestrator.storage.local import LocalStore
-from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
+from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop, network
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
 from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import PeerLostError, Ranks, flight_record
@@ -161,6 +161,19 @@ def _rounded_gradients(rank: int, world_size: int, folder: Path, *, stops: bool,
     return loop.state.fingerprint_changes
 
 
+def _uneven_groups(rank: int, world_size: int, folder: Path, stop_after: int) -> dict[str, Tensor]:
+    """Weights of a gang in which one rank has two norm groups of a batch, and the other one."""
+    ranks = Ranks(rank=rank, world_size=world_size)
+    task = MemoryImages(network("test_resnet"), batch_size=12, num_samples=24, ranks=ranks)
+    recipe = {"epochs": 2, "batch_size": 12, "norm_group": 4, "lr": 0.1}
+    asked = iter(range(100))
+    execution, stop = Execution(micro_batch=8), lambda: next(asked) == stop_after
+    loop = memory_loop(task, LocalStore(folder), recipe, execution=execution, ranks=ranks, should_stop=stop)
+    with nullcontext() if stop_after < 0 else pytest.raises(PreemptedError):
+        loop.run()
+    return dict(task.model.state_dict())
+
+
 class _WithSpare(nn.Module):
     """A linear model, and a parameter that no loss depends on."""
 
@@ -172,6 +185,14 @@ class _WithSpare(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         logits: Tensor = self.linear(images.flatten(1))
         return logits
+
+
+def test_gang_with_uneven_norm_groups_resumes_to_the_same_bits(pool: RankPool, tmp_path: Path) -> None:
+    whole = raise_errors(pool.run(tmp_path, 2, _uneven_groups, tmp_path / "whole", -1))
+    raise_errors(pool.run(tmp_path, 2, _uneven_groups, tmp_path / "cut", 1))
+    resumed = raise_errors(pool.run(tmp_path, 2, _uneven_groups, tmp_path / "cut", -1))
+    for expected, found in zip(whole, resumed, strict=True):
+        assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
 
 
 @pytest.mark.parametrize("names_reduction", [True, False])
