@@ -279,6 +279,16 @@ def test_at_convergence_both_methods_use_the_stable_coordinate() -> None:
         assert found["out_of_domain"] > 0.95
 
 
+def test_singular_values_are_found_where_divide_and_conquer_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverge(*_: object, **__: object) -> None:
+        raise np.linalg.LinAlgError("SVD did not converge")
+
+    w_DD = np.diag([1.0, 1.0, 0.5])
+    monkeypatch.setattr(np.linalg, "svd", diverge)
+    u_DD, values_D, vt_DD = shared_private._svd(w_DD)
+    assert u_DD * values_D @ vt_DD == pytest.approx(w_DD)
+
+
 def test_feature_weights_are_those_of_the_propositions() -> None:
     small: dict[str, Any] = {"tasks": 4, "spurious": 8, "steps": 800}
     universal = averages("diversity", 1, **small)

@@ -13,6 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 from pydantic import Field
+from scipy.linalg import svd
 from scipy.special import expit
 
 from workloads.theory.context import ShippedParameters, SimulationContext
@@ -135,9 +136,18 @@ def _pairs(parameters: DiversityParameters, dim: int, rng: np.random.Generator) 
     return z_ND, positive_ND
 
 
+def _svd(w_DD: Floats) -> tuple[Floats, Floats, Floats]:
+    """Singular values; numpy's divide and conquer may not converge where many values are equal, as here."""
+    try:
+        u_DD, values_D, vt_DD = np.linalg.svd(w_DD, full_matrices=False)
+    except np.linalg.LinAlgError:
+        u_DD, values_D, vt_DD = svd(w_DD, full_matrices=False, lapack_driver="gesvd")
+    return u_DD, values_D, vt_DD
+
+
 def _in_norms(w_DD: Floats, squared_norm: float) -> Floats:
     """The nearest matrix with |W| <= 1 and |W|_F^2 <= ``squared_norm``: singular values min(1, c s)."""
-    u_DD, values_D, vt_DD = np.linalg.svd(w_DD, full_matrices=False)
+    u_DD, values_D, vt_DD = _svd(w_DD)
     low, high = 0.0, 1.0
     if np.minimum(1, values_D) @ np.minimum(1, values_D) > squared_norm:
         for _ in range(40):
@@ -151,7 +161,7 @@ def _in_norms(w_DD: Floats, squared_norm: float) -> Floats:
 def _in_ball(w_DD: Floats, centre_DD: Floats, radius: float) -> Floats:
     """Near the nearest matrix with |W| <= 1 and |W - centre|_F <= radius, and within both."""
     for _ in range(_ROUNDS):
-        u_DD, values_D, vt_DD = np.linalg.svd(w_DD, full_matrices=False)
+        u_DD, values_D, vt_DD = _svd(w_DD)
         w_DD = u_DD * np.minimum(1, values_D) @ vt_DD
         distance = float(np.linalg.norm(w_DD - centre_DD))
         w_DD = centre_DD + (w_DD - centre_DD) * min(1.0, radius / max(distance, 1e-300))
