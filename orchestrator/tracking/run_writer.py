@@ -179,7 +179,7 @@ def _dataset_input(use: DatasetUse) -> DatasetInput:
 
 
 def _is_refusal(error: Exception) -> bool:
-    """Whether the server answered and said no, which is worth a second look; an outage is not."""
+    """Whether the server refused the request; an outage is not a refusal."""
     return getattr(error, "error_code", "") in {
         "INVALID_PARAMETER_VALUE",
         "INVALID_STATE",

@@ -125,15 +125,19 @@ def checkpoint_activations(model: nn.Module) -> bool:
     if not isinstance(model, Classifier) or not any(weight.requires_grad for weight in model.backbone.parameters()):
         return False
     switch = getattr(model.backbone, "set_grad_checkpointing", None)
+    if switch is None:
+        raise _no_checkpointing(model, "it has no set_grad_checkpointing")
     try:
-        if switch is None:
-            raise NotImplementedError("it has no set_grad_checkpointing")
         switch(enable=True)
     except (AssertionError, NotImplementedError, TypeError) as error:
-        name, why = type(model.backbone).__name__, str(error) or "timm refuses it"
-        message = f"compute.activation_checkpointing is on, but {name} cannot compute activations again: {why}"
-        raise UserError(f"{message}; set it to false, or lower compute.micro_batch") from error
+        raise _no_checkpointing(model, str(error) or "timm refuses it") from error
     return True
+
+
+def _no_checkpointing(model: Classifier, why: str) -> UserError:
+    name = type(model.backbone).__name__
+    message = f"compute.activation_checkpointing is on, but {name} cannot compute activations again: {why}"
+    return UserError(f"{message}; set it to false, or lower compute.micro_batch")
 
 
 def memory_format(backbone: nn.Module) -> torch.memory_format:
