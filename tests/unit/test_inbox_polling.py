@@ -142,13 +142,18 @@ def test_message_that_could_not_be_settled_is_tried_again_at_once(world: World) 
     assert world.clock() - begun_s <= 5.0
 
 
-def test_controller_whose_silent_sweep_was_taken_notices_by_the_marker(world: World) -> None:
+def take_running_sweep(world: World) -> None:
+    """A job of sweep ``taken`` runs, and cluster-b is asked to take the sweep over."""
     world.backend = ScriptedBackend(world.store, {"dataset/4": [Hang()]})
     world.new_controller()
     world.submit(make_job("dataset/4"), sweep="taken")
     world.tick_until(lambda: world.is_running("dataset/4"))
     plan = make_plan(make_job("dataset/4"), sweep="taken", store_uri=world.store.uri)
     client.submit(world.store, plan, "", "cluster-b", ownership=Ownership.TAKE, now=world.clock())
+
+
+def test_controller_whose_silent_sweep_was_taken_notices_by_the_marker(world: World) -> None:
+    take_running_sweep(world)
     other = Controller(world.store, ScriptedBackend(world.store), "cluster-b", "holder-b", world.clock)
     other.tick()
     assert world.snapshot("taken").cluster == "cluster-b"
@@ -161,12 +166,7 @@ def test_controller_whose_silent_sweep_was_taken_notices_by_the_marker(world: Wo
 
 
 def test_controller_that_saw_who_would_take_its_silent_sweep_notices_when_it_is_taken(world: World) -> None:
-    world.backend = ScriptedBackend(world.store, {"dataset/4": [Hang()]})
-    world.new_controller()
-    world.submit(make_job("dataset/4"), sweep="taken")
-    world.tick_until(lambda: world.is_running("dataset/4"))
-    plan = make_plan(make_job("dataset/4"), sweep="taken", store_uri=world.store.uri)
-    client.submit(world.store, plan, "", "cluster-b", ownership=Ownership.TAKE, now=world.clock())
+    take_running_sweep(world)
     world.clock.advance(1.0)
     world.controller.tick()
     assert world.snapshot("taken").cluster == CLUSTER
