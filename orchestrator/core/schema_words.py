@@ -1,12 +1,11 @@
-"""Plain-English messages for values that a schema refuses and for unknown names.
+"""Plain-English messages for values that a schema refuses.
 
 Sweep files, arguments of plug-ins, parameters of simulations and arguments of models are refused in the same words.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
+from collections.abc import Mapping
 from typing import Any, Final
 
 _WORDS: Final[Mapping[str, str]] = {
@@ -52,15 +51,6 @@ def why_refused(kind: str, message: str, context: Mapping[str, Any]) -> str:
     for start in ("Value error, ", "Assertion failed, ", "Input "):
         message = message.removeprefix(start)
     return message
-
-
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    """``did you mean 'x'?``, or else the names that there are."""
-    names = {one.lower(): one for one in sorted(known)}
-    near = get_close_matches(name.lower(), names, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean '{names[near[0]]}'?"
-    return f"it has {', '.join(names.values())}" if names else "it has none"
 
 
 def _shown(value: object) -> str:

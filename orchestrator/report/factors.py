@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.pairing import Sharing, sharing_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import EffectTable, Pairing, Report, Result, Row, Table, TablePlace
 from orchestrator.report.statistics.effects import DesignCell, FactorialDesign
 from orchestrator.report.statistics.summaries import SeedPair
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import LABELS_FACTOR
 
 Values = tuple[str, ...]

@@ -16,6 +16,7 @@ from tomlkit.toml_document import TOMLDocument
 
 from orchestrator.core.errors import NotFoundError, SpecError, StorageError, UserError
 from orchestrator.core.security.secret_patterns import secret_form
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.services.settings_sources import (
     CHOICE,
     CONTEXTS,
@@ -28,7 +29,6 @@ from orchestrator.services.settings_sources import (
 )
 from orchestrator.storage.files import write_private
 from orchestrator.storage.open import check_store_uri
-from orchestrator.sweepfile.suggest import did_you_mean
 
 _LOCK_S = 10.0
 _WEB = {"http", "https"}

@@ -9,12 +9,12 @@ from typing import Any
 
 from orchestrator.core.errors import NotFoundError, StorageTimeoutError, UsageError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.diff import FieldChange, causes, nearest
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.artifact_lookup import ArtifactSummary, ask_all, read_artifact_summary
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.suggest import did_you_mean
 
 DEADLINE_S = 20.0
 _MAX_CANDIDATES = 400

@@ -9,10 +9,10 @@ from fnmatch import fnmatchcase
 import typer
 
 from orchestrator.core.errors import NotFoundError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState
-from orchestrator.sweepfile.suggest import did_you_mean
 
 _OWN = ("job", "kind", "state")
 """Fields by which every job can be selected, besides its facets."""

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.security.references import is_reference
+from orchestrator.core.suggest import did_you_mean
 
 PROJECT_FILE = "orchestrator.toml"
 DOTENV_FILE = ".env"
@@ -257,8 +258,6 @@ def problem_of(name: str, value: object) -> str:
     """The error in a line of a file; empty if there is none."""
     known = [setting.name for setting in SETTINGS]
     if name not in known:
-        from orchestrator.sweepfile.suggest import did_you_mean  # half a second of imports, which --help must not take
-
         return f"{name!r} is not a setting; {did_you_mean(name, known)}"
     if not isinstance(value, str | bool | int | float):
         return f"{name} is {value!r}; write a text, a number, true or false"
@@ -460,8 +459,6 @@ def _context_values(choice: ChosenContext | None, user: SettingsFile) -> Mapping
     if choice is None:
         return {}
     if choice.name not in user.contexts:
-        from orchestrator.sweepfile.suggest import did_you_mean  # half a second of imports, which --help must not take
-
         hint = did_you_mean(choice.name, [*user.contexts]) if user.contexts else "there is none yet"
         without = f"{CONTEXT_FLAG} {NO_CONTEXT}"
         how = f"make it with `orchestrator {without} config set-context`, or go without: {without}"

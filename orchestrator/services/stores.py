@@ -7,13 +7,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.core.errors import NotFoundError, StorageError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.settings import Settings
 from orchestrator.services.terminal import say
 from orchestrator.stack.description import read_description
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
 ANSWER_S = 4.0

@@ -10,11 +10,11 @@ from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import MEASURES
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Name, OneRule, Seed, Strict, canonical
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginUses
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.transfer import check_epochs, chosen_labels, measured_blocks
 from orchestrator.sweepfile.values import AnalysisPlan, Dataset, LabelSpace, Pretrain
 

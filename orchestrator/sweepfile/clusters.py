@@ -7,13 +7,13 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec, check_model, check_resize
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import Decoder, Deviations, Interpolation, Mean, Precision
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Clustering, Dataset, Embedding, LabelSpace, Model, Pretrain
 
 WHOLE_SET = "dataset"

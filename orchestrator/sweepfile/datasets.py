@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.contract import MISSING_DATA
 from orchestrator.core.errors import BadDataError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.units import MIB
 from orchestrator.storage.dataset_files import DatasetFile, join_class_tables, level_counts
 from orchestrator.sweepfile.fields import (
@@ -31,7 +32,6 @@ from orchestrator.sweepfile.fields import (
 )
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset
 
 Jobs = Annotated[int, Field(ge=1, le=10_000)]

@@ -9,8 +9,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.ids import canonical_json
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.suggest import did_you_mean
 
 MAX_INTEGER = 2**53 - 1  # the largest that canonical JSON encodes
 

@@ -14,13 +14,13 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import LABEL_SPACES
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import SYNSET, Count, OneRule, Seed, Strict, canonical, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace
 
 AtLeastTwo = Annotated[int, Field(ge=2)]

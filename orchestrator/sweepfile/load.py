@@ -14,6 +14,7 @@ import yaml
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.plugins import GROUPS, SIMULATIONS, InstalledPlugins
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.parse.document import Changes, read_document
@@ -21,7 +22,6 @@ from orchestrator.sweepfile.parse.tree import MAX_BYTES, Tree, implicit_scalars,
 from orchestrator.sweepfile.plugin_uses import PluginSources
 from orchestrator.sweepfile.recipe import Recipe, RecipeBook
 from orchestrator.sweepfile.simulate import SimulationSources
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.survey import (
     check_models,
     check_plugins,

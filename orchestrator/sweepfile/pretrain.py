@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import is_reference
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.checkpoints import CheckpointsSpec, resolve_checkpoints, resolve_keep
 from orchestrator.sweepfile.fields import Name, Seed, Seeds, Strict, refuse_unread
 from orchestrator.sweepfile.known_models import shipped_models
@@ -19,7 +20,6 @@ from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import RecipeResolver
 from orchestrator.sweepfile.subset import SubsetSpec
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, InitialBackbone, LabelSpace, Pretrain
 
 SAME = "same"

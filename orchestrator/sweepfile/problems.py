@@ -10,9 +10,9 @@ from pydantic_core import ErrorDetails
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.schema_words import why_refused
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import MAX_INTEGER, SYNSET
 from orchestrator.sweepfile.parse.tree import Path, Tree, plain_value
-from orchestrator.sweepfile.suggest import did_you_mean
 
 Schema = TypeVar("Schema", bound=BaseModel)
 

@@ -31,11 +31,11 @@ from orchestrator.core.hyper_parameters import (
     PartialReader,
 )
 from orchestrator.core.plugins import AUGMENTATIONS, OBJECTIVES
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Strict, at_most, canonical
 from orchestrator.sweepfile.parse.tree import MovedTree, Path, Tree
 from orchestrator.sweepfile.plugin_uses import PluginUses
 from orchestrator.sweepfile.problems import Complaints, shown_value, validate
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Dataset, LabelSpace
 
 Recipe = Mapping[str, Any]

@@ -13,10 +13,10 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.metrics import RECORDED_METRICS
 from orchestrator.core.security.urls import forbidden_host
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Fraction, Name, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, Pretrain
 
 _HOST_AND_PORT: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]+(/.*)?")

@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.errors import SpecError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.pretrain import path_of
@@ -24,7 +25,6 @@ from orchestrator.sweepfile.recipe import (
     given_fields,
     ignored_fields,
 )
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import LabelSpace, Pretrain, Search, Transfer
 
 Ends = Annotated[list[float], Field(min_length=2, max_length=2)]

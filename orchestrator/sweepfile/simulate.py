@@ -14,10 +14,10 @@ from typing import Annotated, Any, ClassVar, Final, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import MAX_INTEGER, Count, Name, OneRule, Strict, canonical, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import Expectation, Level, SimulatedCell, Simulation
 
 DEFAULT_PER_JOB: Final = 25

@@ -15,6 +15,7 @@ from pydantic import Field
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Name, Seeds, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
@@ -29,7 +30,6 @@ from orchestrator.sweepfile.search import (
     with_grace,
 )
 from orchestrator.sweepfile.subset import SubsetSpec
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR, Cell, LabelSpace, Pretrain, Search, Transfer
 
 MAX_CELLS: Final = 1000

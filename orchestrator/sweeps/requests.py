@@ -25,6 +25,7 @@ from fnmatch import fnmatchcase
 from typing import Any, ClassVar, TypeAlias, TypedDict, Unpack
 
 from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, StorageError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.plan import Plan, load_shared
 from orchestrator.state import events
 from orchestrator.state.codec import decode_value
@@ -35,7 +36,6 @@ from orchestrator.storage.bounds import PLAN_BYTES, check_writable
 from orchestrator.storage.layout import MARKERS, inbox_folder, inbox_message, marker_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.ledger import check_exists
 
 _HOPELESS = (JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)

@@ -109,7 +109,11 @@ def test_arguments_are_read_by_the_type_that_the_plugin_asks_for(monkeypatch: py
         (with_model, {}, [((), "'side' is missing; add 'side: ...' here")]),
         (with_model, {"side": 0}, [(("side",), "0 is refused: it must be at least 1")]),
         (with_model, {"side": 1, "shares": [0.5, "x"]}, [(("shares", 1), "'x' is refused: it must be a number")]),
-        (with_model, {"side": 1, "sid": 2}, [(("sid",), "there is no parameter 'sid': did you mean 'side'?")]),
+        (
+            with_model,
+            {"side": 1, "sid": 2},
+            [(("sid",), "there is no parameter 'sid': did you mean 'side'? known: side")],
+        ),
         (without, {"x": 1}, [((), "it has no parameters; remove them")]),
     ],
 )

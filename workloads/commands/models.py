@@ -23,7 +23,7 @@ from torch.nn.modules.module import (
 )
 
 from orchestrator.core.data_plane import ModelProblem, ModelsAnswer, ModelsRequest
-from orchestrator.core.schema_words import nearest_name
+from orchestrator.core.suggest import did_you_mean
 from workloads.models.refusals import REFUSALS, explain_refusal
 from workloads.models.spec import RESERVED, ModelSpec
 from workloads.models.table import is_vector, meta_backbone
@@ -145,7 +145,7 @@ def _blamed(spec: ModelSpec, plain: nn.Module, error: Exception) -> Problem:
     defaults = own | _defaults(plain)
     named = _UNEXPECTED.search(str(error))
     if named is not None and named[1] in spec.kwargs:
-        hint = nearest_name(named[1], defaults.keys() - _SET_BY_US)
+        hint = did_you_mean(named[1], sorted(defaults.keys() - _SET_BY_US))
         return ["kwargs", named[1]], f"timm model {spec.name} has no argument '{named[1]}': {hint}"
     for problem in _wrong_kinds(spec, defaults, with_lists=True):
         return problem

@@ -15,7 +15,8 @@ from pydantic import BaseModel, ValidationError
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import GROUPS, LABEL_SPACES, MEASURES, load_plugin, short_name
-from orchestrator.core.schema_words import nearest_name, why_refused
+from orchestrator.core.schema_words import why_refused
+from orchestrator.core.suggest import did_you_mean
 
 _ARGUMENTS: Final = "arguments"
 _POSITIONS: Final = {LABEL_SPACES: 1, MEASURES: 3}
@@ -112,7 +113,7 @@ def unknown_parameters(model: type[BaseModel], arguments: Mapping[str, Any]) -> 
     known = {field.alias or name for name, field in model.model_fields.items()} | model.model_fields.keys()
     for name in arguments:
         if name not in known:
-            yield (name,), f"there is no parameter '{name}': {nearest_name(name, model.model_fields)}"
+            yield (name,), f"there is no parameter '{name}': {did_you_mean(name, model.model_fields)}"
 
 
 def _problem(detail: Mapping[str, Any]) -> Problem:

@@ -20,6 +20,7 @@ from orchestrator.cli.output import DocumentForm, TableForm, TableOption, print_
 from orchestrator.core.data_plane import CHANGES
 from orchestrator.core.errors import NotFoundError, UsageError, UserError
 from orchestrator.core.job_kinds import RESULT_KINDS
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.compare_samples import (
@@ -48,7 +49,6 @@ from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.sample_outcomes import SampleOutcomes
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.survey import ask_labels
 from orchestrator.sweeps.client import list_sweeps, load_plan, load_snapshot
 

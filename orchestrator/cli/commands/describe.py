@@ -10,6 +10,7 @@ from typing import Any
 from orchestrator.cli.arguments import JobName, StoreOption, SweepName
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import NotFoundError, OrchestratorError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.artifact_lookup import read_artifact_summary
@@ -26,7 +27,6 @@ from orchestrator.storage.layout import (
     short_hash,
 )
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import load_snapshot
 from orchestrator.tracking.links import find_run_links
 

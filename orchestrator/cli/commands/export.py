@@ -17,11 +17,11 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
 from orchestrator.core.plugins import is_reference
 from orchestrator.core.security.json_text import parse_json
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import load_plan
 
 WEIGHTS, HEAD, CONFIG, CARD, RECORD = "model.safetensors", "head.safetensors", "config.json", "README.md", "record.json"

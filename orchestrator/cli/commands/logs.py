@@ -17,6 +17,7 @@ import typer
 from orchestrator.cli.arguments import StoreOption, SweepName, complete_job
 from orchestrator.cli.exits import ExitCode
 from orchestrator.core.errors import NotFoundError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.services.selection import parse_where, select
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
@@ -39,7 +40,6 @@ from orchestrator.storage.logs import (
 )
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.policy import duration_s, moment_s
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import SweepLedger, load_plan
 
 _POLL_S = 0.5

@@ -15,12 +15,12 @@ from rich.table import Table
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import NotFoundError, OrchestratorError, StorageError, UsageError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.services.settings import Settings
 from orchestrator.services.stores import open_existing_store
 from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.protocol import ObjectStore, check_name
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import Cap, Quotas, change_quotas, list_sweeps, load_snapshot, read_quotas, write_quotas
 from orchestrator.sweeps.lease import read_lease
 from orchestrator.sweeps.quotas import ANYBODY

@@ -20,6 +20,7 @@ from orchestrator.controller.attempt_requests import Claimant, allocate_attempt,
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobResult, Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UsageError, UserError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.settings import Settings
@@ -32,7 +33,6 @@ from orchestrator.storage.open import open_store
 from orchestrator.storage.overlay import OverlayStore
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile import load_sweep
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
 

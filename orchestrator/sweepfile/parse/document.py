@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.security.references import is_reference
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.storage.open import as_uri, has_scheme
 from orchestrator.sweepfile.parse.factors import with_factors
 from orchestrator.sweepfile.parse.include import Includer, ReadText
@@ -24,7 +25,6 @@ from orchestrator.sweepfile.parse.overrides import is_argument, with_overrides
 from orchestrator.sweepfile.parse.secrets import refuse_secrets
 from orchestrator.sweepfile.parse.substitute import Substitution, variables_in
 from orchestrator.sweepfile.parse.tree import Path, Tree, parse_tree
-from orchestrator.sweepfile.suggest import did_you_mean
 
 SCALES = ("tiny",)
 _URIS = re.compile(

@@ -15,10 +15,10 @@ from typing import Any, Final
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.ids import sha256_hex
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.parse.merge import Located, located, merged_part
 from orchestrator.sweepfile.parse.tree import Path, Places, Tree, dotted
 from orchestrator.sweepfile.pretrain import RESERVED_FACTORS, PretrainSpec
-from orchestrator.sweepfile.suggest import did_you_mean
 from orchestrator.sweepfile.values import BLOCK_FACTOR
 
 MAX_CELLS: Final = 1000

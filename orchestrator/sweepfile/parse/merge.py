@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from orchestrator.core.errors import SourceLocation, SpecError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.labels import LabelEntry
 from orchestrator.sweepfile.parse.tree import Path, Places, Tree, dotted
 from orchestrator.sweepfile.pretrain import PretrainSpec
-from orchestrator.sweepfile.suggest import did_you_mean
 
 EVERY = "*"
 _ENTRIES = (("datasets",), ("labels",), ("recipes",), ("pretrain",))

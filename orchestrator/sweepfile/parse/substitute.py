@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 from orchestrator.core.errors import SourceLocation, SpecError
 from orchestrator.core.security.references import is_reference
 from orchestrator.core.security.secret_patterns import names_secret, secret_form
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.parse.merge import Located, located
 from orchestrator.sweepfile.parse.tree import MAX_BYTES, MAX_NODES, Path, Places, Tree, dotted, plain_value
-from orchestrator.sweepfile.suggest import did_you_mean
 
 _HOLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _VAR = re.compile(r"vars\.([A-Za-z0-9_][A-Za-z0-9_.-]*)")
