@@ -1,8 +1,9 @@
-"""What every test shares: isolation from the caller's shell, and hypothesis without wall-clock deadlines."""
+"""What every test shares: isolation from the caller, hypothesis without deadlines, answers without processes."""
 
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -24,6 +25,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Two busy cores make any per-example deadline a lie; in CI the same examples run every time.
 settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _answers_of_the_data_plane() -> Iterator[None]:
+    """Hundreds of tests read a sweep; each question of it to a process would take seconds."""
+    from tests.answers import answered_here  # after the caller's variables are gone
+
+    with answered_here():
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)
