@@ -17,6 +17,8 @@ _CACHE = tempfile.TemporaryDirectory(prefix="cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name  # nor may what a caller's commands have remembered
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+# Threads of BLAS wait for each other in a loop: with small matrices on busy cores that is most of their time.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # A shell's background jobs ignore SIGINT, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
