@@ -1,4 +1,7 @@
-"""Networks are built once for the check of their arguments, however often and with what others a sweep names them."""
+"""Networks are built once for the check of their arguments, however often and with what others a sweep names them.
+
+That a process of the data plane is asked, the how-to pages show, in homes that remember nothing.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from orchestrator.core import data_plane
 from orchestrator.core.data_plane import MODELS, Question
 from orchestrator.sweepfile import survey
 from orchestrator.sweepfile.survey import check_models
@@ -61,12 +63,3 @@ def test_refused_network_is_refused_at_each_of_its_places_and_again(asked: list[
         assert [problem["message"] for problem in problems] == ["no such"] * 2
         new_process()
     assert asked == [[WRONG, GOOD, OTHER], [WRONG]]
-
-
-def test_process_of_the_data_plane_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(survey, "ask", data_plane.ask)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    new_process()
-    (problem,) = check_models([GOOD, WRONG])
-    assert (problem["model"], problem["path"]) == (1, ["kwargs", "patchsize"])
-    new_process()
