@@ -1,8 +1,9 @@
-"""What every test shares: isolation from the caller's shell, and hypothesis without wall-clock deadlines."""
+"""What every test shares: isolation from the caller, hypothesis without deadlines, answers without processes."""
 
 import os
 import signal
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,8 @@ _CACHE = tempfile.TemporaryDirectory(prefix="cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name  # nor may what a caller's commands have remembered
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+# Threads of BLAS wait for each other in a loop: with small matrices on busy cores that is most of their time.
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # A shell's background jobs ignore SIGINT, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -24,6 +27,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Two busy cores make any per-example deadline a lie; in CI the same examples run every time.
 settings.register_profile("project", deadline=None, derandomize=bool(os.environ.get("CI")))
 settings.load_profile("project")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _answers_of_the_data_plane() -> Iterator[None]:
+    """Hundreds of tests read a sweep; each question of it to a process would take seconds."""
+    from tests.answers import answered_here  # after the caller's variables are gone
+
+    with answered_here():
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
+from unittest.mock import patch
+
+import yaml
 
 from orchestrator.core.plugins import AUGMENTATIONS, LABEL_SPACES, MEASURES, OBJECTIVES
 from orchestrator.planning.graph.build import build_plan
@@ -19,6 +22,7 @@ from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import Counted, Definition, LabelSources
 from orchestrator.sweepfile.load import canonical_text, shipped_recipes
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
+from orchestrator.sweepfile.parse.tree import _compose
 from orchestrator.sweepfile.plugin_uses import PluginSources
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
@@ -212,17 +216,25 @@ class Portable:
 
 def plan_of(*overrides: str, text: str = TEXT) -> Plan:
     """The plan of the sweep with overrides; nothing is read but recipes."""
-    return build_plan(
-        _resolved(read_document(text, "fields.yaml", changes=Changes(overrides=overrides))), store_uri="file:///store"
-    )
+    return build_plan(_resolved(_read(overrides, text)), store_uri="file:///store")
 
 
 def portable_of(*overrides: str, text: str = TEXT) -> Portable:
     """The sweep's forms that others can plan from."""
-    document = read_document(text, "fields.yaml", changes=Changes(overrides=overrides))
+    document = _read(overrides, text)
     return Portable(
         portable=document.portable, canonical=canonical_text(document.portable, _resolved(document).recipes)
     )
+
+
+def _read(overrides: Sequence[str], text: str) -> Document:
+    with patch("orchestrator.sweepfile.parse.tree._compose", _composed):  # half of the time of a plan
+        return read_document(text, "fields.yaml", changes=Changes(overrides=overrides))
+
+
+@lru_cache(maxsize=8)
+def _composed(text: str, file: str) -> yaml.Node | None:
+    return _compose(text, file)
 
 
 def _resolved(document: Document) -> ResolvedSweep:

@@ -235,33 +235,45 @@ def check_plugins(uses: Sequence[PluginUse]) -> Sequence[PluginProblem]:
 
 
 def check_models(models: Sequence[Mapping[str, Any]]) -> Sequence[ModelProblem]:
-    """See ``CheckModels``; asked once for the same models. Raises ``UserError``: the data plane does not answer."""
-    return _checked_models(json.dumps(list(models), sort_keys=True))
+    """See ``CheckModels``; asked once for each network. Raises ``UserError``: the data plane does not answer."""
+    texts = [json.dumps(model, sort_keys=True) for model in models]
+    # Cells of a sweep repeat a network, and other sweeps and other cells of it share it: each is known by itself.
+    unknown = tuple(text for text in dict.fromkeys(texts) if not _accepted_model_file(text).exists())
+    if not unknown:
+        return ()
+    found = _checked_models(unknown)
+    return [
+        ModelProblem(model=number, path=problem["path"], message=problem["message"])
+        for number, text in enumerate(texts)
+        for problem in found.get(text, ())
+    ]
 
 
 @lru_cache(maxsize=64)
-def _checked_models(models: str) -> Sequence[ModelProblem]:
-    accepted = _accepted_models_file(models)
-    if accepted.exists():
-        return ()
-    request = ModelsRequest(models=json.loads(models))
+def _checked_models(models: tuple[str, ...]) -> Mapping[str, Sequence[ModelProblem]]:
+    """The problems of each network that has some."""
+    request = ModelsRequest(models=[json.loads(model) for model in models])
     failed, hint = "arguments of models could not be checked", "remove model.kwargs, or try again"
-    problems = _ask(MODELS, request, failed, hint)["problems"]
-    if not problems:
-        with suppress(OSError):  # a home that cannot be written costs the next command some seconds
-            accepted.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            accepted.touch(mode=0o600)
-    return problems
+    found: dict[str, list[ModelProblem]] = {}
+    for problem in _ask(MODELS, request, failed, hint)["problems"]:
+        found.setdefault(models[problem["model"]], []).append(problem)
+    with suppress(OSError):  # a home that cannot be written costs the next command some seconds
+        for model in models:
+            if model not in found:
+                accepted = _accepted_model_file(model)
+                accepted.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                accepted.touch(mode=0o600)
+    return found
 
 
-def _accepted_models_file(models: str) -> Path:
-    """An empty file in the user's cache, which says that these models were built once without a problem.
+def _accepted_model_file(model: str) -> Path:
+    """An empty file in the user's cache, which says that this network was built once without a problem.
 
-    Its name is a digest of all that the verdict depends on: the models, the releases that build them, and our code.
+    Its name is a digest of all that the verdict depends on: the network, the releases that build it, and our code.
     Refusals are not kept: a file with an error is read again anyway.
     """
     releases = [f"{package}=={version(package)}" for package in ("timm", "torch")]
-    digest = sha256("\n".join([models, *releases, package_digest()]).encode()).hexdigest()
+    digest = sha256("\n".join([model, *releases, package_digest()]).encode()).hexdigest()
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(cache) / "pretraining-orchestrator" / "accepted-models" / digest
 

@@ -1,7 +1,8 @@
 """However a run is laid out, cut and resumed, it sees one sequence of samples and augmentation parameters."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -115,21 +116,25 @@ def sequence_of(source: SampleSource, schedule: list[Attempt]) -> list[tuple[See
 
 def drawn_by(schedule: list[Attempt]) -> list[tuple[int, int, bytes]]:
     """Position, ordinal and random numbers of each sample, drawn by workers that each take a part of a rank's share."""
+    return sorted(row for attempt in schedule for row in drawn_of(replace(attempt, ahead=0)))
+
+
+@cache  # thousands of attempts are some hundreds of different ones
+def drawn_of(attempt: Attempt) -> list[tuple[int, int, bytes]]:
     drawn: list[tuple[int, int, bytes]] = []
-    for attempt in schedule:
-        for rank in range(attempt.world_size):
-            order = SampleOrder(SHARD_SIZES, SEED, 2)
-            augmenter = Augmenter(SPEC, seed=SEED, stage=Stage.PRETRAIN, image_size=IMAGE_SIZE)
-            for step in range(attempt.start, attempt.stop):
-                start, stop = step * BATCH_SIZE, (step + 1) * BATCH_SIZE
-                share = rank_slice(start, stop, rank=rank, world_size=attempt.world_size, group_size=GROUP_SIZE)
-                cuts = np.linspace(*share, attempt.num_workers + 2).astype(int).tolist()
-                for first, last in pairwise(cuts):
-                    ordinals = order.ordinals(first, last).tolist()
-                    numbers = np.hstack([augmenter.uniforms(first, last - first), augmenter.words(first, last - first)])
-                    rows = zip(range(first, last), ordinals, numbers, strict=True)
-                    drawn += [(position, ordinal, row.tobytes()) for position, ordinal, row in rows]
-    return sorted(drawn)
+    for rank in range(attempt.world_size):
+        order = SampleOrder(SHARD_SIZES, SEED, 2)
+        augmenter = Augmenter(SPEC, seed=SEED, stage=Stage.PRETRAIN, image_size=IMAGE_SIZE)
+        for step in range(attempt.start, attempt.stop):
+            start, stop = step * BATCH_SIZE, (step + 1) * BATCH_SIZE
+            share = rank_slice(start, stop, rank=rank, world_size=attempt.world_size, group_size=GROUP_SIZE)
+            cuts = np.linspace(*share, attempt.num_workers + 2).astype(int).tolist()
+            for first, last in pairwise(cuts):
+                ordinals = order.ordinals(first, last).tolist()
+                numbers = np.hstack([augmenter.uniforms(first, last - first), augmenter.words(first, last - first)])
+                rows = zip(range(first, last), ordinals, numbers, strict=True)
+                drawn += [(position, ordinal, row.tobytes()) for position, ordinal, row in rows]
+    return drawn
 
 
 WHOLE = Attempt(start=0, stop=NUM_STEPS, world_size=1, num_workers=0, ahead=0)

@@ -61,7 +61,7 @@ def test_forecast_of_two_sweeps_takes_less_than_both_alone(tmp_path):
 
 def test_forecast_of_data_that_is_only_declared_runs(tmp_path):
     """As of the paper's sweeps before anybody has the images."""
-    arguments = ["forecast", "paper-in21k-binary", "--gpus", "64", "-o", "json", "--store", (tmp_path / "s").as_uri()]
+    arguments = ["forecast", "paper-in1k-resnet50", "--gpus", "64", "-o", "json", "--store", (tmp_path / "s").as_uri()]
     done = CliRunner().invoke(app, [*arguments, "--accelerator", "H100"])
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["makespan_s"] > 3600.0

@@ -2,7 +2,8 @@
 
 import ast
 import statistics
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -27,15 +28,35 @@ def _place(path: Path, line: int | None = None) -> str:
     return name if line is None else f"{name}:{line}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What the rules look at in a file; its tree, which takes much more memory, is not kept."""
+
+    functions: Mapping[str, int]
+    """Lines from `def` to the end, signature and docstring included, by place and name."""
+    classes: Sequence[str]
+    imports: Sequence[str]
+    """Names of modules, and of what is imported from them with the module before it; also within functions."""
+
+
 @cache
+def _source(path: Path) -> Source:
+    functions, classes, imports = {}, [], []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path))):
+        if isinstance(node, Function):
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            functions[f"{_place(path, node.lineno)} {node.name}"] = lines
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        elif isinstance(node, ast.Import):
+            imports += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imports += [f"{node.module}.{alias.name}" for alias in node.names]
+    return Source(functions=functions, classes=classes, imports=imports)
+
+
 def _function_lines(folder: str) -> Mapping[str, int]:
-    """Lines of every function from `def` to its end, signature and docstring included, by place and name."""
-    return {
-        f"{_place(path, node.lineno)} {node.name}": (node.end_lineno or node.lineno) - node.lineno + 1
-        for path in _sources(folder)
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), filename=str(path)))
-        if isinstance(node, Function)
-    }
+    return {name: lines for path in _sources(folder) for name, lines in _source(path).functions.items()}
 
 
 def test_files_any_folder_stay_below_the_limit() -> None:
@@ -65,28 +86,17 @@ def _module_names(*folders: str) -> dict[str, Path]:
 
 def _imported(path: Path, names: Container[str]) -> Iterator[str]:
     """Modules of ours that a file imports, also within functions."""
-    for node in ast.walk(_tree(path)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            full = (f"{node.module}.{alias.name}" for alias in node.names)
-            yield from (
-                name if name in names else node.module for name in full if name in names or node.module in names
-            )
-
-
-@cache
-def _tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    for name in _source(path).imports:
+        if (found := name if name in names else name.rpartition(".")[0]) in names:
+            yield found
 
 
 @pytest.mark.parametrize("plane", PRODUCT)
 def test_class_names_of_a_plane_occur_once(plane: str) -> None:
     places: dict[str, list[str]] = {}
     for path in _sources(plane):
-        for node in ast.walk(_tree(path)):
-            if isinstance(node, ast.ClassDef):
-                places.setdefault(node.name, []).append(_place(path))
+        for name in _source(path).classes:
+            places.setdefault(name, []).append(_place(path))
     assert {name: found for name, found in places.items() if len(found) > 1} == {}
 
 

@@ -112,7 +112,8 @@ def test_labels_are_byte_identical_under_any_hash_seed_and_thread_count(tmp_path
     here.mkdir()
     there.mkdir()
     seed = "4242" if os.environ.get("PYTHONHASHSEED") != "4242" else "1"
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "4", "PYTHONPATH": str(ROOT)}
+    threads = {"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"}
+    environment = {**os.environ, **threads, "PYTHONHASHSEED": seed, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", PROGRAM, str(there)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

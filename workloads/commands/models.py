@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -95,7 +96,7 @@ def _problems(spec: ModelSpec) -> Iterator[Problem]:
     except _TooLargeError as error:
         yield ["kwargs"], f"timm model {spec.name} is too large with these arguments: {error}; use smaller numbers"
     except REFUSALS as error:
-        plain = _plain(spec)
+        plain = _plain(spec.name)
         if plain is not None:
             yield _blamed(spec, plain, error)
     else:
@@ -122,12 +123,17 @@ def _single_sample_problems(spec: ModelSpec) -> Iterator[Problem]:
             yield [], f"{message}; use batch_size and norm_group of 2 or more"
 
 
-def _plain(spec: ModelSpec) -> nn.Module | None:
+@lru_cache(maxsize=16)
+def _plain(name: str) -> nn.Module | None:
     """The architecture as it is; None if it cannot be built and run without computing."""
-    cfg = timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
+    return _build_plain(name)
+
+
+def _build_plain(name: str) -> nn.Module | None:
+    cfg = timm.get_pretrained_cfg(name, allow_unregistered=True)
     side = int(cfg.input_size[-1]) if cfg is not None else 224
     try:
-        backbone = meta_backbone(ModelSpec(name=spec.name, image_size=side))
+        backbone = meta_backbone(ModelSpec(name=name, image_size=side))
         _features(backbone, side)
     except REFUSALS:
         return None
@@ -141,7 +147,7 @@ def _features(backbone: nn.Module, image_size: int) -> object:
 
 def _blamed(spec: ModelSpec, plain: nn.Module, error: Exception) -> Problem:
     """The argument that is at fault, and why; all of them where none is at fault alone."""
-    own = _own_values(spec, plain)
+    own = _own_values(spec.name, plain)
     defaults = own | _defaults(plain)
     named = _UNEXPECTED.search(str(error))
     if named is not None and named[1] in spec.kwargs:
@@ -213,7 +219,8 @@ def _shown(value: object) -> str:
     return repr(value) if isinstance(value, str) else f"{value}"
 
 
-def _own_values(spec: ModelSpec, plain: nn.Module) -> dict[str, Any]:
+@lru_cache(maxsize=16)
+def _own_values(name: str, plain: nn.Module) -> dict[str, Any]:
     """Arguments with which timm builds an architecture, with the defaults of its constructor for the rest."""
     recorded: dict[str, Any] = {}
     kind = type(plain)
@@ -224,7 +231,7 @@ def _own_values(spec: ModelSpec, plain: nn.Module) -> dict[str, Any]:
         original(self, *positional, **given)
 
     with patch.object(kind, "__init__", record):
-        _plain(spec)
+        _build_plain(name)
     return _defaults(plain) | recorded
 
 
