@@ -19,6 +19,9 @@ _CACHE = tempfile.TemporaryDirectory(prefix="cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name  # nor may what a caller's commands have remembered
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+# Torch's threads spin while they wait for one another; where the processes of the tests share cores, that takes most of
+# the time. Results do not depend on it. It counts only when it stands before torch is loaded.
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 # A shell's background jobs ignore SIGINT, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
