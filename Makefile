@@ -24,6 +24,8 @@ endef
 
 # Results must not depend on the shell that called make. PIP_* stays: mirrors and proxies are configured there.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV
+# Each of the many processes of the tests would compile every module again (images of containers set it).
+unexport PYTHONDONTWRITEBYTECODE
 unexport $(filter ORCHESTRATOR_% RAY_% MLFLOW_% PYTEST_%,$(.VARIABLES))
 
 # A virtual environment knows its own path: one that was moved or copied along with the checkout is made anew.

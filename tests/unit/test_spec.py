@@ -84,6 +84,11 @@ def test_shipped_files_all_load(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {"default-finetune", "default-probe"} <= set(shipped_recipes())
 
 
+def test_argument_that_timm_does_not_take_is_found() -> None:
+    (problem,) = check_models([{"name": "test_vit", "image_size": 32, "kwargs": {"no_such_argument": 1}}])
+    assert problem["path"][-1] == "no_such_argument"
+
+
 # Each case: what is replaced, by what, and what the error must say.
 
 

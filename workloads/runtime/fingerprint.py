@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 import PIL
-import timm
 import torch
 import torch.utils.deterministic
 
@@ -68,7 +67,7 @@ def numerics_fingerprint(
     rounds = world_size > 1 and grad_reduction is not Precision.FP32
     return {
         "torch": torch.__version__,
-        "timm": timm.__version__,
+        "timm": version("timm"),
         "numpy": np.__version__,
         "pillow": PIL.__version__,  # decoders make the pixels
         "simplejpeg": version("simplejpeg"),
