@@ -19,7 +19,6 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -29,6 +28,7 @@ from orchestrator.stack.description import BUCKET, CLIENT_FILE, make_private
 from orchestrator.stack.environment import LOOPBACK
 from orchestrator.stack.ports import are_free, free_ports
 from orchestrator.storage.files import write_private
+from orchestrator.storage.s3.client import new_session
 
 READY_TIMEOUT_S = 60.0
 _MEMORY_LIMIT = "384MiB"
@@ -167,7 +167,7 @@ class S3Server:
 
     def _client(self) -> Any:  # noqa: ANN401 - boto3 makes its clients at run time
         config = Config(connect_timeout=1, read_timeout=10, retries={"total_max_attempts": 1})
-        return boto3.session.Session().client(
+        return new_session().client(
             "s3",
             endpoint_url=self.endpoint_url,
             aws_access_key_id=self._access_key,

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
@@ -135,7 +136,6 @@ def check_database(uri: str) -> None:
     """
     import mlflow
     from alembic.migration import MigrationContext
-    from mlflow.store.db.utils import _get_latest_schema_revision
     from sqlalchemy import create_engine, inspect
     from sqlalchemy.pool import NullPool
 
@@ -143,7 +143,7 @@ def check_database(uri: str) -> None:
     with engine.connect() as connection:
         found = MigrationContext.configure(connection).get_current_revision()
         is_empty = found is None and not inspect(connection).has_table("experiments")
-    expected = _get_latest_schema_revision()  # type: ignore[no-untyped-call]
+    expected = _schema_revision()
     if not is_empty and found != expected:
         message = (
             f"the MLflow database has tables of version {found}, and the installed MLflow {mlflow.__version__} needs "
@@ -151,6 +151,14 @@ def check_database(uri: str) -> None:
             "goes on, and everything is published afterwards"
         )
         raise TrackingRefusedError(message)
+
+
+@cache
+def _schema_revision() -> str:
+    """Of the tables that the installed MLflow makes; it loads scores of scripts to find out."""
+    from mlflow.store.db.utils import _get_latest_schema_revision
+
+    return str(_get_latest_schema_revision())  # type: ignore[no-untyped-call]
 
 
 def ask_database(uri: str) -> str:

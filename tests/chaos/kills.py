@@ -16,14 +16,17 @@ from orchestrator.core.errors import NotFoundError
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import load_snapshot, read_progress
+from orchestrator.sweeps.lease import LEASE_DURATION_S
 from tests.chaos.ray_nodes import ROOT
 
 
-def start_zombie(ray: Any, store: ObjectStore, cluster: str, namespace: str, log: Path) -> subprocess.Popen[bytes]:
-    """A controller that is no actor."""
+def start_zombie(
+    ray: Any, store: ObjectStore, cluster: str, namespace: str, log: Path, *, lease_s: float = LEASE_DURATION_S
+) -> subprocess.Popen[bytes]:
+    """A controller that is no actor, with a lease of this length."""
     address = ray.get_runtime_context().gcs_address
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": address}
-    command = [sys.executable, "-m", "tests.chaos.zombie", store.uri, cluster, namespace]
+    command = [sys.executable, "-m", "tests.chaos.zombie", store.uri, cluster, namespace, str(lease_s)]
     with log.open("ab") as file:
         return subprocess.Popen(command, cwd=ROOT, env=environment, stdout=file, stderr=file)
 

@@ -1,7 +1,8 @@
-"""A controller in its own process, to be stopped and woken: ``python -m tests.chaos.zombie STORE CLUSTER NAMESPACE``.
+"""A controller in its own process, to be stopped and woken.
 
-Its Ray is that of ``RAY_ADDRESS``. Ray ends an actor that somebody replaces, so a controller that sleeps past its lease
-and goes on must not be one. Exits with `LEASE_LOST` once it has learnt that another has taken over.
+``python -m tests.chaos.zombie STORE CLUSTER NAMESPACE LEASE_S``: its Ray is that of ``RAY_ADDRESS``. Ray ends an actor
+that somebody replaces, so a controller that sleeps past its lease and goes on must not be one. Exits with `LEASE_LOST`
+once it has learnt that another has taken over.
 """
 
 from __future__ import annotations
@@ -16,14 +17,16 @@ from orchestrator.controller.run_inprocess import new_holder
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.stack.attach import attach_cluster
 from orchestrator.storage.open import open_store
+from orchestrator.sweeps import lease
 from orchestrator.sweeps.lease import LeaseLostError
 from tests.chaos.chain_jobs import ENTRY_POINT
 
 LEASE_LOST = 33
 
 
-def serve(store_uri: str, cluster: str, namespace: str) -> int:
+def serve(store_uri: str, cluster: str, namespace: str, lease_s: str) -> int:
     """Tick until somebody else does."""
+    lease.LEASE_DURATION_S, lease.RENEW_EVERY_S = float(lease_s), float(lease_s) / 3
     attach_cluster(os.environ["RAY_ADDRESS"], namespace)
     backend = RayBackend(namespace, settings=RunnerSettings(entry_point=ENTRY_POINT), spare_runners=0)
     controller = Controller(open_store(store_uri), backend, cluster, new_holder())

@@ -7,7 +7,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,9 @@ def ray_cluster():
     shutil.rmtree(home, ignore_errors=True)
 
 
-@pytest.fixture
-def namespace(ray_cluster):
-    """A namespace whose actors all end with the test."""
+@contextmanager
+def fresh_namespace(ray_cluster) -> Iterator[str]:
+    """A namespace whose actors all end behind the yield."""
     name = f"test-{secrets.token_hex(4)}"
     yield name
     # First the watchdog: it would bring the controller back.
@@ -66,6 +67,13 @@ def namespace(ray_cluster):
         except ValueError:
             continue  # it has ended meanwhile
         ray_cluster.kill(handle, no_restart=True)
+
+
+@pytest.fixture
+def namespace(ray_cluster):
+    """A namespace whose actors all end with the test."""
+    with fresh_namespace(ray_cluster) as name:
+        yield name
 
 
 @pytest.fixture

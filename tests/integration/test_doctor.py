@@ -177,7 +177,7 @@ def test_doctor_clock_that_is_off_is_told(doctor: Doctor, faults: Faults, offset
     assert doctor(uri()) == (ExitCode.FAILURE if verdict == "failed" else ExitCode.OK)
     assert doctor.verdicts()["clock"] == verdict
     if verdict != "ok":
-        assert "behind" if offset_s > 0 else "ahead" in doctor.checks["clock"]["detail"]
+        assert ("behind" if offset_s > 0 else "ahead") in doctor.checks["clock"]["detail"]
 
 
 def test_doctor_server_that_is_away_ends_soon(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:

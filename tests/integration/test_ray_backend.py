@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from orchestrator.core.contract import Outcome, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import log_name
+from tests.integration.conftest import fresh_namespace
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 ONE_CPU = Resources(cpus=1.0)
@@ -27,6 +30,31 @@ SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
 
 @pytest.fixture
 def make_backend(namespace):
+    return backends(namespace)
+
+
+@pytest.fixture(scope="module")
+def shared_namespace(ray_cluster):
+    """Its runners serve test after test: one of their own costs each a second. Who is done releases its attempt."""
+    with fresh_namespace(ray_cluster) as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def next_backend(shared_namespace):
+    """Makes backends that share runners, each with a later epoch than all before."""
+    make, epochs = backends(shared_namespace), itertools.count(1)
+
+    def made() -> RayBackend:
+        backend = make(next(epochs))
+        while look(backend, "labels-nobody-0.0").status is AttemptStatus.RUNNING:
+            backend.wait(0.02)  # until all runners have acknowledged it, and it knows those that are idle
+        return backend
+
+    return made
+
+
+def backends(namespace: str) -> Callable[..., RayBackend]:
     def make(epoch: int = 1, settings: RunnerSettings = SETTINGS) -> RayBackend:
         backend = RayBackend(namespace, settings=settings, spare_runners=0)
         backend.announce(epoch)
@@ -38,16 +66,23 @@ def make_backend(namespace):
 @pytest.fixture
 def runners(ray_cluster, namespace):
     """Names of the namespace's live runners."""
-
-    def names() -> list[str]:
-        actors = ray_cluster.util.list_named_actors(all_namespaces=True)
-        return [actor["name"] for actor in actors if actor["namespace"] == namespace]
-
-    return names
+    return lambda: names_of_runners(ray_cluster, namespace)
 
 
-def test_backend_jobs_of_a_shape_are_committed_and_logged_by_one_warm_runner(make_backend, store, finish, runners):
-    backend = make_backend()
+@pytest.fixture
+def shared_runners(ray_cluster, shared_namespace):
+    return lambda: names_of_runners(ray_cluster, shared_namespace)
+
+
+def names_of_runners(ray_cluster, namespace) -> list[str]:
+    actors = ray_cluster.util.list_named_actors(all_namespaces=True)
+    return [actor["name"] for actor in actors if actor["namespace"] == namespace]
+
+
+def test_backend_jobs_of_a_shape_are_committed_and_logged_by_one_warm_runner(
+    next_backend, store, finish, shared_runners
+):
+    backend = next_backend()
     pids = []
     for name in ("first", "second"):
         attempt = request(store, job(name))
@@ -61,23 +96,26 @@ def test_backend_jobs_of_a_shape_are_committed_and_logged_by_one_warm_runner(mak
         pids.append(report.result.metrics["pid"])
         backend.release(attempt.attempt_id)
     assert pids[0] == pids[1]
-    assert len(runners()) == 1
+    assert len(shared_runners()) == 1
 
 
-def test_backend_launch_twice_runs_once(make_backend, store, gate, runners, running_pid):
-    backend, attempt = make_backend(), request(store, job("once", gate=str(gate.path)))
+def test_backend_launch_twice_runs_once(next_backend, store, gate, shared_runners, running_pid, finish):
+    backend, attempt = next_backend(), request(store, job("once", gate=str(gate.path)))
     backend.launch(attempt, ONE_CPU)
     backend.launch(attempt, ONE_CPU)
     running_pid(backend, attempt.attempt_id)
-    assert len(runners()) == 1
+    assert len(shared_runners()) == 1
+    gate.open()
+    finish(backend, attempt.attempt_id)
+    backend.release(attempt.attempt_id)
 
 
-def test_backend_unknown_attempt_is_lost(make_backend):
-    assert look(make_backend(), "labels-nobody-0.0").status is AttemptStatus.LOST
+def test_backend_unknown_attempt_is_lost(next_backend):
+    assert look(next_backend(), "labels-nobody-0.0").status is AttemptStatus.LOST
 
 
-def test_backend_failing_job_reports_kind_and_traceback(make_backend, store, finish):
-    backend, attempt = make_backend(), request(store, job("fails", end="user_error"))
+def test_backend_failing_job_reports_kind_and_traceback(next_backend, store, finish):
+    backend, attempt = next_backend(), request(store, job("fails", end="user_error"))
     backend.launch(attempt, ONE_CPU)
     report = finish(backend, attempt.attempt_id)
     assert report.status is AttemptStatus.FAILED
@@ -86,35 +124,38 @@ def test_backend_failing_job_reports_kind_and_traceback(make_backend, store, fin
     assert report.failure.message == "no such model"
     assert "ray_jobs.py" in report.failure.traceback
     assert b"UserError: no such model" in store.get(log_name("scripted", "fails", 0, key=attempt.key))
+    backend.release(attempt.attempt_id)
 
 
 def test_backend_runner_after_memory_error_leaves_and_the_next_job_gets_another(
-    make_backend, store, finish, until, runners
+    next_backend, store, finish, until, shared_runners
 ):
-    backend = make_backend()
+    backend = next_backend()
     poisoned, healthy = request(store, job("poisoned", end="memory_error")), request(store, job("healthy"))
     backend.launch(poisoned, ONE_CPU)
     report = finish(backend, poisoned.attempt_id)
     assert report.failure is not None
     assert report.failure.kind is FailureKind.OUT_OF_MEMORY
-    (before,) = runners()
+    (before,) = shared_runners()
     backend.release(poisoned.attempt_id)
     backend.launch(healthy, ONE_CPU)
     assert finish(backend, healthy.attempt_id).status is AttemptStatus.SUCCEEDED
-    until(lambda: before not in runners())
+    until(lambda: before not in shared_runners())
+    backend.release(healthy.attempt_id)
 
 
-def test_backend_stopped_attempt_ends_as_preempted(make_backend, store, gate, finish):
-    backend, attempt = make_backend(), request(store, job("stopped", gate=str(gate.path)))
+def test_backend_stopped_attempt_ends_as_preempted(next_backend, store, gate, finish):
+    backend, attempt = next_backend(), request(store, job("stopped", gate=str(gate.path)))
     backend.launch(attempt, ONE_CPU)
     backend.stop(attempt.attempt_id)  # before the runner can have accepted it
     report = finish(backend, attempt.attempt_id)
     assert report.failure is not None
     assert report.failure.kind is FailureKind.PREEMPTED
+    backend.release(attempt.attempt_id)
 
 
-def test_backend_killed_runner_loses_its_attempt(make_backend, store, gate, running_pid, finish):
-    backend, attempt = make_backend(), request(store, job("killed", gate=str(gate.path)))
+def test_backend_killed_runner_loses_its_attempt(next_backend, store, gate, running_pid, finish):
+    backend, attempt = next_backend(), request(store, job("killed", gate=str(gate.path)))
     backend.launch(attempt, ONE_CPU)
     os.kill(running_pid(backend, attempt.attempt_id), signal.SIGKILL)
     report = finish(backend, attempt.attempt_id)
@@ -122,30 +163,32 @@ def test_backend_killed_runner_loses_its_attempt(make_backend, store, gate, runn
     assert report.lost_reason.startswith("its process was killed (as by signal 9) or crashed, while node "), report
 
 
-def test_backend_new_controller_finds_the_running_attempt(make_backend, store, gate, running_pid, finish):
-    first, attempt = make_backend(epoch=1), request(store, job("adopted", gate=str(gate.path)))
+def test_backend_new_controller_finds_the_running_attempt(next_backend, store, gate, running_pid, finish):
+    first, attempt = next_backend(), request(store, job("adopted", gate=str(gate.path)))
     first.launch(attempt, ONE_CPU)
     pid = running_pid(first, attempt.attempt_id)
-    second = make_backend(epoch=2)
+    second = next_backend()
     assert running_pid(second, attempt.attempt_id) == pid
     gate.open()
     assert finish(second, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+    second.release(attempt.attempt_id)
 
 
-def test_backend_new_controller_pulls_the_outcome_that_the_former_never_saw(make_backend, store, until, finish):
-    first, attempt = make_backend(epoch=1), request(store, job("unseen"))
+def test_backend_new_controller_pulls_the_outcome_that_the_former_never_saw(next_backend, store, until, finish):
+    first, attempt = next_backend(), request(store, job("unseen"))
     first.launch(attempt, ONE_CPU)
     until(lambda: store.exists(log_name("scripted", "unseen", 0, key=attempt.key)))
-    assert finish(make_backend(epoch=2), attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+    second = next_backend()
+    assert finish(second, attempt.attempt_id).status is AttemptStatus.SUCCEEDED
+    second.release(attempt.attempt_id)
 
 
-def test_backend_of_a_stale_epoch_is_refused(make_backend, store, gate, running_pid, finish):
-    stale, busy = make_backend(epoch=1), request(store, job("busy"))
+def test_backend_of_a_stale_epoch_is_refused(next_backend, store, gate, running_pid, finish):
+    stale, busy = next_backend(), request(store, job("busy"))
     stale.launch(busy, ONE_CPU)
     finish(stale, busy.attempt_id)
     stale.release(busy.attempt_id)
-    fresh = make_backend(epoch=2)
-    finish(fresh, "labels-nobody-0.0")  # all runners have acknowledged
+    next_backend()
     late = request(store, job("late", gate=str(gate.path)))
     stale.launch(late, ONE_CPU)
     report = finish(stale, late.attempt_id)
@@ -164,8 +207,8 @@ def test_backend_idle_runner_leaves_after_its_time(make_backend, store, finish, 
     until(lambda: not runners())
 
 
-def test_backend_idle_runner_makes_room_for_another_shape(make_backend, store, finish):
-    backend = make_backend()
+def test_backend_idle_runner_makes_room_for_another_shape(next_backend, store, finish):
+    backend = next_backend()
     for name, cpus in (("wide", backend.capacity().total.cpus), ("narrow", 1.0)):
         attempt = request(store, job(name))
         backend.launch(attempt, Resources(cpus=cpus))
@@ -173,8 +216,8 @@ def test_backend_idle_runner_makes_room_for_another_shape(make_backend, store, f
         backend.release(attempt.attempt_id)
 
 
-def test_backend_capacity_is_the_whole_cluster(make_backend, ray_cluster):
-    capacity = make_backend().capacity()
+def test_backend_capacity_is_the_whole_cluster(next_backend, ray_cluster):
+    capacity = next_backend().capacity()
     assert capacity.total.cpus == ray_cluster.cluster_resources()["CPU"]
     assert capacity.nodes == (capacity.total,)
 

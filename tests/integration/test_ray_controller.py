@@ -12,6 +12,7 @@ from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.attempt_tracker import AttemptLimits, HangLimits
 from orchestrator.controller.connect import WATCHDOG_NAME, ControllerLink, ensure_controller
 from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError
+from orchestrator.metrics.machine import describe_machine
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
@@ -20,6 +21,7 @@ from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.logs import read_log
 from orchestrator.sweeps.client import load_snapshot, read_progress, submit
+from orchestrator.sweeps.progress import read_presence
 from tests.integration.ray_jobs import ENTRY_POINT, job
 
 CLUSTER = "test-cluster"
@@ -74,22 +76,14 @@ def assert_each_job_ran_once(store: LocalStore) -> None:
     assert all(is_committed(store, view.key) for view in found.jobs.values())
 
 
-def test_controller_runs_a_sweep_in_order(store, gate, sweep_with_a_gate, until):
-    assert not is_committed(store, job("second", needs=("first",)).key)
-    gate.open()
-    until(lambda: has_finished(store))
-    assert_each_job_ran_once(store)
-
-
-def test_controller_asked_for_twice_is_the_same_and_has_one_store(ensure, tmp_path, namespace):
-    first, second = ensure(), ensure()
-    assert (second.pid, second.epoch) == (first.pid, first.epoch)
-    with pytest.raises(ControllerError, match="a controller has one store"):
-        ensure_controller(LocalStore(tmp_path / "other").uri, CLUSTER, namespace)
-
-
-def test_controller_of_other_code_is_replaced_when_idle(ensure, monkeypatch, namespace, ray_cluster):
+def test_controller_records_what_its_node_is_and_is_replaced_by_other_code_when_idle(
+    store, ensure, until, monkeypatch, namespace, ray_cluster
+):
     first = ensure()
+    submit_plan(store, job("first"))
+    first.wake(SWEEP)
+    until(lambda: has_finished(store))
+    assert_node_is_recorded(store, until)
     before = watchdog_pid(ray_cluster, namespace)
     monkeypatch.setattr("orchestrator.controller.connect.code_digest", lambda: "other code")
     second = ensure()
@@ -98,22 +92,46 @@ def test_controller_of_other_code_is_replaced_when_idle(ensure, monkeypatch, nam
     assert watchdog_pid(ray_cluster, namespace) != before
 
 
+def assert_node_is_recorded(store, until):
+    """Terms, machine and idle runners of the one node."""
+    found = snapshot(store)
+    assert found is not None
+    ((name, machine),) = found.nodes.items()
+    assert machine == describe_machine()
+    (use,) = found.jobs["first"].used
+    assert use.is_spot is False  # its node was known: on this cluster, neither spot nor priced
+    assert use.amount is None
+    until(lambda: any(node.idle_runners for node in read_presence(store, CLUSTER)))
+    (node,) = read_presence(store, CLUSTER)
+    assert node.name == name
+    assert node.cpus > 0
+
+
 def watchdog_pid(ray_cluster, namespace):
     handle = ray_cluster.get_actor(WATCHDOG_NAME, namespace=namespace)
     return ray_cluster.get(handle.ping.remote(), timeout=60)["pid"]
 
 
-def test_controller_of_other_code_is_kept_while_it_has_work(sweep_with_a_gate, ensure, monkeypatch):
-    monkeypatch.setattr("orchestrator.controller.connect.code_digest", lambda: "other code")
+def assert_kept_by_every_client(link, ensure, monkeypatch, namespace, folder):
+    """It is one for all, has one store, and is not replaced while it has work."""
     again = ensure()
-    assert again.pid == sweep_with_a_gate.pid
-    assert "runs other code" in again.notice
+    assert (again.pid, again.epoch, again.notice) == (link.pid, link.epoch, "")
+    with pytest.raises(ControllerError, match="a controller has one store"):
+        ensure_controller(LocalStore(folder / "other").uri, CLUSTER, namespace)
+    with monkeypatch.context() as patched:
+        patched.setattr("orchestrator.controller.connect.code_digest", lambda: "other code")
+        kept = ensure()
+    assert (kept.pid, kept.epoch) == (link.pid, link.epoch)
+    assert "runs other code" in kept.notice
 
 
-def test_controller_killed_while_an_attempt_runs_comes_back_and_the_attempt_goes_on(
-    store, gate, sweep_with_a_gate, until, ensure
+def test_controller_with_work_is_kept_and_killed_comes_back_while_its_attempt_goes_on(
+    store, gate, sweep_with_a_gate, until, ensure, monkeypatch, namespace, tmp_path
 ):
+    # One story: every controller of its own costs seconds.
+    assert_kept_by_every_client(sweep_with_a_gate, ensure, monkeypatch, namespace, tmp_path)
     pid = runner_pid(store, "first")
+    assert not is_committed(store, job("second", needs=("first",)).key)
     os.kill(sweep_with_a_gate.pid, signal.SIGKILL)
     # Ray brings it back by itself: its new epoch shows in the journal without any client.
     until(lambda: (found := snapshot(store)) is not None and found.epoch > sweep_with_a_gate.epoch)

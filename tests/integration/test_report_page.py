@@ -120,10 +120,9 @@ def page(drawn, address):
 
 
 def _rows(page, table="#results"):
-    return [
-        [cell.inner_text() for cell in row.query_selector_all("td")]
-        for row in page.query_selector_all(f"{table} tbody tr")
-    ]
+    # One question to the browser: a table of runs has hundreds of cells.
+    cells = "rows => rows.map(row => [...row.querySelectorAll('td')].map(cell => cell.innerText))"
+    return page.eval_on_selector_all(f"{table} tbody tr", cells)
 
 
 def _traces(page, plot="curve"):

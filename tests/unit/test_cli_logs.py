@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,8 +90,24 @@ def test_lines_of_ranks_that_come_in_pieces_do_not_mix(world: World, capsys: pyt
     assert lines == ["rank0 | epoch 1", "rank1 | epoch 1", "rank0 | epoch 2", "rank1 | epoch 2"]
 
 
+@pytest.fixture
+def at_first_pause(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Lets something happen when a reader has read all there is and pauses; its pauses take no time."""
+
+    def arrange(happens: Callable[[], None]) -> None:
+        events = [happens]
+
+        def sleep(_pause_s: float) -> None:
+            if events:
+                events.pop()()
+
+        monkeypatch.setattr("orchestrator.cli.commands.logs.time", SimpleNamespace(sleep=sleep, time=time.time))
+
+    return arrange
+
+
 def test_following_goes_on_over_attempts_to_the_end_of_the_job(
-    world: World, capsys: pytest.CaptureFixture[str]
+    world: World, capsys: pytest.CaptureFixture[str], at_first_pause
 ) -> None:
     write(world, "first\n")
 
@@ -98,10 +116,8 @@ def test_following_goes_on_over_attempts_to_the_end_of_the_job(
         world.cancel()
         world.finish()
 
-    timer = threading.Timer(1.5, go_on)
-    timer.start()
+    at_first_pause(go_on)
     result = run_command(capsys, "logs", "sweep", JOB, "-f", "--store", world.store.uri)
-    timer.join()
     assert result.code == 0
     assert result.out == "first\nsecond\n"
     assert "attempt 1 has ended; attempt 2 follows" in result.err
@@ -124,10 +140,10 @@ def test_leaving_says_that_the_job_goes_on(world: World) -> None:
 NOW = 1_700_000_000.0  # 2023-11-14T22:13:20Z
 
 
-@pytest.fixture
-def searched(tmp_path: Path) -> World:
-    """A finished sweep with records of two jobs and ranks."""
-    world = World(tmp_path / "store")
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A finished sweep with records of two jobs and ranks, which tests only read."""
+    world = World(tmp_path_factory.mktemp("searched") / "store")
     world.submit(*diamond())
     world.finish()
     for job, rank, *told in (
@@ -207,7 +223,9 @@ def test_wrong_choice_of_records_is_one_error(searched, capsys, arguments, code,
     assert result.out == ""
 
 
-def test_following_a_sweep_prints_what_comes_of_all_its_jobs_until_it_ends(world: World, capsys) -> None:
+def test_following_a_sweep_prints_what_comes_of_all_its_jobs_until_it_ends(
+    world: World, capsys, at_first_pause
+) -> None:
     name = log_name("sweep", JOB, 2, key=KEY)
     put_segment(world.store, name, 0, b"be")
 
@@ -217,10 +235,8 @@ def test_following_a_sweep_prints_what_comes_of_all_its_jobs_until_it_ends(world
         world.cancel()
         world.finish()
 
-    timer = threading.Timer(1.0, go_on)
-    timer.start()
+    at_first_pause(go_on)
     found = lines_of(capsys, world, "-f")
-    timer.join()
     assert found == ["begun", "second", "last"]
 
 

@@ -156,7 +156,7 @@ def test_watch_on_a_pipe_says_lines_and_ends_with_the_sweeps_code(
 def terminal(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A watch of a live sweep on a terminal of its own."""
     store = LocalStore(tmp_path / "store")
-    write_live_sweep(store, num_transfers=400, now=time.time())
+    write_live_sweep(store, num_transfers=40, now=time.time())
     outer, inner = pty.openpty()
     command = [sys.executable, "-m", "orchestrator.cli", "watch", SWEEP, "--store", store.uri]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm-256color", "LINES": "40", "COLUMNS": "120"}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from random import SystemRandom
 from typing import Any, TypeVar
 
 import boto3
+import botocore.session
 from botocore.config import Config
+from botocore.loaders import Loader, create_loader
 
 from orchestrator.core.errors import StorageError
 from orchestrator.storage.s3.responses import TRANSIENT, Response, check_answer, check_raw_answer, translated_errors
@@ -79,6 +81,21 @@ def _backoff_s() -> Iterator[float]:
         bound_s = min(2 * bound_s, _LONGEST_PAUSE_S)
 
 
+def new_session() -> boto3.session.Session:
+    """A session of its own: boto3's default session is shared and not thread-safe while it makes clients.
+
+    All share the descriptions of AWS that botocore has read: each would spend nine tenths of its time on them.
+    """
+    core = botocore.session.Session()
+    core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
+    return boto3.session.Session(botocore_session=core)
+
+
+@cache
+def _loader(data_path: str | None) -> Loader:
+    return create_loader(data_path)
+
+
 @lru_cache(maxsize=8)
 def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 makes its clients at run time
     """The client of this process. ``_pid`` is part of the key because a forked child must not share sockets."""
@@ -98,8 +115,7 @@ def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 mak
         s3={"addressing_style": addressing.value},
     )
     with translated_errors("opening S3"):
-        # A session of its own: boto3's default session is shared and not thread-safe while it makes clients.
-        client = boto3.session.Session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
+        client = new_session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
         # Under this name it is called before botocore's own handlers, which take any odd answer for an error 500.
         client.meta.events.register_first("before-parse.*.*", check_raw_answer)
         return client
