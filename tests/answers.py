@@ -13,7 +13,7 @@ from orchestrator.core import data_plane
 from orchestrator.core.data_plane import COUNT, MODELS, TABLE, Question
 
 HERE: Final = frozenset({COUNT.name, MODELS.name, TABLE.name})
-"""Questions whose answers import nothing of a user, and leave nothing behind."""
+"""Questions whose answers leave nothing behind, and import nothing of a user but plug-ins."""
 
 
 @contextmanager
@@ -25,9 +25,10 @@ def answered_here() -> Iterator[None]:
 
 def ask_here(question: Question[Any, Any], request: Any, **given: Any) -> Any:
     """As ``data_plane.ask``, with the same texts of request and reply, and the same checks of both."""
-    if question.name not in HERE:
+    text = json.dumps(request)
+    if question.name not in HERE or '"plugin"' in text:
         return data_plane.ask(question, request, **given)
     reply = StringIO()
-    with patch("sys.stdin", StringIO(json.dumps(request))), redirect_stdout(reply):
+    with patch("sys.stdin", StringIO(text)), redirect_stdout(reply):
         code = data_plane.answer(question.name)
     return data_plane._read_reply(question, reply.getvalue(), "", code)
