@@ -10,6 +10,9 @@ from collections.abc import Generator, Iterator
 import pytest
 from hypothesis import settings
 
+GROUPS = {"ray_cluster": "ray", "pool": "ranks"}
+"""Fixtures that take seconds to make, and the group of tests that shares each."""
+
 FOREIGN_PREFIXES = ("AWS_", "MLFLOW_", "ORCHESTRATOR_", "RAY_")
 
 # A caller's cluster, tracking server or credentials must neither decide a result nor receive one.
@@ -56,10 +59,11 @@ def _answers_of_the_data_plane() -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests on the shared Ray cluster run in one process, wherever they stand."""
+    """All tests on the shared Ray cluster run in one process, and all with ranks, wherever they stand."""
     for item in items:
-        if "ray_cluster" in getattr(item, "fixturenames", ()):
-            item.add_marker(pytest.mark.xdist_group("ray"))
+        for fixture, group in GROUPS.items():
+            if fixture in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -69,6 +73,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object):
 
     class ByFileOrGroup(LoadGroupScheduling):  # type: ignore[misc] # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
-            return nodeid.rpartition("@")[2] if nodeid.endswith("@ray") else nodeid.split("::", maxsplit=1)[0]
+            group = nodeid.rpartition("@")[2]
+            return group if group in GROUPS.values() else nodeid.split("::", maxsplit=1)[0]
 
     return ByFileOrGroup(config, log)

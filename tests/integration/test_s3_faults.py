@@ -33,6 +33,12 @@ SHORT_S = 0.5
 """A deadline that passes within a test."""
 
 
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between tries: how many there are, and what they do, does not depend on it."""
+    monkeypatch.setattr("orchestrator.storage.s3.client._FIRST_PAUSE_S", 0.01)
+
+
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[tuple[str, Faults]]:
     with faulty_proxy(running_server().endpoint_url) as found:
