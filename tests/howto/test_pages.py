@@ -9,11 +9,12 @@ import pytest
 
 from tests.howto.pages import FOLDER, blocks, follow
 
-SHORT = ("cluster", "factors", "grids")
-"""Pages that neither train nor read images: seconds."""
+SHORT = ("cluster", "grids")
+"""Pages that neither train nor read images, and show most of what such pages type: seconds."""
 LONG = (
     "compare",
     "export",
+    "factors",
     "first-sweep",
     "label-spaces",
     "similarity",

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow  # `make lint` runs them: no change needs them twice
+
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("orchestrator", "workloads")
 ALL = (*PRODUCT, "tests", "benchmarks")
