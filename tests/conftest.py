@@ -23,7 +23,7 @@ os.environ["XDG_CACHE_HOME"] = _CACHE.name  # nor may what a caller's commands h
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 # Threads of torch and BLAS spin while they wait for one another; where processes share cores, that takes most of the
-# time. Results do not depend on it. It counts only if it is set before the libraries are loaded.
+# time. It counts only if it is set before the libraries are loaded. Jobs set their number of threads themselves.
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
@@ -38,7 +38,7 @@ settings.load_profile("project")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Keeps the garbage collector from what stays anyway: a third of the time of loading, and more in the tests."""
+    """Keeps the garbage collector from what stays anyway: looking at it takes a third of the time of loading."""
     gc.disable()
     try:
         return (yield)

@@ -35,13 +35,20 @@ _SYNONYMS = {
 }
 
 
-def did_you_mean(wrong: str, known: Iterable[str], *, they_are: str = "") -> str:
-    """``did you mean 'x'? known: ...`` for a name that is not among the known ones, called ``they_are``."""
+def did_you_mean(wrong: str, known: Iterable[str], *, they_are: str = "", most: int = _MAX_LISTED) -> str:
+    """``did you mean 'x'? known: ...`` for a name that is not among the known ones.
+
+    Args:
+        wrong: the name.
+        known: the names that there are.
+        they_are: what they are called in place of "known".
+        most: how many of them are listed.
+    """
     names = list(dict.fromkeys(known))
     lowered = {name.lower(): name for name in names}
     synonym = _SYNONYMS.get(wrong.lower(), "")
     near = [synonym] if synonym in lowered else get_close_matches(wrong.lower(), lowered, n=1, cutoff=0.5)
-    listed = ", ".join(names[:_MAX_LISTED]) + (", ..." if len(names) > _MAX_LISTED else "")
+    listed = ", ".join(names[:most]) + (", ..." if len(names) > most else "")
     guess = f"did you mean '{lowered[near[0]]}'? " if near else ""
     if not names:
         return f"{they_are}: none" if they_are else "there are none"

@@ -11,9 +11,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -238,44 +238,56 @@ def check_models(models: Sequence[Mapping[str, Any]]) -> Sequence[ModelProblem]:
     """See ``CheckModels``; asked once for each network. Raises ``UserError``: the data plane does not answer."""
     texts = [json.dumps(model, sort_keys=True) for model in models]
     # Cells of a sweep repeat a network, and other sweeps and other cells of it share it: each is known by itself.
-    unknown = tuple(text for text in dict.fromkeys(texts) if not _accepted_model_file(text).exists())
-    if not unknown:
-        return ()
-    found = _checked_models(unknown)
+    unknown = [text for text in dict.fromkeys(texts) if text not in _ANSWERS and not _is_accepted(text)]
+    if unknown:
+        _ask_about_models(unknown)
     return [
         ModelProblem(model=number, path=problem["path"], message=problem["message"])
         for number, text in enumerate(texts)
-        for problem in found.get(text, ())
+        for problem in _ANSWERS.get(text, ())
     ]
 
 
-@lru_cache(maxsize=64)
-def _checked_models(models: tuple[str, ...]) -> Mapping[str, Sequence[ModelProblem]]:
-    """The problems of each network that has some."""
+_ANSWERS: Final[dict[str, list[ModelProblem]]] = {}
+"""Problems of each network that this process has asked about. Refusals are in no file: who reads one changes it."""
+
+
+def _ask_about_models(models: Sequence[str]) -> None:
     request = ModelsRequest(models=[json.loads(model) for model in models])
     failed, hint = "arguments of models could not be checked", "remove model.kwargs, or try again"
-    found: dict[str, list[ModelProblem]] = {}
-    for problem in _ask(MODELS, request, failed, hint)["problems"]:
-        found.setdefault(models[problem["model"]], []).append(problem)
-    with suppress(OSError):  # a home that cannot be written costs the next command some seconds
-        for model in models:
-            if model not in found:
-                accepted = _accepted_model_file(model)
-                accepted.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                accepted.touch(mode=0o600)
-    return found
+    problems = _ask(MODELS, request, failed, hint)["problems"]
+    for number, model in enumerate(models):
+        _ANSWERS[model] = [problem for problem in problems if problem["model"] == number]
+        if not _ANSWERS[model]:
+            _remember_accepted(model)
+
+
+def _is_accepted(model: str) -> bool:
+    try:
+        found = _accepted_model_file(model).lstat()
+    except (OSError, RuntimeError):  # RuntimeError: a user without a home
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+
+
+def _remember_accepted(model: str) -> None:
+    with suppress(OSError, RuntimeError):  # a home that cannot be written costs the next command some seconds
+        file = _accepted_model_file(model)
+        file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # EXCL follows no link
 
 
 def _accepted_model_file(model: str) -> Path:
     """An empty file in the user's cache, which says that this network was built once without a problem.
 
     Its name is a digest of all that the verdict depends on: the network, the releases that build it, and our code.
-    Refusals are not kept: a file with an error is read again anyway.
     """
     releases = [f"{package}=={version(package)}" for package in ("timm", "torch")]
     digest = sha256("\n".join([model, *releases, package_digest()]).encode()).hexdigest()
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "pretraining-orchestrator" / "accepted-models" / digest
+    cache = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if not cache.is_absolute():  # to be ignored, says the specification of XDG's variables
+        cache = Path.home() / ".cache"
+    return cache / "pretraining-orchestrator" / "accepted-models" / digest
 
 
 def check_simulations(simulations: Sequence[Mapping[str, Any]]) -> SimulationsAnswer:

@@ -10,7 +10,7 @@ import pytest
 from tests.howto.pages import FOLDER, blocks, follow
 
 SHORT = ("cluster", "grids")
-"""Pages that neither train nor read images, and show most of what such pages type: seconds."""
+"""Pages that take seconds: they neither train nor read images."""
 LONG = (
     "compare",
     "export",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from orchestrator.core.contract import Outcome, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import log_name
-from tests.integration.conftest import fresh_namespace
+from tests.integration.conftest import DEADLINE_S, fresh_namespace
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 ONE_CPU = Resources(cpus=1.0)
@@ -47,7 +48,9 @@ def next_backend(shared_namespace):
 
     def made() -> RayBackend:
         backend = make(next(epochs))
+        end_s = time.monotonic() + DEADLINE_S
         while look(backend, "labels-nobody-0.0").status is AttemptStatus.RUNNING:
+            assert time.monotonic() < end_s, "runners do not acknowledge the backend"
             backend.wait(0.02)  # until all runners have acknowledged it, and it knows those that are idle
         return backend
 
@@ -110,8 +113,8 @@ def test_backend_launch_twice_runs_once(next_backend, store, gate, shared_runner
     backend.release(attempt.attempt_id)
 
 
-def test_backend_unknown_attempt_is_lost(next_backend):
-    assert look(next_backend(), "labels-nobody-0.0").status is AttemptStatus.LOST
+def test_backend_unknown_attempt_is_lost(make_backend):
+    assert look(make_backend(), "labels-nobody-0.0").status is AttemptStatus.LOST
 
 
 def test_backend_failing_job_reports_kind_and_traceback(next_backend, store, finish):

@@ -85,6 +85,7 @@ def test_controller_records_what_its_node_is_and_is_replaced_by_other_code_when_
     until(lambda: has_finished(store))
     assert_node_is_recorded(store, until)
     before = watchdog_pid(ray_cluster, namespace)
+    assert ensure().pid == first.pid, "idle, and of the same code"
     monkeypatch.setattr("orchestrator.controller.connect.code_digest", lambda: "other code")
     second = ensure()
     assert second.pid != first.pid

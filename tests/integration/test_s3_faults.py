@@ -35,7 +35,7 @@ SHORT_S = 0.5
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between tries: how many there are, and what they do, does not depend on it."""
+    """Between tries; what a try does does not depend on them."""
     monkeypatch.setattr("orchestrator.storage.s3.client._FIRST_PAUSE_S", 0.01)
 
 

@@ -7,6 +7,7 @@ import os
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -67,9 +68,16 @@ def _error(result: JobResult) -> float:
     return result.metrics["val_error"]
 
 
-@pytest.mark.parametrize("kind", [JobKind.PRETRAIN, pytest.param(JobKind.PROBE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "run_script"),
+    [
+        (JobKind.PRETRAIN, _here),
+        pytest.param(JobKind.PRETRAIN, _elsewhere, marks=pytest.mark.slow),
+        pytest.param(JobKind.PROBE, _elsewhere, marks=pytest.mark.slow),
+    ],
+)
 def test_weights_of_ours_give_our_val_error_in_a_script_without_us(
-    tiny: TinyTraining, kind: JobKind, tmp_path: Path
+    tiny: TinyTraining, kind: JobKind, run_script: Callable[[Path, list[str]], dict[str, Any]], tmp_path: Path
 ) -> None:
     # A batch norm's running statistics and an image that must be resized: what such a script gets wrong first.
     model = {**BATCHNORM, "image_size": 24} if kind is JobKind.PRETRAIN else NO_BATCHNORM
@@ -78,7 +86,6 @@ def test_weights_of_ours_give_our_val_error_in_a_script_without_us(
     if kind is JobKind.PROBE:
         backbone_of = result.key
         result = tiny.run(tiny.training(kind, model=model, backbone=result.key, space=SPACE, seed=1))
-    run_script = _elsewhere if kind is JobKind.PROBE else _here
     found = run_script(tmp_path, _download(tiny, result, tmp_path, backbone_of))
     assert found["num_samples"] == 48
     assert found["val_error"] == pytest.approx(_error(result))

@@ -1,4 +1,4 @@
-"""What servers and botocore say becomes our own error, with a remedy and without secrets."""
+"""What servers and botocore say becomes our own error, with a remedy and without secrets; what clients share."""
 
 import pickle
 from typing import Any
@@ -18,6 +18,7 @@ from orchestrator.core.errors import (
     StorageTimeoutError,
     UnsupportedStoreError,
 )
+from orchestrator.storage.s3.client import new_session
 from orchestrator.storage.s3.responses import NoBucketError, OutOfRangeError, translate, translated_errors
 
 WHAT = "put_object s3://bucket/key"
@@ -93,3 +94,17 @@ def test_translated_error_quotes_nothing_of_the_server_and_survives_pickling() -
     assert error.__cause__ is None
     assert error.__suppress_context__
     assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301 - our own
+
+
+def test_sessions_share_what_botocore_has_read_and_no_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
+    sessions = []
+    for name in ("first", "second", "third"):
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", name)
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", name)
+        sessions.append(new_session())
+        credentials = sessions[-1].get_credentials()
+        assert credentials is not None
+        assert credentials.access_key == name
+    loaders = [session._session.get_component("data_loader") for session in sessions]
+    assert loaders[0] is loaders[2]
+    assert len(set(loaders[0].search_paths)) == len(loaders[0].search_paths)

@@ -18,6 +18,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from matplotlib.figure import Figure
 from pydantic import BaseModel
+from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
@@ -69,6 +70,13 @@ def endless(
         yield {"end": float(seed)}
 
 
+def threads(
+    parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext
+) -> Iterator[dict[str, float]]:
+    """The most threads that a library of linear algebra uses here."""
+    yield from ({"end": float(max(library["num_threads"] for library in threadpool_info()))} for _ in seeds)
+
+
 def bad(parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext) -> Iterator[Any]:
     kinds = {"nan": {"end": float("nan")}, "text": {"end": "x"}, "list": [1.0], "seed": {"seed": 1.0}}
     yield from (kinds[parameters["what"]] for _ in seeds) if parameters["what"] in kinds else ()
@@ -76,7 +84,7 @@ def bad(parameters: Mapping[str, Any], seeds: Sequence[int], context: Simulation
 
 @pytest.fixture(autouse=True)
 def _simulations(monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in (walk, endless, bad):
+    for function in (walk, endless, threads, bad):
         monkeypatch.setitem(SIMULATIONS, function.__name__, f"{__name__}:{function.__name__}")
     ran.clear()
 
@@ -111,6 +119,14 @@ def test_sweep_of_simulations_alone_runs_to_rows_and_mean_metrics(tmp_path: Path
     assert record.metrics["num_seeds"] == 3
     steps = np.load(io.BytesIO(read_part(store, record, "arrays/4/steps.npy")))
     assert steps.sum() == rows["end"][1]
+
+
+def test_linear_algebra_keeps_to_the_threads_of_the_job(tmp_path: Path) -> None:
+    # Its sums differ with their number: with the cores of a node, two nodes would disagree.
+    plan = plan_of(SWEEP.replace("run: walk", "run: threads"), LocalStore(tmp_path).uri)
+    with threadpool_limits(limits=2):
+        run_sweep_inprocess(LocalStore(tmp_path), plan)
+    assert read_record(LocalStore(tmp_path), plan.jobs[0].key).metrics["end"] == 1
 
 
 def test_more_seeds_run_no_full_block_again(tmp_path: Path) -> None:

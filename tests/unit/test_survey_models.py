@@ -5,6 +5,7 @@ That a process of the data plane is asked, the how-to pages show, in homes that 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[list[Any]]:
 
 
 def new_process() -> None:
-    survey._checked_models.cache_clear()
+    survey._ANSWERS.clear()
 
 
 def test_network_of_many_cells_is_asked_about_once(asked: list[list[Any]]) -> None:
@@ -63,3 +64,27 @@ def test_refused_network_is_refused_at_each_of_its_places_and_again(asked: list[
         assert [problem["message"] for problem in problems] == ["no such"] * 2
         new_process()
     assert asked == [[WRONG, GOOD, OTHER], [WRONG]]
+
+
+def test_refused_network_is_asked_about_once_in_a_process(asked: list[list[Any]]) -> None:
+    assert check_models([WRONG, GOOD]) == check_models([WRONG, GOOD])
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize("trap", ["folder", "link", "loop"])
+def test_what_is_no_file_of_ours_accepts_nothing_and_harms_nothing(
+    asked: list[list[Any]], tmp_path: Path, trap: str
+) -> None:
+    file, target = survey._accepted_model_file(json.dumps(GOOD, sort_keys=True)), tmp_path / "elsewhere"
+    if trap == "folder":
+        file.mkdir(parents=True)
+    elif trap == "link":
+        file.parent.mkdir(parents=True)
+        file.symlink_to(target)
+    else:
+        file.parent.parent.symlink_to(file.parent.parent)  # looking into it is an error, as in a closed folder
+    for _ in range(2):
+        assert not check_models([GOOD])
+        new_process()
+    assert asked == [[GOOD]] * 2
+    assert not target.exists()

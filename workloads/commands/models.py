@@ -33,6 +33,8 @@ _UNEXPECTED: Final = re.compile(r"unexpected keyword argument '(\w+)'")
 _SET_BY_US: Final = RESERVED | {"device", "dtype"}
 _NO_VARIANCE: Final = "Expected more than 1 value per channel"
 """What torch says, in the forward pass of a layer in training."""
+_MOST_ARGUMENTS: Final = 60
+"""More than the constructors of timm's models have: a refused name is often a synonym of any of them."""
 _MAX_MODULES: Final = 100_000
 """Parts of a network that are built for a check; the largest of timm have some thousands."""
 _MAX_PARAMETERS: Final = 100_000_000_000
@@ -151,7 +153,7 @@ def _blamed(spec: ModelSpec, plain: nn.Module, error: Exception) -> Problem:
     defaults = own | _defaults(plain)
     named = _UNEXPECTED.search(str(error))
     if named is not None and named[1] in spec.kwargs:
-        hint = did_you_mean(named[1], sorted(defaults.keys() - _SET_BY_US))
+        hint = did_you_mean(named[1], sorted(defaults.keys() - _SET_BY_US), most=_MOST_ARGUMENTS)
         return ["kwargs", named[1]], f"timm model {spec.name} has no argument '{named[1]}': {hint}"
     for problem in _wrong_kinds(spec, defaults, with_lists=True):
         return problem

@@ -27,6 +27,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import torch
 from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, PreemptedError, StorageError, UserError
@@ -69,7 +70,9 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
     simulation = Simulation.load(parameters["simulation"], file)
     given = simulation.checked(parameters["parameters"])
     seeds = range(parameters["seeds"]["first"], parameters["seeds"]["stop"])
-    with deterministic_numerics(request.execution.num_threads):
+    num_threads = request.execution.num_threads
+    # Sums of linear algebra depend on the number of threads: without the limit, on the cores of the node.
+    with deterministic_numerics(num_threads), threadpool_limits(limits=num_threads):
         with FinishedSeeds(context.store, request.key) as finished:
             num_resumed, began_s = len(finished.rows), time.perf_counter()
             todo = [seed for seed in seeds if seed not in finished.rows]

@@ -87,8 +87,12 @@ def new_session() -> boto3.session.Session:
     All share the descriptions of AWS that botocore has read: each would spend nine tenths of its time on them.
     """
     core = botocore.session.Session()
-    core.register_component("data_loader", _loader(core.get_config_variable("data_path")))
-    return boto3.session.Session(botocore_session=core)
+    loader = _loader(core.get_config_variable("data_path"))
+    core.register_component("data_loader", loader)
+    session = boto3.session.Session(botocore_session=core)
+    # Each session of boto3 appends its own folder, the same for all.
+    loader.search_paths[:] = dict.fromkeys(loader.search_paths)
+    return session
 
 
 @cache
