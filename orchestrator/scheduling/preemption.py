@@ -59,7 +59,7 @@ def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) 
         if priority >= below or view is None:
             continue
         num_before = view.failures.get(FailureKind.PREEMPTED, 0)
-        if may_make_room(held, num_before, index.plan.policy.max_preemptions, now=now):
+        if may_be_preempted(held, num_before, index.plan.policy.max_preemptions, now=now):
             kind = index.jobs[index.places[view.name]].kind
             yield Candidate(
                 sweep=index.plan.sweep,
@@ -78,7 +78,7 @@ def lost_work(held: Held, *, saves: bool, now: float) -> float:
     return seconds * weight
 
 
-def may_make_room(held: Held, num_preemptions: int, max_preemptions: int, *, now: float) -> bool:
+def may_be_preempted(held: Held, num_preemptions: int, max_preemptions: int, *, now: float) -> bool:
     """Whether an attempt may be preempted; limited, so that none is moved again and again."""
     if held.attempt.preempting_at_s is not None or num_preemptions >= max_preemptions:
         return False

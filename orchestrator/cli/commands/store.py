@@ -22,7 +22,7 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.units import format_bytes
 from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store, check_sweep
 from orchestrator.retention.gc import Collector, Trash
-from orchestrator.retention.gc_rules import GcAction, Graces, Tally
+from orchestrator.retention.gc_rules import DAY_S, GcAction, Graces, Tally
 from orchestrator.retention.inventory import (
     ALL_GROUPS,
     Amount,
@@ -48,7 +48,8 @@ from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
+_DAY = f"{DAY_S / 3600:g}h"  # the default of Graces, as an option is written
 _USAGE_COLUMNS = ("artifacts", "checkpoints", "metrics", "logs", "shared")
 _ACTION_TITLES = {
     GcAction.WAIT_FOR_GRACE: "younger than the grace",
@@ -78,10 +79,10 @@ def gc(
     apply: Annotated[
         bool, typer.Option("--apply/--dry-run", help="Delete, or only show what would be deleted; default: only show.")
     ] = False,
-    grace: Annotated[str, typer.Option(help="Never delete objects younger than this: 24h, 7d, ...")] = "24h",
+    grace: Annotated[str, typer.Option(help="Never delete objects younger than this: 24h, 7d, ...")] = _DAY,
     trash_grace: Annotated[
         str, typer.Option(help="How long deleted objects stay in the trash, from which they can be restored.")
-    ] = "24h",
+    ] = _DAY,
     forget: Annotated[
         list[str] | None, typer.Option(help="Name of a finished sweep whose results may be deleted.")
     ] = None,
