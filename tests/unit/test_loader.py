@@ -230,8 +230,9 @@ def test_loader_evaluation_sees_each_sample_once_with_its_subset(
     source = source_of(plane, index, "val")
     labels = plane.labels(index, {"hierarchy": "depth2"}).resolve_targets(source.split)
     ranks = [EvalLoader(source, labels, batch_size=20, rank=rank, world_size=world_size) for rank in range(world_size)]
-    batches = sorted((batch for loader in ranks for batch in loader), key=lambda batch: batch.step)
-    assert [len(loader) for loader in ranks] == [len(range(rank, 4, world_size)) for rank in range(world_size)]
+    batches = [batch for loader in ranks for batch in loader]  # ranks have runs of batches, in their order
+    lengths = [len(loader) for loader in ranks]
+    assert lengths[0] == max(lengths) <= min(lengths) + 1
     assert [len(batch.targets) for batch in batches] == [20, 20, 20, 12]  # the same batches on any layout
     assert np.concatenate([batch.ordinals_B for batch in batches]).tolist() == list(range(72))
     assert np.array_equal(np.concatenate([batch.subset_ids_B for batch in batches]), source.split.subset_ids)

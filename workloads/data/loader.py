@@ -35,12 +35,15 @@ from workloads.data.order import Order, rank_slice
 from workloads.data.pixels import Place
 from workloads.data.source import SampleSource
 from workloads.data.split_targets import SplitTargets
+from workloads.runtime.ranks import share_of
 from workloads.runtime.streams import Stage
 
 __all__ = ["Batch", "EvalLoader", "SampleSource", "TrainLoader"]
 
 _MAX_REPLACEMENTS: Final = 16
 _EVAL_SHARDS_AHEAD: Final = 16
+_MIN_EVAL_SHARDS_AHEAD: Final = 4
+"""Ranks of a node read different shards, and have one cache for them."""
 AHEAD_S: Final = 2.0
 """Of training that batches are ready for: as long as a store may take for one request, seldom."""
 FIRST_BYTES: Final = 128 * MIB
@@ -194,8 +197,8 @@ class TrainLoader:
 class EvalLoader:
     """Iterates over every sample exactly once, unaugmented, in order; the last batch may be smaller.
 
-    Rank r takes the batches b with ``b % world_size == r``, so that every layout evaluates the same batches. Samples
-    that cannot be decoded are left out of their batch and counted in `num_bad`.
+    A rank takes a run of the batches (``share_of``), so every layout evaluates the same batches, and a node reads the
+    shards of its own ranks only. Samples that cannot be decoded are left out of their batch and counted in `num_bad`.
 
     Args:
         ordinals: which samples, in this order; None = all of the split.
@@ -216,7 +219,10 @@ class EvalLoader:
         self._source, self._labels, self._batch_size = source, labels, batch_size
         self._ordinals = np.arange(source.split.num_samples, dtype=np.int64) if ordinals is None else ordinals
         num_batches = math.ceil(len(self._ordinals) / batch_size)
-        self._steps = range(rank, num_batches, world_size)
+        self._steps = share_of(num_batches, rank, world_size)
+        self._shards_ahead = max(_MIN_EVAL_SHARDS_AHEAD, _EVAL_SHARDS_AHEAD // world_size)
+        last_ordinals = self._ordinals[: self._steps.stop * batch_size][-1:]
+        self._end_shard = int(source.split.shard_of(last_ordinals).max(initial=-1)) + 1
         self._num_workers, self._device = num_workers, device
         self.num_bad = 0
         """Samples that the last iteration left out so far."""
@@ -243,8 +249,10 @@ class EvalLoader:
         start = step * self._batch_size
         ordinals = self._ordinals[start : start + self._batch_size].copy()
         shard_ids = self._source.split.shard_of(ordinals)
-        last = min(int(shard_ids[-1]) + _EVAL_SHARDS_AHEAD, len(self._source.split.shards))
-        self._source.shards.prefetch(range(int(shard_ids[0]), last))
+        # Ordinals may come in any order: then the last one does not have the last shard.
+        last = int(shard_ids[-1]) + 1
+        ahead = max(last, min(last + self._shards_ahead - 1, self._end_shard))
+        self._source.shards.prefetch(range(int(shard_ids[0]), ahead))
         squares = empty_squares(len(ordinals), self._source.image_size, self._device)
         return PlannedBatch(step=step, start=start, ordinals_B=ordinals, squares_BHWC=squares)
 

@@ -26,7 +26,7 @@ from workloads.runtime.fingerprint import deterministic_numerics, numerics_finge
 from workloads.runtime.npy import from_npy_bytes
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
-from workloads.runtime.ranks import Ranks, check_same_request
+from workloads.runtime.ranks import Ranks, check_same_request, share_of
 
 BATCH_SIZE: Final = 256
 """Fixed, because kernels may round differently for other batch sizes; runs of rows are whole batches."""
@@ -159,7 +159,8 @@ class Embedding:
         """Runs of rows of this rank; the first rank decides, for all may not list the store at the same moment."""
         todo = list(unfinished(self._finished.find(), self._num_samples, self._rows_per_part()))
         decided = json.loads(self._ranks.broadcast_text(json.dumps(todo)))
-        return [(first, last) for first, last in decided[self._ranks.rank :: self._ranks.world_size]]
+        mine = share_of(len(decided), self._ranks.rank, self._ranks.world_size)
+        return [(first, last) for first, last in decided[mine.start : mine.stop]]
 
     def _rows_per_part(self) -> int:
         batch_bytes = BATCH_SIZE * self._backbone.num_features * 2

@@ -35,6 +35,15 @@ class PeerLostError(OrchestratorError):
     failure_kind = FailureKind.NODE_LOST
 
 
+def share_of(number: int, rank: int, world_size: int) -> range:
+    """Which of ``number`` things in a row a rank takes: a run of them, as long as that of any other rank or one longer.
+
+    Runs follow one another in the order of the ranks, so a node, whose ranks are consecutive, reads only the shards of
+    its own part. Rank 0 has the first thing, if there is any.
+    """
+    return range(-(-rank * number // world_size), -(-(rank + 1) * number // world_size))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ranks:
     """Rank ``rank`` of ``world_size``; all methods are collectives, and do nothing alone.

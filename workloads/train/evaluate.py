@@ -35,7 +35,7 @@ from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.taxonomy import CoarserLevel, find_parents
 from workloads.models.build import Classifier
-from workloads.runtime.ranks import Ranks
+from workloads.runtime.ranks import Ranks, share_of
 from workloads.train.linear_form import NO_LABEL
 from workloads.train.micro_batch import is_out_of_memory
 from workloads.train.objective import Objective, SoftmaxObjective, is_wrong
@@ -248,7 +248,8 @@ class EvalSums:
         num_batches, self._num_classes, counted = ranks.sum_(torch.tensor([len(self._losses), *shape])).tolist()
         losses = torch.zeros(num_batches, dtype=torch.float64)
         # Every batch has its own place, so the ranks add zeros to it: no rounding depends on who evaluated it.
-        losses[ranks.rank :: ranks.world_size] = torch.tensor(self._losses, dtype=torch.float64)
+        mine = share_of(num_batches, ranks.rank, ranks.world_size)
+        losses[mine.start : mine.stop] = torch.tensor(self._losses, dtype=torch.float64)
         self._losses = ranks.sum_(losses).tolist()
         self._totals = ranks.sum_(torch.from_numpy(self._totals)).numpy()
         per_class = self._per_class if self._per_class.size else np.zeros((2, counted), dtype=np.int64)
