@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -186,7 +187,7 @@ def _related(row: Row, table: Table, baseline: Row | None, *, has_all: bool) -> 
         return row
     pairs = (pair for pair in table.comparisons if pair.first == row.label_space)
     found = next((pair.difference for pair in pairs if pair.second == baseline.label_space), None)
-    return replace(row, improvement=_improvement(row, baseline, table), difference=found)
+    return replace(row, improvement=_improvement(row, baseline, table, found), difference=found)
 
 
 def _can_be_best(row: Row, table: Table) -> bool | None:
@@ -202,9 +203,19 @@ def _can_be_best(row: Row, table: Table) -> bool | None:
     return not any(sides)
 
 
-def _improvement(row: Row, baseline: Row, table: Table) -> float | None:
-    """Positive = better; of a metric that is better higher, the share by which it is."""
+def _improvement(row: Row, baseline: Row, table: Table, difference: PairedDifference | None) -> float | None:
+    """Positive = better; of a metric that is better higher, the share by which it is.
+
+    Where rows lack different runs, it is that of the runs which both have, as the difference beside it: the two never
+    have opposite signs.
+    """
     if row.summary is None or baseline.summary is None:
         return None
-    found = relative_improvement(row.summary.mean, baseline.summary.mean)
+    value, subtracted = row.summary.mean, baseline.summary.mean
+    runs, of_baseline = values_of(row, table.metric), values_of(baseline, table.metric)
+    if difference is not None and runs.keys() != of_baseline.keys():
+        common = mean_in_common(runs, of_baseline)
+        subtracted = subtracted if math.isnan(common) else common
+        value = subtracted + difference.mean
+    found = relative_improvement(value, subtracted)
     return None if found is None else table.better.sign * found

@@ -10,7 +10,13 @@ from statsmodels.stats.multitest import multipletests  # type: ignore[import-unt
 
 from orchestrator.report.statistics.corrections import benjamini_hochberg, holm
 from orchestrator.report.statistics.intervals import estimate_arrays
-from orchestrator.report.statistics.summaries import SeedPair, paired_difference, summarize_runs, variance_components
+from orchestrator.report.statistics.summaries import (
+    SeedPair,
+    paired_difference,
+    summarize_runs,
+    transfer_seed_effect,
+    variance_components,
+)
 
 GROUPS = [[0.071, 0.075, 0.068], [0.080, 0.083, 0.079], [0.066, 0.065, 0.071], [0.075, 0.078, 0.074]]
 UNBALANCED = [[0.071, 0.075, 0.068], [0.080], [0.066, 0.065], [0.075, 0.078, 0.074, 0.079]]
@@ -78,6 +84,43 @@ def test_variance_components_of_backbones_alike_are_zero_between_pretrain_seeds(
     found = variance_components([[0.1, 0.2], [0.2, 0.1], [0.1, 0.2]])
     assert found.pretrain_std == 0
     assert found.transfer_std == pytest.approx(np.std([0.1, 0.2], ddof=1))
+
+
+def _sweeps_of_shared_transfer_seeds(std, *, num_sweeps, spaces=4, pretrain=3, transfer=3):
+    """Rows of sweeps whose transfer seeds shift each label space by ``std``, for all backbones alike."""
+    random = np.random.default_rng(0)
+    for _ in range(num_sweeps):
+        values = random.normal(size=(1, pretrain, transfer)) + random.normal(size=(spaces, pretrain, 1))
+        values = (
+            values + std * random.normal(size=(spaces, 1, transfer)) + random.normal(size=(spaces, pretrain, transfer))
+        )
+        yield [_runs(row) for row in values]
+
+
+def test_effect_of_the_transfer_seed_is_that_of_the_analysis_of_variance():
+    """As a mixed model's expected mean squares: its variance without bias, and 5 % of false alarms."""
+    num_sweeps = 600
+    found = [transfer_seed_effect(rows) for rows in _sweeps_of_shared_transfer_seeds(0.0, num_sweeps=num_sweeps)]
+    assert np.mean([effect.p_value < 0.05 for effect in found]) == pytest.approx(0.05, abs=0.03)
+    found = [transfer_seed_effect(rows) for rows in _sweeps_of_shared_transfer_seeds(2.0, num_sweeps=num_sweeps)]
+    assert np.mean([effect.p_value < 0.05 for effect in found]) > 0.95
+    # A difference of two label spaces has twice the variance of one of them.
+    assert np.mean([effect.std**2 for effect in found]) == pytest.approx(2 * 2.0**2, rel=0.1)
+    assert found[0].std_error == pytest.approx(found[0].std / math.sqrt(3))
+
+
+def test_effect_of_the_transfer_seed_needs_two_of_everything_and_a_full_grid():
+    [rows] = _sweeps_of_shared_transfer_seeds(1.0, num_sweeps=1)
+    whole = transfer_seed_effect(rows)
+    assert transfer_seed_effect([*rows, dict(list(rows[0].items())[1:])]) == whole  # a row with a gap is left out
+    for keeps in (
+        lambda pair: pair.transfer == 0,
+        lambda pair: pair.pretrain == 0,
+        lambda pair: pair.transfer <= pair.pretrain,
+    ):
+        assert transfer_seed_effect([{pair: row[pair] for pair in row if keeps(pair)} for row in rows]) is None
+    assert transfer_seed_effect(rows[:1]) is None
+    assert transfer_seed_effect([dict.fromkeys(row, 0.1) for row in rows]) is None
 
 
 def test_paired_difference_p_value_is_scipys():

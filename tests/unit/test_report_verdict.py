@@ -63,6 +63,51 @@ def test_null_sweeps_are_given_a_verdict_in_five_percent_at_most(num_seeds, stds
     assert np.mean(lowest_can_be_best(means, found)) >= 0.94
 
 
+def test_improvement_and_difference_are_of_the_same_runs():
+    """The row lacks the seeds on which the baseline is bad: lower by its mean, higher in every pair."""
+    means = np.array([[0.100, 0.105], [0.101, 0.106], [0.100, 0.1052], [0.2, np.nan], [0.2, np.nan]])
+    report = _report(means)
+    [table] = report.tables
+    [row] = [row for row in table.rows if row.label_space != table.baseline]
+    assert row.difference is not None
+    assert row.improvement is not None
+    assert row.summary.mean < table.baseline_row.summary.mean
+    assert row.difference.is_established
+    assert row.difference.mean > 0 > row.improvement
+    assert row.improvement == pytest.approx(-row.difference.mean / np.mean(means[:3, 0]))
+    told = " ".join(sentence for answer in answers(report) for sentence in answer.sentences)
+    assert "lower than" not in told
+
+
+def test_notes_of_a_table_say_what_transfer_seeds_add_to_differences():
+    random = np.random.default_rng(0)
+    noise = 0.01 * random.normal(size=(4, 3, 2))
+
+    def caption(shift, transfers):
+        plan = StudyPlan(
+            spaces=dict(list(SPACES.items())[:2]),
+            pretrain_seeds=range(4),
+            transfer_seeds=transfers,
+            baseline="levels/depth1",
+        ).plan()
+
+        def metrics(job):
+            i, j, k = (
+                job.facets["pretrain_seed"],
+                job.facets.get("transfer_seed", 0),
+                [*SPACES].index(job.facets["label_space"]),
+            )
+            return {"val_error": float(0.3 + noise[i, j, k] + shift * k * j)}
+
+        return text_table(compute_report(plan, committed(plan, metrics)).tables[0]).caption
+
+    assert "all runs have one transfer seed: intervals do not cover" in caption(0.0, (0,))
+    assert "transfer seed" not in caption(0.0, (0, 1, 2))
+    assert re.search(
+        r"differences depend on the transfer seed \(p = .*these 3 seeds; .* of 5\.\d\d points", caption(0.1, (0, 1, 2))
+    )
+
+
 def test_sentences_of_a_report_claim_what_the_family_establishes_and_nothing_else():
     """The simulated rates are those of reports: sweep by sweep the same pairs, with and without differences."""
     scenario = Scenario(num_seeds=4, stds=(1.0, 0.3, 2.0, 1.0, 0.5), effects=(0.0, 0.0, -3.0, 6.0, 0.0))

@@ -27,8 +27,8 @@ from orchestrator.report.render.numbers import (
     mean_and_std,
     mean_interval,
     money,
+    not_in_intervals,
     number,
-    on_these_images,
     p_text,
     plus_minus,
 )
@@ -85,7 +85,11 @@ def text_table(table: Table) -> TextTable:
         caption="; ".join(
             filter(
                 None,
-                [*(f"cell: {found.value}" for found in table.criteria), *family_caption(table), on_these_images(table)],
+                [
+                    *(f"cell: {found.value}" for found in table.criteria),
+                    *family_caption(table),
+                    *not_in_intervals(table),
+                ],
             )
         ),
     )

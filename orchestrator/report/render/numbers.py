@@ -7,9 +7,10 @@ import re
 
 from orchestrator.core.metrics import unit_of
 from orchestrator.core.units import format_money
+from orchestrator.planning.estimate.power import CONFIDENCE
 from orchestrator.report.results import Row, Table
 from orchestrator.report.statistics.intervals import RATE, is_fraction
-from orchestrator.report.statistics.summaries import PairedDifference, Summary
+from orchestrator.report.statistics.summaries import PairedDifference, Summary, transfer_seed_effect
 
 MISSING = "-"
 TOO_FEW = "too few seeds"
@@ -113,11 +114,36 @@ def count(row: Row) -> str:
     return ", ".join([f"{len(row.results)}/{row.num_expected} runs", *told])
 
 
-def on_these_images(table: Table) -> str:
-    """A note that the intervals of a table do not cover: other validation images would give other errors. Or empty.
+def not_in_intervals(table: Table) -> list[str]:
+    """Notes on what the intervals of a table, which are over pretraining seeds, do not cover."""
+    return [note for note in (_on_these_transfer_seeds(table), _on_these_images(table)) if note]
 
-    They are of seeds, on one set of images. In addition, an error p on n images has the binomial standard
-    error sqrt(p (1 - p) / n), which more seeds do not lower.
+
+def _on_these_transfer_seeds(table: Table) -> str:
+    """All backbones share the transfer seeds: other seeds would shift differences, for all pretraining seeds alike."""
+    values = [{result.seeds: result.metrics[table.metric] for result in row.results} for row in table.rows]
+    seeds = {pair for some in values for pair in some}
+    if len({pair.pretrain for pair in seeds}) < 2:
+        return ""
+    if len({pair.transfer for pair in seeds}) == 1:
+        return (
+            "all runs have one transfer seed: intervals do not cover the choice of its head, order and labels, which "
+            "all backbones share"
+        )
+    effect = transfer_seed_effect([some for some in values if some])
+    if effect is None or effect.p_value >= 1 - CONFIDENCE:
+        return ""
+    error = f"{number(effect.std_error, table.metric)}{in_words(table.metric, of_difference=True)}"
+    return (
+        f"differences depend on the transfer seed (p = {effect.p_value:.2g}): intervals hold for these "
+        f"{effect.num_transfer_seeds} seeds; for others a difference has a further standard error of {error}"
+    )
+
+
+def _on_these_images(table: Table) -> str:
+    """Other validation images would give other errors.
+
+    An error p on n images has the binomial standard error sqrt(p (1 - p) / n), which more seeds do not lower.
     """
     ranked, num_val = table.ranked, table.num_val
     if not num_val or not ranked or not _IS_SHARE_OF_SAMPLES.fullmatch(table.metric):

@@ -21,7 +21,7 @@ from orchestrator.report.render.answers import answers, headline
 from orchestrator.report.render.columns import caveats, describe_place, effect_table, family_caption, is_tied
 from orchestrator.report.render.files import fields_of, json_text
 from orchestrator.report.render.label_efficiency import label_efficiency_html
-from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, on_these_images
+from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, not_in_intervals
 from orchestrator.report.render.other_tables import hours_unit, parameter_names, sentences
 from orchestrator.report.render.simulations import page_document
 from orchestrator.report.render.study import study_facts
@@ -125,7 +125,7 @@ def _table(table: Table) -> dict[str, Any]:
         "title": describe_place(table.place),
         "isHeadline": table.is_headline,
         "criteria": [criterion.value for criterion in table.criteria],
-        "images": on_these_images(table),
+        "images": "; ".join(not_in_intervals(table)),
         "rows": [_row(row, table.metric) for row in table.rows],
         "onePass": one_pass if one_pass and one_pass.summary else None,
         # Label spaces by number, then the first minus the second: a large sweep has tens of thousands of pairs.

@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, FAMILY_METHOD, Comparisons
-from orchestrator.report.statistics.intervals import MetricRange
+from orchestrator.report.statistics.intervals import NO_SPREAD, MetricRange
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair
 
 Floats = NDArray[np.float64]
@@ -44,7 +44,6 @@ _NUM_NORMAL_NODES, _NUM_CHI_NODES = 64, 32
 _REACH = 8.0
 """Standard deviations of the normal variable that are integrated over."""
 _CHUNK = 256
-_NO_SPREAD = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +90,7 @@ def two_way(means: Floats) -> PooledFit | None:
     if num_seeds < 2 or num_spaces < 2:
         return None
     variance, share = residuals(means)
-    if variance <= (_NO_SPREAD * np.abs(means).max()) ** 2:
+    if variance <= (NO_SPREAD * np.abs(means).max()) ** 2:
         return None
     return PooledFit(
         num_label_spaces=num_spaces,

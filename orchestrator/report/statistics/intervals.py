@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from orchestrator.planning.estimate.power import CONFIDENCE
 
-_NO_SPREAD = 1e-12
+NO_SPREAD = 1e-12
 """Relative to the values: what is left of a spread of zero after rounding."""
 
 Floats = NDArray[np.float64]
@@ -99,7 +99,7 @@ def estimate_arrays(values: ArrayLike, groups: Sequence[int], confidence: float 
         squares = np.where(has_group, (means - mean) ** 2, 0.0).sum(axis=0)
         std = np.sqrt(squares / (num_groups - 1))
         scale = np.abs(np.where(present, matrix, 0.0)).max(axis=0, initial=0.0)
-        std = np.where((num_groups >= 2) & (std > _NO_SPREAD * scale), std, np.nan)
+        std = np.where((num_groups >= 2) & (std > NO_SPREAD * scale), std, np.nan)
         error = std / np.sqrt(num_groups)
         freedom = np.maximum(num_groups - 1, 1)
         half = special.stdtrit(freedom, (1 + confidence) / 2) * error

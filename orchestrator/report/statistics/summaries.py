@@ -10,6 +10,11 @@ random effects model ``y_ij = mean + pretrain_i + transfer_ij`` and the analysis
 Searle, Casella, McCulloch: Variance Components, sections 3.5 balanced and 3.6 unbalanced): the mean squares within and
 between pretrain seeds are set equal to what they are expected to be. For balanced runs with a component that is not
 negative this is what REML gives too.
+
+The model takes transfers as nested in backbones. In truth all backbones share the transfer seeds: a seed gives each of
+them the same head, order and drawn labels. What a transfer seed adds to one label space and not to another is common to
+all pretrain seeds, so it is in no interval: intervals hold for the transfer seeds that a sweep has.
+``transfer_seed_effect`` measures it where there are two of them.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from statistics import pvariance
 import numpy as np
 
 from orchestrator.planning.estimate.power import CONFIDENCE, Noise
-from orchestrator.report.statistics.intervals import Estimate, Floats, estimate_columns
+from orchestrator.report.statistics.intervals import NO_SPREAD, Estimate, Floats, estimate_columns
 
 SHARED_BASELINE = 0.25
 """Squared correlation of two differences to one baseline, if all label spaces spread alike."""
@@ -281,6 +286,54 @@ def variance_components(groups: Sequence[Sequence[float]]) -> VarianceComponents
     effective = (num_values - sum(size * size for size in sizes) / num_values) / (num_groups - 1)
     pretrain = max(0.0, (between - within) / effective)
     return VarianceComponents(pretrain_std=math.sqrt(pretrain), transfer_std=math.sqrt(within), is_balanced=balanced)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferSeedEffect:
+    """What a transfer seed does to the differences between label spaces, the same for every backbone."""
+
+    num_transfer_seeds: int
+    std: float
+    """Of a difference of two label spaces over transfer seeds, in the unit of the results; 0 = none was found."""
+    p_value: float
+    """Of the F test that there is none."""
+
+    @property
+    def std_error(self) -> float:
+        """Of a difference, in addition to what its interval contains."""
+        return self.std / math.sqrt(self.num_transfer_seeds)
+
+
+def transfer_seed_effect(rows: Sequence[Mapping[SeedPair, float]]) -> TransferSeedEffect | None:
+    """The interaction of label space and transfer seed, from the rows of a table that have every seed pair.
+
+    The analysis of variance of ``label space x pretrain seed x transfer seed`` with one value in each cell: the mean
+    square of the interaction against that of the residual (Searle, Casella, McCulloch: Variance Components, section
+    4.3), taken as equal for all label spaces. None with fewer than two of any of the three, if seed pairs are no full
+    grid, or if nothing is left to test against.
+    """
+    from scipy import special
+
+    pairs = sorted({pair for row in rows for pair in row})
+    whole = [row for row in rows if len(row) == len(pairs)]
+    num_pretrain, num_transfer = len({pair.pretrain for pair in pairs}), len({pair.transfer for pair in pairs})
+    if min(len(whole), num_pretrain, num_transfer) < 2 or len(pairs) != num_pretrain * num_transfer:
+        return None
+    values_KPT = np.array([[row[pair] for pair in pairs] for row in whole]).reshape(-1, num_pretrain, num_transfer)
+    left_KPT = values_KPT - values_KPT.mean(axis=0) - values_KPT.mean(axis=(1, 2), keepdims=True)
+    left_KPT += values_KPT.mean()
+    of_transfer_K1T, of_pretrain_KP1 = left_KPT.mean(axis=1, keepdims=True), left_KPT.mean(axis=2, keepdims=True)
+    freedom = (len(whole) - 1) * (num_transfer - 1)
+    rest_freedom = freedom * (num_pretrain - 1)
+    square = num_pretrain * float((of_transfer_K1T**2).sum()) / freedom
+    rest = float(((left_KPT - of_transfer_K1T - of_pretrain_KP1) ** 2).sum()) / rest_freedom
+    if rest <= (NO_SPREAD * float(np.abs(values_KPT).max())) ** 2:
+        return None
+    return TransferSeedEffect(
+        num_transfer_seeds=num_transfer,
+        std=math.sqrt(2 * max(0.0, square - rest) / num_pretrain),
+        p_value=float(special.fdtrc(freedom, rest_freedom, square / rest)),
+    )
 
 
 def noise_of(rows: Sequence[Mapping[SeedPair, float]], baseline: Mapping[SeedPair, float]) -> Noise | None:
