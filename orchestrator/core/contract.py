@@ -320,3 +320,5 @@ class ExecutionContext:
     """The present activity of this rank; the rank keeps it up to date."""
     collective_timeout_s: float = 0.0
     """Limit of each collective operation from now on, seconds; 0 = the limit of the process group."""
+    gpu_share: float = 1.0
+    """Of the memory of this rank's GPU, in (0, 1]: what the attempt was given of it."""

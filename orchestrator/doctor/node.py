@@ -116,7 +116,7 @@ class NodeDoctor:
         self, question: str, request: dict[str, Any], limit_s: float, *, sees_gpus: bool, only: str = ""
     ) -> dict[str, Any]:
         """In a process of its own, all children of which are ended if it hangs. ``only``: indexes of GPUs."""
-        # Ray hides the GPUs from actors that asked for none.
+        # Ray may have hidden the GPUs from an actor that asked for none.
         hidden = {"CUDA_VISIBLE_DEVICES"} if sees_gpus else set()
         environment = {name: value for name, value in os.environ.items() if name not in hidden}
         environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)

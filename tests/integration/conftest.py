@@ -36,7 +36,8 @@ def ray_cluster():
     # Not pytest's own directory: a socket's path may have 107 characters.
     home = Path(tempfile.mkdtemp(prefix="orc-t-"))
     ensure_token(home)
-    set_ray_environment({**child_environment(home), "PYTHONPATH": str(ROOT)})
+    # As a node of Slurm has it: whoever was assigned no GPU must not see one.
+    set_ray_environment({**child_environment(home), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0,1"})
     ray.init(
         address="local",
         num_cpus=NUM_CPUS,

@@ -96,6 +96,7 @@ def test_backend_jobs_of_a_shape_are_committed_and_logged_by_one_warm_runner(
         assert report.result.outcome is Outcome.COMMITTED
         assert read_record(store, attempt.key).attempt_id == attempt.attempt_id
         assert f"hello from {name}".encode() in store.get(log_name("scripted", name, 0, key=attempt.key))
+        assert not report.result.metrics["sees_gpus"]
         pids.append(report.result.metrics["pid"])
         backend.release(attempt.attempt_id)
     assert pids[0] == pids[1]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch.optim import SGD, Adam
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import UserError
+from workloads.checkpoint.snapshot import HostFile
 from workloads.models.spec import ModelSpec
 from workloads.runtime import precision as arithmetic_module
 from workloads.runtime.enums import Precision
@@ -105,6 +107,30 @@ def test_fp16_infinite_gradient_skips_the_update_and_halves_the_scale(fused: boo
     assert arithmetic.state_dict()["scale"] == 32768.0
     _fp16_update(model, optimizer, arithmetic, factor=1.0)
     assert not torch.equal(model.weight, before)
+
+
+def test_fp16_overflow_of_the_first_update_leaves_no_uninitialised_momentum(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused SGD makes its momentum in the update that the overflow skips, and would read it in the next one."""
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)  # with NaN
+    weights = []
+    for factors in ((1e38, 1.0), (1.0,)):
+        model, arithmetic = _layer(), _arithmetic("fp16")
+        optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, fused=True)
+        torch.use_deterministic_algorithms(True)
+        try:
+            for factor in factors:
+                _fp16_update(model, optimizer, arithmetic, factor)
+        finally:
+            torch.use_deterministic_algorithms(False)
+        weights.append(model.weight.detach())
+    torch.testing.assert_close(weights[0], weights[1])
+
+
+def test_bf16_on_a_gpu_that_only_emulates_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
+    with pytest.raises(UserError, match="bf16, which Tesla T4 does not compute in"):
+        Arithmetic.of(Wanted("bf16"), Execution(), torch.device("cuda"))
 
 
 def test_fp16_unscaled_gradients_are_those_of_fp32() -> None:
@@ -467,6 +493,37 @@ def test_throughput_on_a_cpu_is_not_counted() -> None:
     spec = ModelSpec(name="test_resnet", image_size=32)
     assert Throughput.of(spec, CPU, Precision.FP32, tf32=False).mfu(100) is None
     assert gpu_usage(CPU) == {}
+
+
+def test_gpu_whose_utilisation_is_unknown_still_tells_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library raises errors of its own class, for slices of a GPU among others."""
+
+    class NVMLError(Exception):
+        pass
+
+    def fail(_: torch.device) -> int:
+        raise NVMLError("Not Supported")
+
+    monkeypatch.setattr(torch.cuda, "utilization", fail)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**32))
+    assert gpu_usage(torch.device("cuda")) == {"gpu_memory_gib": 1.0, "gpu_memory": 0.25}
+
+
+def test_memory_that_cannot_be_pinned_leaves_no_error_to_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA keeps the failure until a launch is checked; that must not be the launch of a training step."""
+    launched = []
+
+    def launch(*_: int, device: str) -> Tensor:
+        launched.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: SimpleNamespace(cudaHostRegister=lambda *_: 2))
+    monkeypatch.setattr(torch, "ones", launch)
+    file = HostFile(64)
+    file.pin()
+    file.close()
+    assert launched == ["cuda"]
 
 
 def test_peaks_16_bit_is_the_fastest_everywhere() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import pickle
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import FailureKind, OutOfMemoryError
+from orchestrator.core.job_kinds import JobKind
+from tests.tiny_training import RECIPE
 from workloads.train.micro_batch import (
+    CudaMemory,
     MicroBatchMemory,
     chosen_micro_batch,
     even_micro_batch,
@@ -22,6 +29,8 @@ from workloads.train.micro_batch import (
     is_out_of_memory,
     out_of_memory_at,
 )
+from workloads.train.recipe import Recipe
+from workloads.train.warmup_step import MicroBatchSearch
 
 USABLE = 0.92
 
@@ -157,6 +166,39 @@ def test_chosen_micro_batch_is_searched_once_per_setting(tmp_path: Path) -> None
     assert len(device.tried) == tried
     _chosen(Execution(), device, MicroBatchMemory(tmp_path, setting | {"image_size": 448}))
     assert len(device.tried) > tried
+
+
+def test_size_is_remembered_for_what_takes_the_memory() -> None:
+    """A frozen backbone keeps no activations, and an attempt may have a part of its GPU."""
+
+    def setting(share: float = 1.0, frozen: bool = False, **fields: Any) -> str:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(not frozen)
+        model[1].requires_grad_(True)
+        request = SimpleNamespace(kind=JobKind.FINETUNE, execution=Execution())
+        recipe = replace(Recipe.from_mapping(RECIPE), **fields)
+        spec, context = SimpleNamespace(to_json=dict), SimpleNamespace(gpu_share=share)
+        job: Any = SimpleNamespace(request=request, model=spec, recipe=recipe, context=context)
+        learner: Any = SimpleNamespace(model=model, average=None)
+        task: Any = SimpleNamespace(num_classes=2)
+        search = MicroBatchSearch(learner=learner, losses_of=lambda *_: None, task=task, job=job)  # type: ignore[arg-type]
+        return json.dumps(search.setting(), sort_keys=True)
+
+    settings = [
+        setting(),
+        setting(frozen=True),
+        setting(share=0.5),
+        setting(optimizer="adam"),
+        setting(precision="bf16"),
+    ]
+    assert len(set(settings)) == len(settings)
+    assert setting() == setting(lr=0.7)
+
+
+def test_share_of_a_gpu_limits_what_an_attempt_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (900, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50)
+    found = [CudaMemory(torch.device("cuda"), share).total_bytes() for share in (1.0, 0.5)]
+    assert found == [950, 500]
 
 
 def test_chosen_micro_batch_larger_share_than_was_searched_is_searched_again(tmp_path: Path) -> None:

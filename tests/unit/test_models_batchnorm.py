@@ -21,7 +21,7 @@ from orchestrator.storage.local import LocalStore
 from tests.memory_images import MemoryImages, memory_loop, network
 from tests.tiny_training import RECIPE
 from workloads.models.batchnorm import RunningStatistics, ghost_batchnorm, resolve_norm_group
-from workloads.runtime.precision import Arithmetic
+from workloads.runtime.precision import Arithmetic, CompileMode
 from workloads.runtime.ranks import Ranks
 from workloads.train import warmup_step
 from workloads.train.large_head import loss_of
@@ -31,7 +31,7 @@ from workloads.train.micro_batch import Layout
 from workloads.train.objective import SoftmaxObjective
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar
-from workloads.train.step import Update
+from workloads.train.step import GradientSum, Update
 from workloads.train.task import TrainInputs
 
 PLAIN = Recipe.from_mapping({**RECIPE, "momentum": 0.0, "weight_decay": 0.0})
@@ -45,6 +45,27 @@ def _network() -> nn.Sequential:
 def _batch(num_samples: int) -> tuple[torch.Tensor, torch.Tensor]:
     torch.manual_seed(1)
     return torch.randn(num_samples, 4), torch.randint(0, 3, (num_samples,))
+
+
+@pytest.mark.parametrize("mode", [CompileMode.OFF, CompileMode.REDUCE_OVERHEAD])
+def test_gradients_lie_in_memory_of_their_own_where_passes_are_cuda_graphs(mode: CompileMode) -> None:
+    """The next pass of a graph writes where the gradients of the last one were; the sums are the same either way."""
+    network, plain = _network(), _network()
+    arithmetic = Arithmetic(torch.device("cpu"), compile_mode=mode)
+    sums, expected = (
+        GradientSum(one.parameters(), Ranks(), in_buckets=in_buckets)
+        for one, in_buckets in ((network, arithmetic.has_cuda_graphs), (plain, False))
+    )
+    for _ in range(2):
+        places = []
+        for one, gradients in ((network, sums), (plain, expected)):
+            gradients.begin()
+            for part in _batch(12)[0].split(4):
+                one(part).square().sum().backward()
+            places.append([parameter.grad for parameter in one.parameters()])
+        assert all(torch.equal(*pair) for pair in zip(sums.finish(), expected.finish(), strict=True))
+        bases = {gradient.untyped_storage().data_ptr() for gradient in places[0] if gradient is not None}
+        assert len(bases) == (1 if arithmetic.has_cuda_graphs else len(places[0]))
 
 
 def _updated(network: nn.Sequential, group_size: int, micro_batch: int = 0, num_samples: int = 12) -> tuple[float, int]:

@@ -13,6 +13,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -210,6 +211,9 @@ class HostFile:
         code = int(runtime.cudaHostRegister(self.tensor.data_ptr(), self.size_bytes, 0))
         if code:
             _LOG.warning("cudaHostRegister of %d bytes failed with %d: checkpoints stall longer", self.size_bytes, code)
+            # CUDA keeps the error until somebody asks, as torch does after each launch: here, not in a training step.
+            with suppress(RuntimeError):
+                torch.ones(1, device="cuda")
             return
         weakref.finalize(self.tensor, runtime.cudaHostUnregister, self.tensor.data_ptr())
 

@@ -196,6 +196,24 @@ def _failures() -> tuple[type[Exception], ...]:
     return (TorchDynamoException, CppCompileError)
 
 
+def _computes_bf16(device: torch.device) -> bool:
+    """Whether a device computes in bf16 by itself; emulated, it is slower than fp32."""
+    return device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+def _fill_momentum(optimizer: Optimizer) -> None:
+    """Let the momentum of fused SGD begin at 0, as an update would leave it.
+
+    The first update makes it without values and writes them, unless a gradient is infinite: the scaler does not skip a
+    fused update, which then writes nothing, and the next one would read what the memory held before.
+    """
+    for group in optimizer.param_groups:
+        if group.get("fused") and group.get("momentum"):
+            for parameter in group["params"]:
+                if parameter.grad is not None and optimizer.state[parameter].get("momentum_buffer") is None:
+                    optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+
+
 class ArithmeticRecipe(Protocol):
     """The fields of a recipe that this module reads."""
 
@@ -238,7 +256,7 @@ class Arithmetic:
             UserError: an unknown precision or way to compile, or a precision that the device cannot compute in.
         """
         precision = _member(Precision, "recipe.precision", recipe.precision)
-        if precision is Precision.BF16 and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        if precision is Precision.BF16 and not _computes_bf16(device):
             name = torch.cuda.get_device_name(device)
             raise UserError(f"recipe.precision is bf16, which {name} does not compute in; use fp16 or fp32")
         return cls(
@@ -258,6 +276,11 @@ class Arithmetic:
     def is_compiled(self) -> bool:
         """Whether anything runs compiled."""
         return any(compiled.is_compiled for compiled in self._compiled)
+
+    @property
+    def has_cuda_graphs(self) -> bool:
+        """Whether compiled code may run as CUDA graphs, which use the memory of their results again."""
+        return self.compile_mode in _CUDA_GRAPHS
 
     def give_up(self, error: BaseException) -> None:
         """Run everything uncompiled from now on, because of an error of the compiler."""
@@ -321,6 +344,7 @@ class Arithmetic:
         if not self._scaler.is_enabled():
             optimizer.step()
             return
+        _fill_momentum(optimizer)
         self._scaler.step(optimizer)
         self._scaler.update()
 

@@ -6,8 +6,8 @@ S. Vassilvitskii, 2007) on a random sample of ``SAMPLED_PER_CLUSTER`` points per
 ``MAX_CAREFULLY_SEEDED`` clusters, where that would take longer than the rest, random points. An empty cluster moves to
 the point that is farthest from its centroid.
 
-The nearest centroid is found by faiss or by matrix products, on a CPU or a GPU. One call computes on one thread of the
-CPU (callers run many at once), so that its bits depend on no thread count.
+The nearest centroid is found by faiss on a CPU, or by matrix products on a CPU or a GPU. One call computes on one
+thread of the CPU (callers run many at once), so that its bits depend on no thread count.
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ class Search(Protocol):
 
 
 def open_search(library: Library, num_clusters: int, device: torch.device) -> Search:
-    """The search of a library, on a GPU if there is one that the library can use."""
+    """The search of a library; matrix products run on the device, faiss on the CPU."""
     if library is Library.FAISS:
         return FaissSearch(num_clusters)
     return MatrixSearch(num_clusters, device)
@@ -326,17 +326,15 @@ class MatrixSearch:
 
 
 class FaissSearch:
-    """``faiss.IndexFlatL2``: exact; on all GPUs that faiss sees."""
+    """``faiss.IndexFlatL2``: exact, on the CPU; several threads may not search an index on a GPU at a time."""
 
     def __init__(self, num_clusters: int) -> None:
         self._faiss = importlib.import_module("faiss")  # by name: an optional package
-        self._on_gpus = getattr(self._faiss, "get_num_gpus", lambda: 0)() > 0
-        self.block_rows = _block_rows(num_clusters, "cuda" if self._on_gpus else "cpu")
+        self.block_rows = _block_rows(num_clusters, "cpu")
         self._index: Any = None
 
     def load(self, centroids_KD: NDArray[np.float32]) -> None:
-        index = self._faiss.IndexFlatL2(centroids_KD.shape[1])
-        self._index = self._faiss.index_cpu_to_all_gpus(index) if self._on_gpus else index
+        self._index = self._faiss.IndexFlatL2(centroids_KD.shape[1])
         self._index.add(np.ascontiguousarray(centroids_KD))
 
     def nearest(self, points_BD: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:

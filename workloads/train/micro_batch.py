@@ -50,9 +50,10 @@ class DeviceMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class CudaMemory:
-    """Memory of a CUDA device, less what other processes hold of it."""
+    """Memory of a CUDA device, less what other processes hold of it, and no more than a share of it."""
 
     device: torch.device
+    share: float = 1.0
 
     def reset_peak(self) -> None:
         """See ``DeviceMemory``."""
@@ -67,8 +68,8 @@ class CudaMemory:
 
     def total_bytes(self) -> int:
         """See ``DeviceMemory``."""
-        free_bytes, _ = torch.cuda.mem_get_info(self.device)
-        return int(free_bytes) + torch.cuda.memory_reserved(self.device)
+        free_bytes, all_bytes = torch.cuda.mem_get_info(self.device)
+        return min(int(free_bytes) + torch.cuda.memory_reserved(self.device), int(self.share * all_bytes))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -144,17 +144,18 @@ def _cut_(images_BCHW: Tensor, plan: PairPlan) -> None:
     top, bottom, left, right = plan.boxes_P4.T
     if (top == bottom).all() or (left == right).all():
         return
+    # Made on the device: to copy a mask there, the host would wait until the device has done all that it was asked.
+    boxes_P4 = torch.from_numpy(plan.boxes_P4).to(images_BCHW.device, non_blocking=True)
     height, width = images_BCHW.shape[-2:]
-    is_inside = _between(top, bottom, height)[:, :, None] & _between(left, right, width)[:, None, :]
-    is_inside_P1HW = torch.from_numpy(is_inside[:, None]).to(images_BCHW.device, non_blocking=True)
+    rows_PH, columns_PW = _between(boxes_P4[:, :2], height), _between(boxes_P4[:, 2:], width)
+    is_inside_P1HW = rows_PH[:, None, :, None] & columns_PW[:, None, None, :]
     first_PCHW, second_PCHW = images_BCHW[0::2], images_BCHW[1::2]
     swapped_PCHW = torch.where(is_inside_P1HW, second_PCHW, first_PCHW)
     second_PCHW.copy_(torch.where(is_inside_P1HW, first_PCHW, second_PCHW))
     first_PCHW.copy_(swapped_PCHW)
 
 
-def _between(low: NDArray[np.int64], high: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
-    """Whether each of ``length`` places lies in ``low <= place < high``; [P, length]."""
-    places = np.arange(length)
-    is_between: NDArray[np.bool_] = (low[:, None] <= places) & (places < high[:, None])
-    return is_between
+def _between(edges_P2: Tensor, length: int) -> Tensor:
+    """Whether each of ``length`` places lies between the edges, ``low <= place < high``; [P, length]."""
+    places = torch.arange(length, device=edges_P2.device)
+    return (edges_P2[:, :1] <= places) & (places < edges_P2[:, 1:])

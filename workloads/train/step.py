@@ -80,7 +80,12 @@ class Update:
     ) -> None:
         self._learner, self._losses_of, self._layout, self._max_norm = learner, losses_of, layout, max_norm
         self._ranks, self._recomputes = ranks or Ranks(), recomputes
-        self._gradients = GradientSum(learner.model.parameters(), self._ranks, precision=grad_reduction)
+        self._gradients = GradientSum(
+            learner.model.parameters(),
+            self._ranks,
+            precision=grad_reduction,
+            in_buckets=learner.arithmetic.has_cuda_graphs,
+        )
         self._statistics = RunningStatistics(learner.model, self._ranks.sum_)
         # One group that is the whole batch moves the running statistics by itself.
         self._is_grouped = layout.has_batchnorm and layout.num_groups > 1
@@ -166,15 +171,23 @@ class GradientSum:
 
     Per step: ``begin``, any number of backward passes of which the last follows ``last_pass``, ``finish``. With
     ``precision`` bf16 every rank rounds its gradients before they are sent, as DistributedDataParallel's
-    ``bf16_compress_hook`` does; alone nothing is sent or rounded.
+    ``bf16_compress_hook`` does; alone nothing is sent or rounded. ``in_buckets``: gradients have their own memory also
+    alone, because backward passes that are CUDA graphs write the next gradients where the last ones were.
     """
 
-    def __init__(self, parameters: Iterable[Parameter], ranks: Ranks, *, precision: Precision = Precision.FP32) -> None:
-        self._dtype = torch.bfloat16 if precision is Precision.BF16 else None
+    def __init__(
+        self,
+        parameters: Iterable[Parameter],
+        ranks: Ranks,
+        *,
+        precision: Precision = Precision.FP32,
+        in_buckets: bool = False,
+    ) -> None:
+        self._dtype = torch.bfloat16 if precision is Precision.BF16 and not ranks.is_solo else None
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
         self._ranks = ranks
         # Backward passes end at a network's first parameters.
-        self._buckets = [] if ranks.is_solo else _buckets(self._parameters[::-1])
+        self._buckets = _buckets(self._parameters[::-1]) if in_buckets or not ranks.is_solo else []
         self._bucket_of = {parameter: bucket for bucket in self._buckets for parameter in bucket.views}
         self._touched: set[Parameter] = set()
         self._num_sent = 0
@@ -184,7 +197,7 @@ class GradientSum:
 
     def begin(self) -> None:
         """Forget the gradients of the step before."""
-        if self._ranks.is_solo:
+        if not self._buckets:
             for parameter in self._parameters:
                 parameter.grad = None
             return
@@ -214,7 +227,7 @@ class GradientSum:
                 bucket.finish()
             if bucket.rounded is not None:
                 bucket.flat.copy_(bucket.rounded)
-        if not self._ranks.is_solo:
+        if self._buckets:
             self._leave_out_untouched()
         return [parameter.grad for parameter in self._parameters if parameter.grad is not None]
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from workloads.train.step import LossOf
 from workloads.train.task import JobContext, Task
 
 _FOLDER = "micro-batches"
+_RECIPE_FIELDS = ("precision", "tf32", "norm_group", "loss", "optimizer", "momentum", "dropout", "mixup", "cutmix")
 Example = Callable[[int], tuple[Tensor, Targets]]
 """Inputs and targets of so many made-up samples, on the device."""
 
@@ -94,16 +96,19 @@ class MicroBatchSearch:
         if device.type != "cuda":
             return None
         here = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
-        return MicroBatchMemory(self.job.context.cache / _FOLDER, {**self._what_decides(), **here})
+        return MicroBatchMemory(self.job.context.cache / _FOLDER, {**self.setting(), **here})
 
-    def _what_decides(self) -> dict[str, Any]:
+    def setting(self) -> dict[str, Any]:
         """Besides the device, how many samples fit: a node remembers a size under it."""
         job = self.job
         return {
             "kind": job.request.kind.value,
             "model": job.model.to_json(),
             "num_classes": self.task.num_classes,
-            "recipe": {name: getattr(job.recipe, name) for name in ("precision", "tf32", "norm_group", "loss")},
+            "recipe": {name: getattr(job.recipe, name) for name in _RECIPE_FIELDS},
+            "trained": _digest_of_trained(self.learner.model),
+            "average": self.learner.average is not None,
+            "gpu_share": job.context.gpu_share,
             "compile": job.request.execution.compile,
             **({"activation_checkpointing": True} if job.request.execution.activation_checkpointing else {}),
         }
@@ -113,7 +118,7 @@ class MicroBatchSearch:
         state_bytes = sum(parameter.nbytes for parameter in learner.model.parameters() if parameter.requires_grad)
         # Two moments of an optimiser at most, and averaged weights.
         later_bytes = (2 + (learner.average is not None)) * state_bytes
-        memory = CudaMemory(learner.arithmetic.device)
+        memory = CudaMemory(learner.arithmetic.device, self.job.context.gpu_share)
         step = self._warmup_step().step
         return find_micro_batch(step, unit=unit, limit=share, memory=memory, later_bytes=later_bytes)
 
@@ -123,6 +128,12 @@ class MicroBatchSearch:
     def _example(self, num_samples: int) -> tuple[Tensor, Targets]:
         batch = self.task.trial_batch(num_samples)
         return batch.inputs, batch.targets
+
+
+def _digest_of_trained(model: nn.Module) -> str:
+    """Of the names of the weights that learn: the others need no gradients, and keep no activations."""
+    names = sorted(name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    return sha256("\n".join(names).encode()).hexdigest()[:16]
 
 
 class WarmupStep:

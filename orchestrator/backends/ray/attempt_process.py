@@ -7,6 +7,7 @@ attempt has ended, including the traceback of a failure. The data plane is loade
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import sys
 import traceback
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
+
+import ray
 
 from orchestrator.backends.ray.attempt_log import AttemptLog, LoggedProcess, logged_process
 from orchestrator.backends.ray.settings import RunnerSettings, make_cache
@@ -25,6 +28,7 @@ from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 
 Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
+_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 WARM_UP = "warm_up"
 """Optional function beside the entry point that imports what most jobs need."""
 _DEVICE_ERROR = re.compile(
@@ -64,6 +68,8 @@ class AttemptPlace:
     scratch: Path
     cache: Path
     process: LoggedProcess
+    gpu_share: float
+    """Of the GPU of this process, in (0, 1]."""
 
 
 def _nothing(_error: BaseException) -> None:
@@ -88,6 +94,7 @@ def attempt_place(
         folder: first part of the scratch folder's name.
         on_error: called with the error that ends the attempt, before its log is stored, which may take long.
     """
+    gpu_share = assigned_gpu_share()
     store, cache = open_store(request.store_uri), make_cache()
     with scratch_folder(folder) as scratch:
         # The log lies beside the scratch directory: a job may empty its scratch.
@@ -95,11 +102,26 @@ def attempt_place(
         with AttemptLog(store, log_name, log_path, every_s=settings.log_every_s):
             try:
                 process = logged_process(log_path, log_name)
-                yield AttemptPlace(store=store, scratch=scratch, cache=cache, process=process)
+                yield AttemptPlace(store=store, scratch=scratch, cache=cache, process=process, gpu_share=gpu_share)
             except BaseException as error:
                 traceback.print_exc(file=sys.stderr)  # into the attempt's log
                 on_error(error)
                 raise
+
+
+def assigned_gpu_share() -> float:
+    """The share of one GPU that Ray assigned to this process, 1 for whole ones. Without any, all GPUs are hidden.
+
+    Ray leaves the variable of a process without GPUs as its node has it. Where that names GPUs, as on Slurm, a job that
+    asked for none would compute on one of them, beside the attempt to which it is assigned.
+    """
+    context = ray.get_runtime_context()
+    if context.worker.mode != ray.WORKER_MODE:
+        return 1.0
+    num_gpus: float = context.get_assigned_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
+    if not num_gpus:
+        os.environ[_VISIBLE_GPUS] = ""
+    return min(1.0, num_gpus or 1.0)
 
 
 def retire_reason(outcome: JobFailure) -> str:

@@ -87,6 +87,7 @@ def _execute(
             store=place.store,
             scratch=place.scratch,
             cache=place.cache,
+            gpu_share=place.gpu_share,
             report=show,
             should_stop=line.must_stop.is_set,
             rank=rank,

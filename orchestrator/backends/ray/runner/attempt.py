@@ -277,6 +277,7 @@ class AttemptRun:
                 store=place.store,
                 scratch=place.scratch,
                 cache=place.cache,
+                gpu_share=place.gpu_share,
                 report=self._show,
                 should_stop=self._stop.is_set,
             )

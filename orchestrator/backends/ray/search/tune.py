@@ -173,6 +173,7 @@ class _TrialRun:
                 store=place.store,
                 scratch=place.scratch,
                 cache=place.cache,
+                gpu_share=place.gpu_share,
                 report=line.show,
                 should_stop=lambda: self._stop.is_set() or line.must_stop.is_set(),
                 watch=Watch(rungs=setting.rungs, tell=self._report, probe=setting.probe),
