@@ -47,8 +47,9 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
     values = [values_of(row, table.metric) for row in there]
     baseline = table.baseline_row
     is_large = isinstance(table, FactorTable) and len(there) > MAX_ROWS_ALL_PAIRS
-    pairs = _with_baseline(there, values, baseline) if is_large else _all_pairs(there, values, baseline)
-    pairs, num_unpaired = _independent(pairs, there, values, is_paired)
+    find = _with_baseline if is_large else _all_pairs
+    pairs = find(there, values, baseline, is_paired or _all_paired)
+    num_unpaired = sum(not is_paired(pair.first, pair.second) for pair in pairs) if is_paired else 0
     flags = [baseline is not None and pair.second == baseline.label_space for pair in pairs]
     family = corrected([pair.difference for pair in pairs], flags)
     fit = None
@@ -76,56 +77,50 @@ def values_of(row: Row, metric: str) -> dict[SeedPair, float]:
     return {result.seeds: result.metrics[metric] for result in row.results}
 
 
+def _all_paired(_first: str, _second: str) -> bool:
+    return True
+
+
 def _all_pairs(
-    there: Sequence[Row], values: Sequence[Mapping[SeedPair, float]], baseline: Row | None
+    there: Sequence[Row], values: Sequence[Mapping[SeedPair, float]], baseline: Row | None, is_paired: IsPaired
 ) -> list[Comparison]:
-    """Every pair with a run in common, in the order of the rows; the baseline is always what is subtracted."""
+    """Every pair that can be compared, in the order of the rows; the baseline is always what is subtracted.
+
+    Pairs have a run in common; independent samples, which are compared by Welch's t, need none.
+    """
     pairs = []
     for index, (first, found) in enumerate(zip(there, all_paired_differences(values), strict=True)):
-        for second, difference in zip(there[index + 1 :], found, strict=True):
+        later = zip(there[index + 1 :], values[index + 1 :], found, strict=True)
+        for second, runs, of_pairs in later:
+            # Candidate minus baseline is second minus first: turned round by exchanging the names.
+            names, difference = (second.label_space, first.label_space), of_pairs
+            if not is_paired(*names):
+                difference = independent_difference(runs, values[index]) or of_pairs
             if difference is None:
                 continue
-            # Candidate minus baseline is second minus first: turned round by exchanging the names.
-            names, of_pair = (second.label_space, first.label_space), difference
             if baseline is not None and second.label_space == baseline.label_space:
-                names, of_pair = (first.label_space, second.label_space), difference.turned
-            pairs.append(Comparison(first=names[0], second=names[1], difference=of_pair))
+                names, difference = (first.label_space, second.label_space), difference.turned
+            pairs.append(Comparison(first=names[0], second=names[1], difference=difference))
     return pairs
 
 
 def _with_baseline(
-    there: Sequence[Row], values: Sequence[Mapping[SeedPair, float]], baseline: Row | None
+    there: Sequence[Row], values: Sequence[Mapping[SeedPair, float]], baseline: Row | None, is_paired: IsPaired
 ) -> list[Comparison]:
     """Every row with the baseline."""
     if baseline is None:
         return []
     subtracted = values[[row.label_space for row in there].index(baseline.label_space)]
-    return [
-        Comparison(first=row.label_space, second=baseline.label_space, difference=found)
-        for row, found in zip(there, paired_differences(values, subtracted), strict=True)
-        if found is not None and row.label_space != baseline.label_space
-    ]
-
-
-def _independent(
-    pairs: Sequence[Comparison],
-    there: Sequence[Row],
-    values: Sequence[Mapping[SeedPair, float]],
-    is_paired: IsPaired | None,
-) -> tuple[list[Comparison], int]:
-    """The comparisons with those of independent samples by Welch's t, and the number of these."""
-    if is_paired is None:
-        return list(pairs), 0
-    runs = {row.label_space: some for row, some in zip(there, values, strict=True)}
-    found, num_unpaired = [], 0
-    for pair in pairs:
-        if not is_paired(pair.first, pair.second):
-            num_unpaired += 1
-            difference = independent_difference(runs[pair.first], runs[pair.second])
-            found.append(pair if difference is None else replace(pair, difference=difference))
-        else:
-            found.append(pair)
-    return found, num_unpaired
+    pairs = []
+    for row, runs, difference in zip(there, values, paired_differences(values, subtracted), strict=True):
+        if row.label_space == baseline.label_space:
+            continue
+        found = difference
+        if not is_paired(row.label_space, baseline.label_space):
+            found = independent_difference(runs, subtracted) or difference
+        if found is not None:
+            pairs.append(Comparison(first=row.label_space, second=baseline.label_space, difference=found))
+    return pairs
 
 
 def _pooled(

@@ -8,10 +8,12 @@ import re
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy import stats
 
 from orchestrator.planning.estimate.power import Comparisons
 from orchestrator.report.build import compute_report
 from orchestrator.report.compare_sweeps import compare_sweeps
+from orchestrator.report.comparisons import compared
 from orchestrator.report.inputs import Learning
 from orchestrator.report.render.answers import answers, verdict
 from orchestrator.report.render.columns import text_table
@@ -77,6 +79,15 @@ def test_improvement_and_difference_are_of_the_same_runs():
     assert row.improvement == pytest.approx(-row.difference.mean / np.mean(means[:3, 0]))
     told = " ".join(sentence for answer in answers(report) for sentence in answer.sentences)
     assert "lower than" not in told
+
+
+def test_independent_rows_without_a_common_seed_are_compared_too():
+    means = np.array([[0.1, np.nan], [0.11, np.nan], [0.105, np.nan], [np.nan, 0.2], [np.nan, 0.21]])
+    [table] = _report(means).tables
+    assert table.comparisons == ()
+    [pair] = compared(table, is_paired=lambda *_: False).comparisons
+    assert pair.difference.mean == pytest.approx(0.1)
+    assert pair.difference.p_value == pytest.approx(stats.ttest_ind(means[3:, 1], means[:3, 0], equal_var=False).pvalue)
 
 
 def test_notes_of_a_table_say_what_transfer_seeds_add_to_differences():
