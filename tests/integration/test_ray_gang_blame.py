@@ -72,7 +72,7 @@ def test_killed_or_broken_second_rank_is_blamed_and_not_the_coordinators_node(
 def test_runner_of_other_code_gets_no_attempt_and_its_node_is_blamed(
     ray_cluster, namespace, monkeypatch, store, until
 ) -> None:
-    for place in ("backend", "digest"):
+    for place in ("backend", "code_digest"):
         monkeypatch.setattr(f"orchestrator.backends.ray.{place}.code_digest", lambda: "0123456789abcdef")
     backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     backend.announce(1)
