@@ -11,6 +11,7 @@ from pathlib import Path
 
 from orchestrator.backends.ray.settings import CACHE_VARIABLE, KEEP_ALIVE_VARIABLE
 from orchestrator.stack.description import MLFLOW_TOKEN_FILE, TOKEN_FILE, TOUCH_FILE
+from orchestrator.stack.ports import free_ports
 from orchestrator.storage.files import write_private
 
 LOOPBACK = "127.0.0.1"
@@ -56,7 +57,7 @@ def child_environment(directory: Path) -> dict[str, str]:
     return {
         **inherited,
         **client_environment(directory / TOKEN_FILE),
-        **_no_metrics(os.environ),
+        **_metrics(os.environ),
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # 30 s by default, for services; our actors never drain
         "RAY_gcs_server_port_wait_time_s": "120",  # 20 s by default, too little for a busy machine; see ray_hook, too
@@ -73,10 +74,12 @@ def child_environment(directory: Path) -> dict[str, str]:
     }
 
 
-def _no_metrics(environment: Mapping[str, str]) -> dict[str, str]:
+def _metrics(environment: Mapping[str, str]) -> dict[str, str]:
     """Ray's metrics ports require no token, and name sweeps and actors: they are opened only on request."""
     if environment.get(METRICS_VARIABLE, "0").lower() in {"1", "true"}:
-        return {METRICS_VARIABLE: "1"}
+        # Ray has one number for each of them, which another cluster of this machine may have: then it starts without.
+        dashboard, autoscaler = map(str, free_ports(2))
+        return {METRICS_VARIABLE: "1", "DASHBOARD_METRIC_PORT": dashboard, "AUTOSCALER_METRIC_PORT": autoscaler}
     return {METRICS_VARIABLE: "0", "DASHBOARD_METRIC_PORT": _NO_PORT, "AUTOSCALER_METRIC_PORT": _NO_PORT}
 
 

@@ -18,6 +18,8 @@ from orchestrator.services.settings import Settings
 from orchestrator.services.stack_transport import StackTransport
 from orchestrator.services.status import SweepStatus
 from orchestrator.stack.description import Stack, own_identity, read_stack, remove_description, write_stack
+from orchestrator.stack.environment import METRICS_VARIABLE, child_environment
+from orchestrator.stack.ports import FIRST_PORT, LAST_PORT
 from orchestrator.stack.start import restart_killed_stack
 from orchestrator.state.snapshot import Snapshot
 
@@ -205,3 +207,13 @@ def test_stack_is_tended_while_the_store_does_not_answer():
 
     with pytest.raises(StorageError, match="gone"):
         look_while(fail, lambda: None)
+
+
+def test_metrics_servers_of_a_stack_have_ports_of_their_own(tmp_path, monkeypatch):
+    """Ray has one number for each, and a second cluster of the machine would start without, or show the first one's."""
+    names = ("DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT")
+    assert {child_environment(tmp_path)[name] for name in names} == {"65536"}
+    monkeypatch.setenv(METRICS_VARIABLE, "1")
+    ports = {child_environment(tmp_path)[name] for name in names for _ in range(2)}
+    assert len(ports) == 4
+    assert all(FIRST_PORT <= int(port) < LAST_PORT for port in ports)
