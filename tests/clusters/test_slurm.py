@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "clusters" / "slurm" / "ray.sbatch"
 DEADLINE_S = 300.0
 NUM_EPOCHS = 100
-RESTED = "nothing runs any more"
+RESTED = "no job runs any more"
 
 
 @pytest.fixture
