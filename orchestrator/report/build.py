@@ -27,6 +27,7 @@ from orchestrator.report.results import (
 )
 from orchestrator.report.simulations import build_simulations
 from orchestrator.report.tables import (
+    BEST_METRIC,
     SELECT_METRIC,
     Cells,
     Grouped,
@@ -209,10 +210,20 @@ def notes_on_statistics(report: Report) -> Iterator[str]:
         )
     elif any(_num_pretrain_seeds(table) == 2 for table in tables):
         yield "two pretrain seeds leave one degree of freedom: paired tests find hardly anything; a third seed helps"
+    yield from _notes_on_selection(report)
+
+
+def _notes_on_selection(report: Report) -> Iterator[str]:
+    """What was chosen by looking at the validation images, and what may still be chosen otherwise."""
     if any(Criterion.VALIDATION in table.criteria for table in report.tables):
         yield (
-            "grid cells marked as selected on validation were chosen by the very numbers shown: their errors are "
-            "optimistic, more so for larger grids"
+            "rows marked as selected on validation have a grid cell, or the trial of a search, that was chosen by its "
+            "error on the same validation images: their errors are optimistic, more so the more was tried"
+        )
+    if report.metric == BEST_METRIC and any(table.ranked for table in report.tables):
+        yield (
+            f"{BEST_METRIC} is the lowest error of all evaluations of a run on the same validation images: of runs with "
+            "several it is optimistic, which neither intervals nor the binomial standard error cover"
         )
     for ablation in report.ablations:
         cells = [cell for row in ablation.rows for cell in row.cells]

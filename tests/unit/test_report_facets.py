@@ -12,6 +12,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Published
 from orchestrator.report.build import compute_report
 from orchestrator.report.render.answers import answers
@@ -95,6 +96,37 @@ def test_grid_cell_selected_on_validation_says_so(study, metrics):
     assert report.tables[0].criteria == (Criterion.VALIDATION,)
     assert "selected on validation" in _printed(report)
     assert any("optimistic" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("over", ["recipe", "backbone"])
+def test_what_a_search_selected_on_validation_says_so(over):
+    """As a cell of a grid; rows of the same transfer without a search, such as a retrained baseline, do not."""
+    plan = StudyPlan(fractions=("0.1", "1"), facets={"select_on": "val"}).plan()
+    search = replace(plan.jobs[0], name="search/main", kind=JobKind.SEARCH)
+    readers = ("finetune",) if over == "recipe" else ("pretrain",)
+
+    def with_search(job):
+        kind, space = job.name.split("/")[0], job.facets["label_space"]
+        if kind not in readers or space == "levels/depth1":
+            return job
+        # A search for backbones stands where these would; what reads features needs it by way of them.
+        return replace(job, needs=(*job.needs, search.name), kind=JobKind.EMBED if over == "backbone" else job.kind)
+
+    plan = replace(plan, jobs=(search, *map(with_search, plan.jobs)))
+    report = compute_report(plan, committed(plan, lambda job: {} if job is search else _metrics(job)))
+    assert [row.selected_by for row in report.tables[0].rows] == [None, Criterion.VALIDATION, Criterion.VALIDATION]
+    printed = _printed(report)
+    assert "search: selected on validation" in printed  # below the table
+    assert "selection: selected on validation" in printed  # below the label fractions
+    assert any("trial of a search" in note and "optimistic" in note for note in report.notes)
+    lines = list(csv.DictReader(io.StringIO(render_files(report)["results.csv"].decode())))
+    assert [line["selected_by"] for line in lines[:3]] == ["", *["selected on validation"] * 2]
+
+
+def test_lowest_error_of_a_run_is_said_to_be_optimistic():
+    report = _report(StudyPlan(metric="best_val_error"), lambda job: {"best_val_error": _error(job)})
+    assert any("best_val_error is the lowest" in note and "optimistic" in note for note in report.notes)
+    assert not any("optimistic" in note for note in _report(StudyPlan()).notes)
 
 
 def test_best_epoch_selects_no_cell_of_a_grid():

@@ -288,7 +288,7 @@
       body.append(line);
     }
     byId("results").replaceChildren(head, body);
-    const captions = [state.cell === SELECTED ? table.caption : "", table.criteria.length ? `grid cell of each row: ${table.criteria.join("; ")}` : "", table.images];
+    const captions = [state.cell === SELECTED ? table.caption : "", table.criteria.length ? `${table.rows.some((row) => row.cell) ? "grid cell" : "search"} of each row: ${table.criteria.join("; ")}` : "", table.images];
     byId("results-caption").textContent = captions.filter(Boolean).join(". ");
   }
 
@@ -339,7 +339,8 @@
       const wide = element("div", null, { class: "wide" });
       wide.append(table);
       place.append(element("h2", `${TITLES[item.facet]}: ${DATA.metric}${PERCENT}`), wide);
-      if (item.selectedBy.length) place.append(element("p", `* = selected: ${item.selectedBy.join("; ")}; in brackets: select_error.`, { class: "caption" }));
+      const told = item.selectedBy.join("; ");
+      if (told) place.append(element("p", item.facet === "cell" ? `* = selected: ${told}; in brackets: select_error.` : `selection: ${told}.`, { class: "caption" }));
     }
   }
 

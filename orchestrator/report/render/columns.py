@@ -85,10 +85,16 @@ def text_table(table: Table) -> TextTable:
         caption="; ".join(
             filter(
                 None,
-                [*(f"cell: {found.value}" for found in table.criteria), *family_caption(table), on_these_images(table)],
+                [*_selection_caption(table), *family_caption(table), on_these_images(table)],
             )
         ),
     )
+
+
+def _selection_caption(table: Table) -> list[str]:
+    """By what the cells of the rows, or the trials of their searches, were selected."""
+    what = "cell" if any(row.cell for row in table.rows) else "search"
+    return [f"{what}: {found.value}" for found in table.criteria]
 
 
 def is_tied(table: Table) -> bool:
