@@ -36,6 +36,7 @@ from orchestrator.report.tables import (
     group_transfers,
     headline_places,
     mean_metric,
+    seeds_of,
     with_backbone_metric,
 )
 from orchestrator.state.snapshot import JobView
@@ -222,8 +223,8 @@ def _notes_on_selection(report: Report) -> Iterator[str]:
         )
     if report.metric == BEST_METRIC and any(table.ranked for table in report.tables):
         yield (
-            f"{BEST_METRIC} is the lowest error of all evaluations of a run on the same validation images: of runs with "
-            "several it is optimistic, which neither intervals nor the binomial standard error cover"
+            f"{BEST_METRIC} is the lowest error of all evaluations of a run on the same validation images: of runs "
+            "with several it is optimistic, which neither intervals nor the binomial standard error cover"
         )
     for ablation in report.ablations:
         cells = [cell for row in ablation.rows for cell in row.cells]
@@ -289,7 +290,7 @@ def compute_report(
         report = FactorReport(
             **{field.name: getattr(report, field.name) for field in fields(report)},
             factors={name: layout.design.factors[name] for name in layout.design.varied},
-            effects=effect_tables(layout, report.headlines, plan.by_name()),
+            effects=effect_tables(layout, report.headlines, grouped, seeds_of),
             cells=tuple(
                 tuple(layout.design.columns_of(next(iter(cells.values()))[0]) for cells in spaces.values())
                 for spaces in grouped.values()

@@ -343,8 +343,8 @@ class EffectTable:
     """Those of several values, with the values in the order of the plan."""
     cells: tuple[tuple[str, ...], ...]
     """Those that have results, by a value of each factor."""
-    means: tuple[float, ...]
-    """By cell, over all of its runs."""
+    means: tuple[float | None, ...]
+    """By cell, over the runs of those seeds that all of these cells have; None for a cell that lacks one of them."""
     contrasts: tuple[Effect, ...]
     """Main effects, then interactions; corrected as one family."""
     tests: tuple[VarianceTest, ...]

@@ -248,6 +248,13 @@ def _of_factors(table: EffectTable) -> tuple[str, ...]:
             f"{len(partial)} contrast{'s' * (len(partial) > 1)} use only matched cells (first: "
             f"{contrast_text(first)}, {first.num_matched} of {first.num_combinations} combinations of other factors)"
         )
+    fewer = [effect for effect in main if effect.difference.num_pretrain_seeds < effect.num_seeds]
+    if fewer:
+        first = fewer[0]
+        sentences.append(
+            f"{len(fewer)} contrast{'s' * (len(fewer) > 1)} leave out seeds that lack a cell (first: "
+            f"{contrast_text(first)}, {first.difference.num_pretrain_seeds} of {first.num_seeds} seeds)"
+        )
     unpaired = [contrast_text(effect) for effect in main if not effect.is_paired]
     if unpaired:
         names = ", ".join(unpaired[:_MAX_NAMES])

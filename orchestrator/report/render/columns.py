@@ -159,9 +159,6 @@ def effect_table(table: EffectTable) -> TextTable:
     rows = []
     for effect in table.contrasts:
         found = effect.difference
-        cells = str(effect.num_matched)
-        if effect.num_matched < effect.num_combinations:
-            cells = f"{effect.num_matched}/{effect.num_combinations}"
         single = (effect.factors[0], effect.values[0], effect.references[0])
         rows.append(
             (
@@ -169,8 +166,8 @@ def effect_table(table: EffectTable) -> TextTable:
                 number(found.mean, metric, sign="+"),
                 family_interval(found, metric),
                 p_text(found.p_family),
-                cells,
-                str(found.num_pretrain_seeds),
+                _of_all(effect.num_matched, effect.num_combinations),
+                _of_all(found.num_pretrain_seeds, effect.num_seeds),
                 shared.get(single, MISSING) if len(effect.factors) == 1 else MISSING,
             )
         )
@@ -184,11 +181,16 @@ def effect_table(table: EffectTable) -> TextTable:
         caption="; ".join(
             [
                 *([f"corrected: simultaneous over {tested} contrast{plural} ({FAMILY_METHOD})"] if tested else []),
-                "cells: combinations of the other factors that have both sides",
+                "cells: combinations of the other factors that have both sides in every seed that counts",
                 *(_test_text(test) for test in table.tests if test.freedom > 1),
             ]
         ),
     )
+
+
+def _of_all(number_of: int, total: int) -> str:
+    """``2``; ``1/2`` where some are left out."""
+    return str(number_of) if number_of == total else f"{number_of}/{total}"
 
 
 def _test_text(test: VarianceTest) -> str:
@@ -535,14 +537,15 @@ def effect_records(report: FactorReport) -> Records:
             table.metric,
             *(" x ".join(some) for some in (effect.factors, effect.values, effect.references)),
             *(effect.num_matched, effect.num_combinations, int(effect.is_paired)),
-            effect.difference.num_pretrain_seeds,
+            *(effect.difference.num_pretrain_seeds, effect.num_seeds),
             *values(DIFFERENCE_COLUMNS, effect.difference),
         )
         for table in report.effects
         for effect in table.contrasts
     ]
     names = ("metric", "factors", "values", "references", "num_matched", "num_combinations", "is_paired")
-    return Records(columns=(*PLACE_COLUMNS, *names, "num_pretrain_seeds", *DIFFERENCE_COLUMNS), rows=tuple(lines))
+    seeds = ("num_pretrain_seeds", "num_seeds")
+    return Records(columns=(*PLACE_COLUMNS, *names, *seeds, *DIFFERENCE_COLUMNS), rows=tuple(lines))
 
 
 def ablation_records(report: Report) -> Records:
