@@ -25,7 +25,7 @@ from orchestrator.report.results import (
     TablePlace,
     build_searches,
 )
-from orchestrator.report.simulations import build_simulations
+from orchestrator.report.simulations import build_simulations, notes_on_simulations
 from orchestrator.report.tables import (
     BEST_METRIC,
     SELECT_METRIC,
@@ -300,5 +300,6 @@ def compute_report(
         *notes_on(plan, committed, states, builder.published.unused),
         *notes_on_costs(report, prices),
         *notes_on_statistics(report),
+        *notes_on_simulations(plan, committed),
     )
     return replace(report, notes=notes)

@@ -387,7 +387,7 @@ def test_contrast_that_leaves_out_seeds_says_so_and_the_figure_leaves_out_the_ce
         assert isinstance(report, FactorReport)
         assert effect_table(report.effects[0]).rows[0][4:6] == (cells, seeds)
         assert told in " ".join(answers(report)[-1].sentences)
-        assert sum(len(line.get_xdata()) for line in draw_effects(report).axes[0].lines) == drawn
+        assert sum(np.size(line.get_xdata()) for line in draw_effects(report).axes[0].lines) == drawn
 
 
 def test_points_of_an_interaction_plot_average_the_same_combinations_of_other_factors() -> None:
@@ -402,7 +402,7 @@ def test_points_of_an_interaction_plot_average_the_same_combinations_of_other_fa
         means=tuple(None if cell == cells[-1] else means[cell[-1]] for cell in cells),
     )
     panel = draw_effects(replace(report, effects=(table,))).axes[0]
-    assert [y for line in panel.lines for y in line.get_ydata()] == pytest.approx([10.0] * 4)
+    assert [y for line in panel.lines for y in np.asarray(line.get_ydata())] == pytest.approx([10.0] * 4)
 
 
 def test_blocks_of_a_file_are_a_factor_beside_their_own_tables() -> None:
