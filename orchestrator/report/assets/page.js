@@ -138,6 +138,10 @@
     if (!table.factors) return rows.filter((row) => !state.hidden.has(row.series));
     return rows.filter((row, index) => !table.values[index].some((value, place) => state.hiddenValues.has(`${table.factors[place]}=${value}`)));
   }
+  function bestMean(rows, best) { // as among_complete of report/render/numbers.py
+    const isPassed = rows.some((row) => row.summary && SIGN * row.summary.mean < SIGN * best.summary.mean);
+    return `${BEST} mean${isPassed ? " among complete rows" : ""}`;
+  }
   function bestOf(rows) {
     const there = rows.filter((row) => row.summary);
     const complete = there.filter((row) => !row.n.includes("/"));
@@ -215,7 +219,7 @@
     if (drawn.length && shown && shown.summary) level(`baseline ${baselineOf(table)}`, shown.summary.mean, "dash", "#555555");
     if (drawn.length && table.onePass) level(`direct training on ${table.onePass.label_space}`, table.onePass.summary.mean, "dot", "#999999");
     const best = bestOf(drawn);
-    if (best && !table.isTied) traces.push({ name: `${BEST} mean: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
+    if (best && !table.isTied) traces.push({ name: `${bestMean(drawn, best)}: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
       hoverinfo: "skip", marker: { symbol: "circle-open", size: 17, color: "black", line: { width: 2 } } });
     // A cut axis makes small differences look large: it starts at 0 where the values come near it.
     const heights = drawn.flatMap((row) => [row.summary.mean - (row.summary.std || 0), row.summary.mean + (row.summary.std || 0)]);

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.planning.estimate.power import Comparisons, Design, Noise, power_of
 from orchestrator.planning.graph.design import number_of
 from orchestrator.report.render.columns import describe_transfer, is_tied
-from orchestrator.report.render.numbers import in_brackets
+from orchestrator.report.render.numbers import among_complete, in_brackets
 from orchestrator.report.results import EffectTable, FactorReport, FactorTable, Report, Row, Table
 from orchestrator.report.statistics.intervals import is_fraction
 
@@ -366,7 +366,7 @@ def _draw_optimum(panel: Axes, table: Table) -> None:
     best, percent = drawn[0], is_fraction(table.metric)
     mean = (100 if percent else 1) * drawn[0].summary.mean
     value = f"{mean:.1f} %" if percent else f"{mean:.3g}"
-    label = f"{table.better.best} mean: {best.label_space}, {value}"
+    label = f"{table.better.best} mean{among_complete(drawn, table)}: {best.label_space}, {value}"
     panel.plot(
         [drawn[0].granularity],
         [mean],
