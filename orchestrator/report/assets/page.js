@@ -255,7 +255,7 @@
     if (has((row) => row.difference && isThere(row.difference.p_pooled))) columns.push(["pooled p", (row) => (row.difference ? pText(row.difference.p_pooled) : "-"), (row) => row.difference && row.difference.p_pooled]);
     if (has((row) => isThere(row.canBeBest))) columns.push(["possibly best", (row) => (isThere(row.canBeBest) ? (row.canBeBest ? "yes" : "no") : "-"), (row) => row.canBeBest]);
     if (has((row) => row.cell)) columns.push(["cell", (row) => row.cell || "-", (row) => row.cell]);
-    if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
+    if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? (row.compute.num_unknown ? "\u2265 " : "") + row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
     const priced = rows.map((row) => row.compute).find((compute) => compute && isThere(compute.cost));
     if (priced) columns.push(["cost" + (priced.currency ? ` [${priced.currency}]` : ""), (row) => (row.compute && isThere(row.compute.cost) ? (row.compute.is_cost_partial ? "\u2265 " : "") + money(row.compute.cost) : "unknown"), (row) => row.compute && row.compute.cost]);
     if (has((row) => row.summary && row.summary.components && isThere(row.summary.components.transfer_std))) {

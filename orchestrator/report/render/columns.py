@@ -313,7 +313,8 @@ def published_text(row: Row, metric: str) -> str:
 def _hours(row: Row, unit: str) -> str:
     if row.compute is None:
         return MISSING
-    return hours(row.compute.gpu_hours if unit == "GPU" else row.compute.cpu_hours)
+    at_least = "≥ " if row.compute.num_unknown else ""
+    return at_least + hours(row.compute.gpu_hours if unit == "GPU" else row.compute.cpu_hours)
 
 
 def _cost(row: Row) -> str:
