@@ -491,7 +491,7 @@ def _one_pass_row(found: OnePass) -> Row:
 
 
 def run_records(report: Report) -> Records:
-    """One line per committed run with all of its final metrics."""
+    """One line per committed run that has a finite value of the report's metric, with all of its final metrics."""
     runs = [
         (table, row, cell, result)
         for table, cells in _with_cells(report)
