@@ -25,8 +25,9 @@ from orchestrator.report.results import (
     TablePlace,
     build_searches,
 )
-from orchestrator.report.simulations import build_simulations
+from orchestrator.report.simulations import build_simulations, notes_on_simulations
 from orchestrator.report.tables import (
+    BEST_METRIC,
     SELECT_METRIC,
     Cells,
     Grouped,
@@ -35,6 +36,7 @@ from orchestrator.report.tables import (
     group_transfers,
     headline_places,
     mean_metric,
+    seeds_of,
     with_backbone_metric,
 )
 from orchestrator.state.snapshot import JobView
@@ -209,10 +211,20 @@ def notes_on_statistics(report: Report) -> Iterator[str]:
         )
     elif any(_num_pretrain_seeds(table) == 2 for table in tables):
         yield "two pretrain seeds leave one degree of freedom: paired tests find hardly anything; a third seed helps"
+    yield from _notes_on_selection(report)
+
+
+def _notes_on_selection(report: Report) -> Iterator[str]:
+    """What was chosen by looking at the validation images, and what may still be chosen otherwise."""
     if any(Criterion.VALIDATION in table.criteria for table in report.tables):
         yield (
-            "grid cells marked as selected on validation were chosen by the very numbers shown: their errors are "
-            "optimistic, more so for larger grids"
+            "rows marked as selected on validation have a grid cell, or the trial of a search, that was chosen by its "
+            "error on the same validation images: their errors are optimistic, more so the more was tried"
+        )
+    if report.metric == BEST_METRIC and any(table.ranked for table in report.tables):
+        yield (
+            f"{BEST_METRIC} is the lowest error of all evaluations of a run on the same validation images: of runs "
+            "with several it is optimistic, which neither intervals nor the binomial standard error cover"
         )
     for ablation in report.ablations:
         cells = [cell for row in ablation.rows for cell in row.cells]
@@ -278,7 +290,7 @@ def compute_report(
         report = FactorReport(
             **{field.name: getattr(report, field.name) for field in fields(report)},
             factors={name: layout.design.factors[name] for name in layout.design.varied},
-            effects=effect_tables(layout, report.headlines, plan.by_name()),
+            effects=effect_tables(layout, report.headlines, grouped, seeds_of),
             cells=tuple(
                 tuple(layout.design.columns_of(next(iter(cells.values()))[0]) for cells in spaces.values())
                 for spaces in grouped.values()
@@ -288,5 +300,6 @@ def compute_report(
         *notes_on(plan, committed, states, builder.published.unused),
         *notes_on_costs(report, prices),
         *notes_on_statistics(report),
+        *notes_on_simulations(plan, committed),
     )
     return replace(report, notes=notes)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import UserError
@@ -12,8 +11,8 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.pairing import Sharing, sharing_of
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.results import EffectTable, Pairing, Report, Result, Row, Table, TablePlace
-from orchestrator.report.statistics.effects import DesignCell, FactorialDesign
+from orchestrator.report.results import EffectTable, Pairing, Report, Result, Table, TablePlace
+from orchestrator.report.statistics.effects import DesignCell, FactorialDesign, balanced_means
 from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.sweepfile.values import LABELS_FACTOR
 
@@ -21,6 +20,8 @@ Values = tuple[str, ...]
 Address = tuple[TablePlace, str]
 """Of a row: its table and its name."""
 SeedsOf = Callable[[Job], SeedPair]
+JobsOfRows = Mapping[str, Mapping[str, Sequence[Job]]]
+"""The transfers of a table, by row and by cell of its grid (``""`` without one)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,26 +85,46 @@ class FactorLayout:
         return Sharing.NOTHING if one is None or other is None else sharing_of(one.identity, other.identity)
 
 
-def effect_tables(layout: FactorLayout, tables: Iterable[Table], jobs: Mapping[str, Job]) -> tuple[EffectTable, ...]:
-    """Of each transfer of final weights on all labels, what its factors do; nothing where only label spaces differ."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Cell:
+    """A row of a table as a cell of the design."""
+
+    values: Mapping[str, str]
+    """By factor."""
+    runs: Mapping[SeedPair, float]
+    planned: Collection[SeedPair]
+
+
+def effect_tables(
+    layout: FactorLayout, tables: Iterable[Table], jobs: Mapping[TablePlace, JobsOfRows], seeds: SeedsOf
+) -> tuple[EffectTable, ...]:
+    """Of each transfer of final weights on all labels, what its factors do; nothing where only label spaces differ.
+
+    Args:
+        layout: of the plan.
+        tables: of the report.
+        jobs: the transfers of each table.
+        seeds: those of a transfer.
+    """
     if not layout.design.has_factors:
         return ()
-    cells: dict[TablePlace, list[tuple[Table, dict[str, str], Row]]] = {}
+    metric, cells = "", dict[TablePlace, list[_Cell]]()
     for table in tables:
-        for row in table.rows:
-            values = layout.values_of(jobs[row.results[0].job]) if row.results else None
+        for row in (row for row in table.rows if row.results):
+            some = jobs[table.place][row.label_space][row.cell]
+            values = layout.values_of(some[0])
             if values is not None and layout.is_cell(values):
-                cells.setdefault(replace(table.place, pretrain=""), []).append((table, dict(values), row))
-    return tuple(_effect_table(layout, place, found) for place, found in cells.items())
+                runs, metric = _runs(row.results, table.metric), table.metric
+                cell = _Cell(values=values, runs=runs, planned=set(map(seeds, some)))
+                cells.setdefault(replace(table.place, pretrain=""), []).append(cell)
+    return tuple(_effect_table(layout, place, metric, found) for place, found in cells.items())
 
 
-def _effect_table(
-    layout: FactorLayout, place: TablePlace, found: Sequence[tuple[Table, Mapping[str, str], Row]]
-) -> EffectTable:
-    names, metric = layout.design.varied, found[0][0].metric
-    unique = {tuple(values[name] for name in names): (values, row) for _, values, row in found}
-    cells = [DesignCell(values=cell, runs=_runs(row.results, metric)) for cell, (_, row) in unique.items()]
-    shared = _Shared(layout, [dict(values) for values, _ in unique.values()])
+def _effect_table(layout: FactorLayout, place: TablePlace, metric: str, found: Sequence[_Cell]) -> EffectTable:
+    names = layout.design.varied
+    unique = {tuple(cell.values[name] for name in names): cell for cell in found}
+    cells = [DesignCell(values=values, runs=cell.runs) for values, cell in unique.items()]
+    shared = _Shared(layout, [cell.values for cell in unique.values()])
     effects = _factorial(layout, cells, shared).effects()
     main = [effect for effect in effects.contrasts if len(effect.factors) == 1]
     return EffectTable(
@@ -111,7 +132,7 @@ def _effect_table(
         metric=metric,
         factors={name: layout.design.factors[name] for name in names},
         cells=tuple(cell.values for cell in cells),
-        means=tuple(math.fsum(cell.runs.values()) / len(cell.runs) for cell in cells),
+        means=tuple(balanced_means(cells, [cell.planned for cell in unique.values()])),
         contrasts=effects.contrasts,
         tests=effects.tests,
         pairings=tuple(

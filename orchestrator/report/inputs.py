@@ -23,6 +23,7 @@ from pydantic_core import from_json
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.core.job_kinds import RESULT_KINDS, TIMED_KINDS, JobKind
+from orchestrator.planning.estimate.history import all_attempts_s
 from orchestrator.planning.graph.plan import Job
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.storage.artifacts import Record, read_part, read_record
@@ -169,7 +170,7 @@ class Committed:
 
     metrics: Mapping[str, float]
     measured_s: float | None = None
-    """Seconds that the attempt which committed took, as far as it said so."""
+    """Seconds that it took, as far as its record says so; of a resumed result all of it, at its last speed."""
     images_per_s: float | None = None
     """Trained on per second by all ranks, of a training run."""
     has_changed_numerics: bool = False
@@ -202,7 +203,7 @@ class Committed:
             runs=runs or {},
             pictures=pictures or {},
             metrics=record.metrics,
-            measured_s=_measured_s(record.summary.get("measured")),
+            measured_s=all_attempts_s(record.identity, record.metrics, record.summary),
             images_per_s=(record.summary.get("measured") or {}).get("images_per_s"),
             has_changed_numerics=bool(record.summary.get("fingerprint_changes")),
             num_rewinds=len(record.summary.get("rewinds") or ()),
@@ -252,13 +253,6 @@ def _read_runs(store: ObjectStore, record: Record) -> dict[str, NDArray[np.float
 
     table = pq.read_table(BytesIO(read_part(store, record, "runs.parquet")))
     return {name: table.column(name).to_numpy().astype(np.float64) for name in table.column_names}
-
-
-def _measured_s(measured: object) -> float | None:
-    if not isinstance(measured, Mapping):
-        return None
-    parts = [measured[name] for name in ("setup_s", "train_s", "work_s") if name in measured]
-    return float(sum(parts)) if parts else None
 
 
 def _num_bad(by_split: object) -> int:

@@ -115,7 +115,7 @@ def _trial_rank(trial: SearchTrial) -> tuple[bool, float, float, int]:
 
 
 class Criterion(StrEnum):
-    """By what one cell of a grid was preferred to the others."""
+    """By what one cell of a grid, or one trial of a search, was preferred to the others."""
 
     TRAIN_HOLDOUT = "select_error, on samples held out of the training split"
     VALIDATION = "selected on validation"
@@ -195,6 +195,7 @@ class Row:
     cell: str = ""
     """Cell of the grid that was selected for this row; empty without a grid or a result."""
     selected_by: Criterion | None = None
+    """Of the cell, or of what a search found; None without either, or a result."""
     others: tuple[Result, ...] = ()
     """Committed runs of the grid's other cells."""
 
@@ -297,7 +298,7 @@ class Table:
 
     @property
     def criteria(self) -> tuple[Criterion, ...]:
-        """By what the cells of the rows were selected; empty without a grid."""
+        """By what the cells of the rows, or the trials of their searches, were selected; empty without either."""
         return tuple(dict.fromkeys(row.selected_by for row in self.rows if row.selected_by))
 
 
@@ -342,8 +343,8 @@ class EffectTable:
     """Those of several values, with the values in the order of the plan."""
     cells: tuple[tuple[str, ...], ...]
     """Those that have results, by a value of each factor."""
-    means: tuple[float, ...]
-    """By cell, over all of its runs."""
+    means: tuple[float | None, ...]
+    """By cell, over the runs of those seeds that all of these cells have; None for a cell that lacks one of them."""
     contrasts: tuple[Effect, ...]
     """Main effects, then interactions; corrected as one family."""
     tests: tuple[VarianceTest, ...]

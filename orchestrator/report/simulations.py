@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -50,14 +50,45 @@ class SimulationReport:
 
 def build_simulations(plan: Plan, committed: Mapping[str, Committed]) -> tuple[SimulationReport, ...]:
     """The simulations of a plan, as far as their blocks are committed."""
+    return tuple(_report(planned, jobs, committed) for planned, jobs in _with_jobs(plan))
+
+
+def notes_on_simulations(plan: Plan, committed: Mapping[str, Committed]) -> Iterator[str]:
+    """Which runs are in no mean because they have no such metric; cells where none has it say that themselves."""
+    for planned, jobs in _with_jobs(plan):
+        asked: dict[str, set[int]] = {planned.metric: set(range(len(planned.cells)))}
+        for claim in planned.expectations:
+            covered = {index for index, cell in enumerate(planned.cells) if claim.covers(cell)}
+            for metric in filter(None, (claim.metric or planned.metric, claim.other_metric)):
+                asked.setdefault(metric, set()).update(covered)
+        for metric, cells in asked.items():
+            counts = {index: _num_with(metric, jobs[index], committed) for index in sorted(cells)}
+            lacking = {index: total - there for index, (there, total) in counts.items() if 0 < there < total}
+            if lacking:
+                first = cell_name(planned.cells[next(iter(lacking))])
+                where = f" (first: {first})" if first else ""
+                yield (
+                    f"simulation {planned.name}: {sum(lacking.values())} of {sum(counts[i][1] for i in lacking)} runs "
+                    f"have no {metric}{where}; means and expectations leave them out, and are biased if that depends "
+                    "on the result"
+                )
+
+
+def _num_with(metric: str, blocks: Sequence[Job], committed: Mapping[str, Committed]) -> tuple[int, int]:
+    """The committed runs of a cell that have a metric, and all of them."""
+    runs = [committed[job.name].runs for job in blocks if job.name in committed]
+    there = sum(int(np.isfinite(some[metric]).sum()) for some in runs if metric in some)
+    return there, sum(len(some[SEED_COLUMN]) for some in runs)
+
+
+def _with_jobs(plan: Plan) -> Iterator[tuple[PlannedSimulation, list[list[Job]]]]:
+    """The simulations of a plan with the blocks of each cell."""
     jobs: dict[tuple[str, str], list[Job]] = {}
     for job in plan.jobs:
         if job.kind is JobKind.THEORY:
             jobs.setdefault((str(job.facets["simulation"]), str(job.facets["cell"])), []).append(job)
-    return tuple(
-        _report(planned, [jobs.get((planned.name, cell_name(cell)), []) for cell in planned.cells], committed)
-        for planned in plan.simulations
-    )
+    for planned in plan.simulations:
+        yield planned, [jobs.get((planned.name, cell_name(cell)), []) for cell in planned.cells]
 
 
 def _report(

@@ -30,6 +30,8 @@ SELECT_METRIC = "select_error"
 """Error on the tenth of the training split that runs of a grid hold out, chosen by the samples' keys."""
 VALIDATION_METRIC = "val_error"
 """Of the last epoch, whatever the report compares: the best epoch of a run is known only by looking at all of them."""
+BEST_METRIC = "best_val_error"
+"""The lowest of all evaluations of a run."""
 _Address = tuple[str, str, str, str, str, str]
 NAN, WITHOUT_METRIC, MISSING = "nan", "without metric", "missing"
 
@@ -97,9 +99,10 @@ def backbones_of(job: Job, jobs: Mapping[str, Job]) -> set[str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """The selected cell."""
+    """What was selected for a row."""
 
     cell: str
+    """Of the grid; empty for what a search found."""
     criterion: Criterion
 
 
@@ -204,7 +207,7 @@ def _took(
 
 
 def seconds_of(job: Job, committed: Mapping[str, Committed], views: Mapping[str, JobView]) -> float | None:
-    """All attempts of this sweep; for a job that it reused, what its record says."""
+    """All attempts of this sweep; for a job that it reused, what its record says: see ``Committed.measured_s``."""
     view = views.get(job.name)
     if view is not None and view.ran_s > 0:
         return view.ran_s
@@ -329,9 +332,7 @@ class TableBuilder:
     def _row(self, place: TablePlace, space: str, cells: Cells) -> Row:
         found = {cell: self.results(jobs) for cell, jobs in cells.items()}
         expected = {cell: len(jobs) for cell, jobs in cells.items()}
-        has_grid = "" not in cells
-        wanted = wanted_criterion(next(iter(cells.values())))
-        selection = select_cell(found, expected, wanted=wanted) if has_grid else None
+        selection = self._selection(found, cells)
         cell = selection.cell if selection else next(iter(cells))
         results, jobs = found[cell], cells[cell]
         return Row(
@@ -351,6 +352,20 @@ class TableBuilder:
             selected_by=selection.criterion if selection else None,
             others=tuple(result for other, some in found.items() if other != cell for result in some),
         )
+
+    def _selection(self, found: Mapping[str, Sequence[Result]], cells: Cells) -> Selection | None:
+        """The cell of a grid, or that a search chose; None without a choice, and without a result."""
+        wanted = wanted_criterion(next(iter(cells.values())))
+        if "" not in cells:
+            return select_cell(found, {cell: len(jobs) for cell, jobs in cells.items()}, wanted=wanted)
+        if wanted is None or not found[""] or not self._is_searched(cells[""]):
+            return None
+        return Selection(cell="", criterion=wanted)
+
+    def _is_searched(self, jobs: Sequence[Job]) -> bool:
+        """Whether a search found the recipe of any of these transfers, or its backbone."""
+        needs = {name for job in jobs for name in backbones_of(job, self._jobs)}
+        return any(self._jobs[name].kind is JobKind.SEARCH for name in needs)
 
     def _series_of(self, row: str, jobs: Sequence[Job]) -> str:
         """Of a combination, all but the value of the first factor of the rows: what one line holds fixed."""

@@ -9,7 +9,13 @@ from pandas import DataFrame
 from scipy import stats
 from statsmodels.stats.anova import AnovaRM  # type: ignore[import-untyped]
 
-from orchestrator.report.statistics.effects import DesignCell, FactorialDesign, WelchDifference
+from orchestrator.report.statistics.effects import (
+    DesignCell,
+    FactorialDesign,
+    WelchDifference,
+    balanced,
+    balanced_means,
+)
 from orchestrator.report.statistics.summaries import SeedPair, paired_difference
 
 LEVELS = {"optimizer": ("sgd", "lamb"), "mix": ("none", "mixup", "cutmix"), "data": ("all", "tenth")}
@@ -226,3 +232,81 @@ def test_one_seed_has_effects_and_no_interval():
     effects = _design(_cells(seeds=(0,))).effects()
     assert {e.difference.p_family for e in effects.contrasts} == {None}
     assert effects.tests == ()
+
+
+def _cells_of_effects(effects, seeds=5):
+    """Two cells of each optimizer; of ``effects`` by cell, each value is the effect of lamb in one seed."""
+    noise = np.random.default_rng(3).normal(0, 0.01, (2, seeds))
+    return [
+        DesignCell(
+            values=(optimizer, data),
+            runs={
+                SeedPair(pretrain=seed, transfer=0): 3.0 + noise[index, seed] * (1 + is_lamb) + is_lamb * effect
+                for seed, effect in enumerate(some)
+            },
+        )
+        for index, (data, some) in enumerate(effects.items())
+        for is_lamb, optimizer in enumerate(("sgd", "lamb"))
+    ]
+
+
+TWO_CELLS = {"optimizer": ("sgd", "lamb"), "data": ("all", "tenth")}
+
+
+@pytest.mark.parametrize(
+    ("survivors", "mean", "matched", "seeds"),
+    [(1, -1.0, (1, 2), (5, 5)), (4, 0.0, (2, 2), (4, 5)), (5, 0.0, (2, 2), (5, 5))],
+)
+def test_cells_do_not_weigh_by_how_many_of_their_seeds_survived(survivors, mean, matched, seeds):
+    """-1 in one cell, +1 in the other, where some seeds diverged: it was -0.80 and significant with four of five."""
+    cells = _cells_of_effects({"all": [-1.0] * 5, "tenth": [1.0] * survivors})
+    effect = _contrast(_design(cells, TWO_CELLS).effects(), ("optimizer", "lamb", "sgd"))
+    assert effect.difference.mean == pytest.approx(mean, abs=0.02)
+    assert (effect.num_matched, effect.num_combinations) == matched
+    assert (effect.difference.num_pretrain_seeds, effect.num_seeds) == seeds
+    assert (effect.difference.p_value < 0.05) == (mean < 0)
+
+
+def test_independent_samples_average_the_same_cells_too():
+    cells = _cells_of_effects({"all": [-1.0] * 5, "tenth": [1.0] * 1})
+    cells[2] = DesignCell(values=cells[2].values, runs=_cells_of_effects({"": [0.0] * 5})[0].runs)  # sgd has them all
+    effect = _contrast(_design(cells, TWO_CELLS, is_paired=lambda *_: False).effects(), ("optimizer", "lamb", "sgd"))
+    assert (effect.difference.mean, effect.num_matched) == (pytest.approx(-1.0, abs=0.02), 1)
+
+
+def test_where_seeds_lack_different_cells_some_of_both_are_left_out():
+    present = ~np.eye(4, 3, dtype=bool)  # the fourth seed lacks none
+    columns, (rows,) = balanced([present])
+    assert (len(columns), rows.sum()) == (2, 2)  # four runs; one cell, or one seed, would leave three
+
+
+def test_means_of_a_figure_are_over_the_same_seeds():
+    """A cell of which most seeds diverged is left out; one that another block has of other seeds is not."""
+    first, second = _cells_of_effects({"all": [0.0] * 5})
+    lost = DesignCell(values=("lamb", "tenth"), runs=dict(list(second.runs.items())[:1]))
+    others = DesignCell(values=("sgd", "tenth"), runs={SeedPair(pretrain=9, transfer=0): 7.0})
+    cells = [first, second, lost, others]
+    means = balanced_means(cells, [first.runs, second.runs, second.runs, others.runs])
+    assert means == [pytest.approx(np.mean(list(cell.runs.values()))) for cell in cells[:2]] + [None, 7.0]
+
+
+def test_interaction_that_is_none_is_not_tested_on_its_rounding():
+    """0.1 + 0.2 - 0.3 is 5e-17: of equal effects, what is left over has no spread between seeds."""
+    random = np.random.default_rng(0)
+    base = random.uniform(0.1, 0.9, 5)
+    cells = [
+        DesignCell(
+            values=values,
+            runs={
+                SeedPair(pretrain=seed, transfer=0): float(
+                    base[seed] + 0.1 * (values[0] == "lamb") + 0.2 * (values[1] == "tenth")
+                )
+                for seed in range(5)
+            },
+        )
+        for values in product(*TWO_CELLS.values())
+    ]
+    both = [("optimizer", "lamb", "sgd"), ("data", "tenth", "all")]
+    for is_paired in (lambda *_: True, lambda factor, *_: factor == "optimizer"):
+        found = _contrast(_design(cells, TWO_CELLS, is_paired=is_paired).effects(), *both).difference
+        assert (found.mean, found.low, found.p_value, found.std_error) == (0.0, None, None, None)

@@ -12,8 +12,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Published
 from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import Committed
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import caveats
 from orchestrator.report.render.files import render_files
@@ -23,6 +25,7 @@ from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Criterion, Facet
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
+from orchestrator.storage.artifacts import Record
 from tests.report_sweeps import LEVELS, StudyPlan, committed
 
 ERROR = dict(zip(LEVELS, (0.27, 0.12, 0.07), strict=True))
@@ -95,6 +98,37 @@ def test_grid_cell_selected_on_validation_says_so(study, metrics):
     assert report.tables[0].criteria == (Criterion.VALIDATION,)
     assert "selected on validation" in _printed(report)
     assert any("optimistic" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("over", ["recipe", "backbone"])
+def test_what_a_search_selected_on_validation_says_so(over):
+    """As a cell of a grid; rows of the same transfer without a search, such as a retrained baseline, do not."""
+    plan = StudyPlan(fractions=("0.1", "1"), facets={"select_on": "val"}).plan()
+    search = replace(plan.jobs[0], name="search/main", kind=JobKind.SEARCH)
+    readers = ("finetune",) if over == "recipe" else ("pretrain",)
+
+    def with_search(job):
+        kind, space = job.name.split("/")[0], job.facets["label_space"]
+        if kind not in readers or space == "levels/depth1":
+            return job
+        # A search for backbones stands where these would; what reads features needs it by way of them.
+        return replace(job, needs=(*job.needs, search.name), kind=JobKind.EMBED if over == "backbone" else job.kind)
+
+    plan = replace(plan, jobs=(search, *map(with_search, plan.jobs)))
+    report = compute_report(plan, committed(plan, lambda job: {} if job is search else _metrics(job)))
+    assert [row.selected_by for row in report.tables[0].rows] == [None, Criterion.VALIDATION, Criterion.VALIDATION]
+    printed = _printed(report)
+    assert "search: selected on validation" in printed  # below the table
+    assert "selection: selected on validation" in printed  # below the label fractions
+    assert any("trial of a search" in note and "optimistic" in note for note in report.notes)
+    lines = list(csv.DictReader(io.StringIO(render_files(report)["results.csv"].decode())))
+    assert [line["selected_by"] for line in lines[:3]] == ["", *["selected on validation"] * 2]
+
+
+def test_lowest_error_of_a_run_is_said_to_be_optimistic():
+    report = _report(StudyPlan(metric="best_val_error"), lambda job: {"best_val_error": _error(job)})
+    assert any("best_val_error is the lowest" in note and "optimistic" in note for note in report.notes)
+    assert not any("optimistic" in note for note in _report(StudyPlan()).notes)
 
 
 def test_best_epoch_selects_no_cell_of_a_grid():
@@ -321,11 +355,45 @@ def test_cost_prefers_what_all_attempts_of_this_sweep_took():
     assert _compute(report, 1).gpu_hours == pytest.approx(4 * 6)
 
 
+@pytest.mark.parametrize(
+    ("kind", "changes", "seconds"),
+    [
+        ("pretrain", {}, 100.0),
+        ("pretrain", {"resumed_steps": [60, 90]}, 10 + 100 * 32 / 8),  # its last attempt trained the last ten steps
+        ("pretrain", {"resumed_steps": [90], "measured": {"setup_s": 10.0, "train_s": 90.0}}, None),
+        ("embed", {"rows_of_earlier_attempts": 0, "measured": {"work_s": 50.0}}, 50.0),
+        ("embed", {"rows_of_earlier_attempts": 600, "measured": {"work_s": 50.0}}, 125.0),
+        ("embed", {"rows_of_earlier_attempts": 999, "measured": {"work_s": 50.0}}, None),  # all start and no work
+        ("labels", {"measured": {}}, None),
+    ],
+)
+def test_hours_of_a_reused_result_are_of_all_of_its_attempts(kind, changes, seconds):
+    """Its record has the seconds of the last one; another sweep's journal is not read."""
+    identity = {"kind": kind, "parameters": {"recipe": {"batch_size": 32, "epochs": 1}}}
+    record = Record(
+        key="k",
+        identity=identity,
+        attempt_id="k.3",
+        job=f"{kind}/a",
+        sweep="other",
+        created_at_s=0.0,
+        parts={},
+        metrics={"num_steps": 100.0, "num_samples": 1000.0},
+        summary={"measured": {"setup_s": 10.0, "train_s": 90.0, "images_per_s": 8.0}, **changes},
+    )
+    assert Committed.of(record).measured_s == seconds
+
+
 def test_cost_that_nobody_recorded_is_not_shown():
     plan = StudyPlan().plan()
     report = compute_report(plan, committed(plan, _metrics, measured_s=None))
     assert report.tables[0].rows[0].compute is None
     assert "hours" not in _printed(report)
+    found = committed(plan, _metrics, measured_s=3600.0)
+    name = "pretrain/levels/depth1/seed0"
+    report = compute_report(plan, {**found, name: replace(found[name], measured_s=None)})
+    assert [row.compute.num_unknown for row in report.tables[0].rows if row.compute] == [1, 0, 0]
+    assert "≥ 20" in _printed(report)  # five runs of an hour on four GPUs, and one of unknown time
 
 
 @pytest.mark.parametrize("value", [-0.00001, 0.0, 0.00001])

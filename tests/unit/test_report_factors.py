@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
@@ -23,8 +24,8 @@ from orchestrator.report.compare_sweeps import compare_sweeps
 from orchestrator.report.factors import check_factors, matched_by
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.answers import answers
-from orchestrator.report.render.columns import text_table
-from orchestrator.report.render.curves import draw_curve
+from orchestrator.report.render.columns import effect_table, text_table
+from orchestrator.report.render.curves import draw_curve, draw_effects
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import FactorReport, Report
@@ -371,6 +372,37 @@ def test_missing_runs_leave_matched_cells() -> None:
     lamb = _contrast(report, "lamb")
     assert (lamb.num_matched, lamb.num_combinations) == (1, 2)
     assert report.effects[0].tests == ()
+
+
+def test_contrast_that_leaves_out_seeds_says_so_and_the_figure_leaves_out_the_cell() -> None:
+    """In one cell one of five seeds diverged, or four of them, or none."""
+    plan = plan_of(text=TEXT)
+    for lost, (cells, seeds, told, drawn) in {
+        "[4]": ("2", "4/5", "leave out seeds that lack a cell (first: optimizer lamb - adamw, 4 of 5 seeds)", 4),
+        "[1-4]": ("1/2", "5", "use only matched cells (first: optimizer lamb - adamw, 1 of 2", 3),
+        "none": ("2", "5", "no interaction is established", 4),
+    }.items():
+        gone = re.compile(f"optimizer-lamb_mix-mixup/.*seed{lost}/")
+        report = compute_report(plan, {name: one for name, one in committed(plan).items() if not gone.search(name)})
+        assert isinstance(report, FactorReport)
+        assert effect_table(report.effects[0]).rows[0][4:6] == (cells, seeds)
+        assert told in " ".join(answers(report)[-1].sentences)
+        assert sum(np.size(line.get_xdata()) for line in draw_effects(report).axes[0].lines) == drawn
+
+
+def test_points_of_an_interaction_plot_average_the_same_combinations_of_other_factors() -> None:
+    """Of two data sets the second one lacks a cell, so its others are not drawn, either: they would not be parallel."""
+    report = report_of()
+    cells = [(a, b, data) for data in ("x", "y") for a in ("adamw", "lamb") for b in ("none", "mixup")]
+    means = {"x": 0.1, "y": 0.9}
+    table = replace(
+        report.effects[0],
+        factors={**report.effects[0].factors, "data": ("x", "y")},
+        cells=tuple(cells),
+        means=tuple(None if cell == cells[-1] else means[cell[-1]] for cell in cells),
+    )
+    panel = draw_effects(replace(report, effects=(table,))).axes[0]
+    assert [y for line in panel.lines for y in np.asarray(line.get_ydata())] == pytest.approx([10.0] * 4)
 
 
 def test_blocks_of_a_file_are_a_factor_beside_their_own_tables() -> None:

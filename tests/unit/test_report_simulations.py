@@ -20,7 +20,7 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.files import SIMULATION_FILES, render_files
 from orchestrator.report.render.page import render_page
-from orchestrator.report.render.simulations import draw_simulations
+from orchestrator.report.render.simulations import draw_simulations, simulation_tables
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.report.statistics.expectations import Judgement, SimulationRuns, judge
@@ -96,6 +96,37 @@ def test_numbers_without_spread_are_judged_as_they_are() -> None:
     assert verdict(Expectation(rule="mean", low=0.5, high=1.0), runs) is Judgement.HOLDS
     assert verdict(Expectation(rule="mean", low=1.0), runs) is Judgement.FAILS
     assert verdict(Expectation(rule="monotone", of="k", low=0.0), runs) is Judgement.FAILS
+
+
+def outcomes_of(*shares: float, num_seeds: int = 3) -> SimulationRuns:
+    """Of each cell the share of seeds that succeed."""
+    values = np.array([[float(seed < share * num_seeds) for share in shares] for seed in range(num_seeds)])
+    return SimulationRuns(cells=tuple({"k": k} for k in range(len(shares))), values={"m": values})
+
+
+def test_trials_that_all_succeed_may_still_fail() -> None:
+    """Three successes in three trials happen in 22 % of cases with a probability of 0.6."""
+    claim = Expectation(rule="mean", low=0.9, where={"k": (0,)})
+    judged = judge(claim, outcomes_of(1.0, 0.5), "m")
+    assert judged.judgement is Judgement.TOO_FEW
+    assert [judged.numbers[0].low, judged.numbers[0].high] == pytest.approx([0.05 ** (1 / 3), 1.0])
+    assert verdict(claim, outcomes_of(1.0, 0.5, num_seeds=50)) is Judgement.HOLDS
+    assert verdict(Expectation(rule="mean", high=0.5, where={"k": (0,)}), outcomes_of(1.0, 0.5)) is Judgement.TOO_FEW
+    assert verdict(Expectation(rule="mean", high=0.5, where={"k": (0,)}), outcomes_of(1.0, 0.5, num_seeds=9)) is (
+        Judgement.FAILS
+    )
+    rises = judge(Expectation(rule="monotone", of="k", low=0.0), outcomes_of(0.0, 1.0, 0.5), "m").numbers[0]
+    assert rises.low == pytest.approx(2 * 0.05 ** (1 / 3) - 1)  # both cells may be other than they look
+
+
+@pytest.mark.parametrize("values", [[[1.0, 1.0]] * 3, [[1.0, 0.9], [1.0, 0.8], [1.0, 0.7]], [[1.0, 0.0]] * 5])
+def test_shares_of_many_samples_and_closed_forms_are_judged_as_they_are_and_have_no_interval(
+    values: list[list[float]],
+) -> None:
+    runs = SimulationRuns(cells=({"k": 1}, {"k": 2}), values={"m": np.array(values)})
+    judged = judge(Expectation(rule="mean", low=0.99, where={"k": (1,)}), runs, "m")
+    (number,) = judged.numbers
+    assert (judged.judgement, number.low, number.high, number.is_equal) == (Judgement.HOLDS, None, None, True)
 
 
 @pytest.mark.parametrize("num_seeds", [0, 1])
@@ -217,6 +248,35 @@ def test_seeds_that_are_not_there_yet_are_counted() -> None:
     _, report = report_of(num_blocks=1)
     assert "10/20" in printed(report)
     assert len(report.missing) == 6
+
+
+def test_table_csv_and_page_say_alike_that_seeds_are_equal_or_have_no_metric() -> None:
+    """Method a is 1 in both seeds, b has a seed without the metric, and c has none with it."""
+    text = METHODS.replace("where: {method: [a, c]}, ", "")
+    plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
+    values = {"a": [1.0, 1.0], "b": [0.75, np.nan], "c": [np.nan, np.nan]}
+    runs = {name: {"seed": np.arange(2.0), "m": np.array(some)} for name, some in values.items()}
+    report = compute_report(
+        plan,
+        {job.name: Committed(metrics={}, runs=runs[str(job.facets["cell"])[-1]]) for job in plan.jobs},
+    )
+    rows = simulation_tables(report.simulations[0])[1].rows
+    assert [row[1:5] for row in rows] == [
+        ("method=a", "1", "- (all seeds are equal)", "2"),
+        ("method=b", "0.75", "-", "1/2"),
+        ("method=c", "-", "-", "0/2"),
+    ]
+    assert simulation_tables(report.simulations[0])[0].rows[0] == ("a", "1", "- (all seeds are equal)", "2")
+    lines = list(csv.DictReader(io.StringIO(render_files(report)["expectations.csv"].decode())))
+    assert [(line["low"], line["num_seeds"], line["num_expected"]) for line in lines] == [
+        ("", "2", "2"),
+        ("", "1", "2"),
+        ("", "0", "2"),
+    ]
+    assert b"all seeds are equal" in render_page(report, plan, Learning(curves={}))
+    (note,) = (note for note in report.notes if "biased" in note)
+    assert note.startswith("simulation gran: 1 of 2 runs have no m (first: method=b); means and expectations leave")
+    assert not any("biased" in note for note in report_of(num_blocks=1)[1].notes)
 
 
 def test_submit_ends_with_its_own_code_where_an_expectation_fails(capsys: pytest.CaptureFixture[str]) -> None:

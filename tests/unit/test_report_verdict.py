@@ -15,8 +15,9 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.compare_sweeps import compare_sweeps
 from orchestrator.report.comparisons import compared
 from orchestrator.report.inputs import Learning
-from orchestrator.report.render.answers import answers, verdict
+from orchestrator.report.render.answers import answers, headline, verdict
 from orchestrator.report.render.columns import text_table
+from orchestrator.report.render.curves import draw_curve
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.numbers import TOO_FEW
 from orchestrator.report.render.other_tables import pairs_table
@@ -359,6 +360,38 @@ def test_lowest_mean_that_others_share_names_them():
     first, *_ = answers(_report(values))[0].sentences
     assert first.startswith("lowest mean: levels/depth2 (G = 8), val_error 0.00")
     assert first.endswith("; the same value: levels/depth3")
+
+
+def _established_best(num_spaces):
+    """The second label space is far lower than all others in five seeds."""
+    scenario = Scenario(num_seeds=5, stds=(0.2,) * num_spaces, effects=(0.0, -4.0, *[0.0] * (num_spaces - 2)))
+    return _sweeps(scenario, 1)[:, :, 0]
+
+
+def test_lowest_mean_of_complete_rows_is_called_so_where_an_incomplete_one_is_lower():
+    values = _established_best(5)
+    values[0, 4], values[1:, 4] = np.nan, 0.01  # a kind of labels of its own, which lacks a seed
+    values[0, 2], values[1:, 2] = np.nan, 0.02
+    report = _report(values)
+    lowest, other, *_ = answers(report)[0].sentences
+    assert lowest.startswith("lowest mean among complete rows: levels/depth2")
+    assert other.startswith("lowest of random: random/128")  # the only one of its kind
+    assert "Lowest mean among complete rows: levels/depth2" in headline(report)
+    (panel,) = draw_curve(report).axes
+    told = panel.get_legend_handles_labels()[1]
+    assert any(text.startswith("lowest mean among complete rows: levels/depth2") for text in told)
+
+
+def test_best_of_those_with_results_is_no_more_than_that_while_others_have_none():
+    values = _established_best(4)
+    values[:, 3] = np.nan
+    assert (
+        verdict(_report(values).tables[0])[1] == "levels/depth2 is the best of the 3 label spaces with results at 95 %"
+    )
+    assert verdict(_report(values[:, :3]).tables[0])[1] == "levels/depth2 is the best at 95 %"
+    values[:, 2] = values[:, 1] + 1e-4 * np.arange(5)
+    (_, best, *_) = verdict(_report(values).tables[0])
+    assert best.startswith("the best at 95 % is among 2 of 3 label spaces with results: levels/depth2")
 
 
 def test_one_seed_tests_nothing_and_says_so():

@@ -172,6 +172,31 @@ def measure(
         return None  # of another version, or altered: an estimate needs no single record
 
 
+def all_attempts_s(
+    identity: Mapping[str, Any], metrics: Mapping[str, float], summary: Mapping[str, Any]
+) -> float | None:
+    """Seconds that a committed result took, as far as its record says so.
+
+    They are those of the last attempt. If it continued what earlier ones had done, the whole work counts, at its speed
+    and with its start; no record holds what was done twice and the starts of the others. None where the speed is
+    unknown.
+    """
+    try:
+        measured: Mapping[str, float] = summary["measured"]
+        parts = [measured[name] for name in ("setup_s", "train_s", "work_s") if name in measured]
+        if summary.get("resumed_steps"):
+            return (
+                float(measured.get("setup_s", 0.0))
+                + _images(identity["parameters"]["recipe"], metrics) / (measured["images_per_s"])
+            )
+        if num_earlier := int(summary.get("rows_of_earlier_attempts", 0)):
+            num_rows = _rows(JobKind(identity["kind"]), identity, metrics)
+            return measured["work_s"] * num_rows / _left(num_rows, num_earlier)
+        return float(sum(parts)) if parts else None
+    except (KeyError, TypeError, ValueError, LookupError, ZeroDivisionError):
+        return None  # of another version, or altered: its time is unknown then
+
+
 def index_size(metrics: Mapping[str, float]) -> DatasetSize:
     """Samples by the metrics of an ``index`` record."""
     return DatasetSize(num_train=int(metrics.get("num_train", 0)), num_val=int(metrics.get("num_val", 0)))
@@ -219,7 +244,7 @@ def _done(
     if kind in TRAINING_KINDS and "images_per_s" in measured:
         recipe, model = parameters["recipe"], parameters["model"]
         # All of the job, though the rate is that of its last attempt.
-        images = metrics["num_steps"] * recipe["batch_size"]
+        images = _images(recipe, metrics)
         size = DatasetSize(num_train=round(images / recipe["epochs"]))
         classes = num_classes or int(metrics.get("num_classes", 0))
         work = training_work(
@@ -228,7 +253,7 @@ def _done(
         return work.without_evaluation(), images / measured["images_per_s"]
     seconds = measured["work_s"]
     if kind is JobKind.EMBED:
-        num_samples = _left(metrics["num_samples"], num_earlier)
+        num_samples = _left(_rows(kind, identity, metrics), num_earlier)
         return embed_work(parameters, network_of(parameters["model"]), num_samples), seconds
     if kind is JobKind.INDEX:
         return scan_work(index_size(metrics)), seconds
@@ -237,10 +262,23 @@ def _done(
     if kind is JobKind.LABELS:
         return label_work(), seconds
     if kind is JobKind.THEORY:
-        span = parameters["seeds"]
-        first = span["stop"] - int(_left(span["stop"] - span["first"], num_earlier))
-        return simulation_work({"seeds": {"first": first, "stop": span["stop"]}}), seconds
+        stop = parameters["seeds"]["stop"]
+        first = stop - int(_left(_rows(kind, identity, metrics), num_earlier))
+        return simulation_work({"seeds": {"first": first, "stop": stop}}), seconds
     raise LookupError(f"how much work a {kind} job does does not stand in its record")
+
+
+def _images(recipe: Mapping[str, Any], metrics: Mapping[str, float]) -> float:
+    """Images that a training was trained on, in all of its attempts."""
+    return float(metrics["num_steps"] * recipe["batch_size"])
+
+
+def _rows(kind: JobKind, identity: Mapping[str, Any], metrics: Mapping[str, float]) -> float:
+    """Rows that all attempts at an embedding or a simulation wrote."""
+    if kind is JobKind.EMBED:
+        return metrics["num_samples"]
+    span = identity["parameters"]["seeds"]
+    return float(span["stop"] - span["first"])
 
 
 def _left(num_rows: float, num_earlier: int) -> float:

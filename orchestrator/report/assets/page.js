@@ -138,6 +138,10 @@
     if (!table.factors) return rows.filter((row) => !state.hidden.has(row.series));
     return rows.filter((row, index) => !table.values[index].some((value, place) => state.hiddenValues.has(`${table.factors[place]}=${value}`)));
   }
+  function bestMean(rows, best) { // as among_complete of report/render/numbers.py
+    const isPassed = rows.some((row) => row.summary && SIGN * row.summary.mean < SIGN * best.summary.mean);
+    return `${BEST} mean${isPassed ? " among complete rows" : ""}`;
+  }
   function bestOf(rows) {
     const there = rows.filter((row) => row.summary);
     const complete = there.filter((row) => !row.n.includes("/"));
@@ -215,7 +219,7 @@
     if (drawn.length && shown && shown.summary) level(`baseline ${baselineOf(table)}`, shown.summary.mean, "dash", "#555555");
     if (drawn.length && table.onePass) level(`direct training on ${table.onePass.label_space}`, table.onePass.summary.mean, "dot", "#999999");
     const best = bestOf(drawn);
-    if (best && !table.isTied) traces.push({ name: `${BEST} mean: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
+    if (best && !table.isTied) traces.push({ name: `${bestMean(drawn, best)}: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
       hoverinfo: "skip", marker: { symbol: "circle-open", size: 17, color: "black", line: { width: 2 } } });
     // A cut axis makes small differences look large: it starts at 0 where the values come near it.
     const heights = drawn.flatMap((row) => [row.summary.mean - (row.summary.std || 0), row.summary.mean + (row.summary.std || 0)]);
@@ -251,7 +255,7 @@
     if (has((row) => row.difference && isThere(row.difference.p_pooled))) columns.push(["pooled p", (row) => (row.difference ? pText(row.difference.p_pooled) : "-"), (row) => row.difference && row.difference.p_pooled]);
     if (has((row) => isThere(row.canBeBest))) columns.push(["possibly best", (row) => (isThere(row.canBeBest) ? (row.canBeBest ? "yes" : "no") : "-"), (row) => row.canBeBest]);
     if (has((row) => row.cell)) columns.push(["cell", (row) => row.cell || "-", (row) => row.cell]);
-    if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
+    if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? (row.compute.num_unknown ? "\u2265 " : "") + row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
     const priced = rows.map((row) => row.compute).find((compute) => compute && isThere(compute.cost));
     if (priced) columns.push(["cost" + (priced.currency ? ` [${priced.currency}]` : ""), (row) => (row.compute && isThere(row.compute.cost) ? (row.compute.is_cost_partial ? "\u2265 " : "") + money(row.compute.cost) : "unknown"), (row) => row.compute && row.compute.cost]);
     if (has((row) => row.summary && row.summary.components && isThere(row.summary.components.transfer_std))) {
@@ -288,7 +292,7 @@
       body.append(line);
     }
     byId("results").replaceChildren(head, body);
-    const captions = [state.cell === SELECTED ? table.caption : "", table.criteria.length ? `grid cell of each row: ${table.criteria.join("; ")}` : "", table.images];
+    const captions = [state.cell === SELECTED ? table.caption : "", table.criteria.length ? `${table.rows.some((row) => row.cell) ? "grid cell" : "search"} of each row: ${table.criteria.join("; ")}` : "", table.images];
     byId("results-caption").textContent = captions.filter(Boolean).join(". ");
   }
 
@@ -339,7 +343,8 @@
       const wide = element("div", null, { class: "wide" });
       wide.append(table);
       place.append(element("h2", `${TITLES[item.facet]}: ${DATA.metric}${PERCENT}`), wide);
-      if (item.selectedBy.length) place.append(element("p", `* = selected: ${item.selectedBy.join("; ")}; in brackets: select_error.`, { class: "caption" }));
+      const told = item.selectedBy.join("; ");
+      if (told) place.append(element("p", item.facet === "cell" ? `* = selected: ${told}; in brackets: select_error.` : `selection: ${told}.`, { class: "caption" }));
     }
   }
 

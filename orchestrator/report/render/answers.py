@@ -15,6 +15,7 @@ from orchestrator.report.render.columns import (
 )
 from orchestrator.report.render.numbers import (
     MISSING,
+    among_complete,
     count,
     family_interval,
     fixed,
@@ -81,12 +82,16 @@ def _sentences(table: Table) -> tuple[str, ...]:
     if is_tied(table):
         return (*verdict(table), *_one_pass(table))
     lowest = table.ranked[0]
-    others: dict[str, Row] = {}
+    others: dict[str, list[Row]] = {}
     for row in table.ranked:
         if row.series != lowest.series:
-            others.setdefault(row.series, row)
-    rivals = [f"{table.better.best} of {row.series}: {_sentence(row, table)}" for row in others.values()]
-    head = f"{table.better.best} mean: {_sentence(lowest, table)}{_ties(lowest, table)}"
+            others.setdefault(row.series, []).append(row)
+    best = table.better.best
+    rivals = [
+        f"{best} of {series}{among_complete(rows, table)}: {_sentence(rows[0], table)}"
+        for series, rows in others.items()
+    ]
+    head = f"{best} mean{among_complete(table.ranked, table)}: {_sentence(lowest, table)}{_ties(lowest, table)}"
     return (head, *rivals, *verdict(table), *_one_pass(table))
 
 
@@ -135,7 +140,7 @@ def _p(p_value: float | None) -> str:
 def _tie(table: Table) -> str:
     value = _mean(table.ranked[0], table)
     unit = in_words(table.metric)
-    end = f"all {len(table.ranked)} {table.noun}s have {table.metric} {value}{unit}"
+    end = f"all {_those_with_results(table)} have {table.metric} {value}{unit}"
     if is_fraction(table.metric) and not float(value):
         return f"{end}: the target is saturated and shows no difference between them"
     return f"{end}: nothing differs"
@@ -189,10 +194,17 @@ def _best(table: Table) -> list[str]:
     members = [row for row in table.ranked if row.can_be_best]
     if len(members) == len(table.ranked):
         return [f"no {table.noun} can be excluded as the best at 95 %"]
+    names, those = _names(members, lambda row: row.label_space), _those_with_results(table)
     if len(members) == 1:
-        return [f"{members[0].label_space} is the best at 95 %"]
-    names = _names(members, lambda row: row.label_space)
-    return [f"the best at 95 % is among {len(members)} of {len(table.ranked)} {table.noun}s: {names}"]
+        which = "" if len(table.ranked) == len(table.rows) else f" of the {those}"
+        return [f"{names} is the best{which} at 95 %"]
+    return [f"the best at 95 % is among {len(members)} of {those}: {names}"]
+
+
+def _those_with_results(table: Table) -> str:
+    """``5 label spaces``; of more that are planned, ``5 label spaces with results``."""
+    more = " with results" if len(table.ranked) < len(table.rows) else ""
+    return f"{len(table.ranked)} {table.noun}s{more}"
 
 
 def _pooled(table: Table, fit: PooledFit | None) -> list[str]:
@@ -247,6 +259,13 @@ def _of_factors(table: EffectTable) -> tuple[str, ...]:
         sentences.append(
             f"{len(partial)} contrast{'s' * (len(partial) > 1)} use only matched cells (first: "
             f"{contrast_text(first)}, {first.num_matched} of {first.num_combinations} combinations of other factors)"
+        )
+    fewer = [effect for effect in main if effect.difference.num_pretrain_seeds < effect.num_seeds]
+    if fewer:
+        first = fewer[0]
+        sentences.append(
+            f"{len(fewer)} contrast{'s' * (len(fewer) > 1)} leave out seeds that lack a cell (first: "
+            f"{contrast_text(first)}, {first.difference.num_pretrain_seeds} of {first.num_seeds} seeds)"
         )
     unpaired = [contrast_text(effect) for effect in main if not effect.is_paired]
     if unpaired:

@@ -82,17 +82,14 @@ def text_table(table: Table) -> TextTable:
             tuple(index for index, column in enumerate(columns) if column.leaves == turn) for turn in turns
         ),
         best=table.rows.index(best[0]) if best and not is_tied(table) else None,
-        caption="; ".join(
-            filter(
-                None,
-                [
-                    *(f"cell: {found.value}" for found in table.criteria),
-                    *family_caption(table),
-                    *not_in_intervals(table),
-                ],
-            )
-        ),
+        caption="; ".join((*_selection_caption(table), *family_caption(table), *not_in_intervals(table))),
     )
+
+
+def _selection_caption(table: Table) -> list[str]:
+    """By what the cells of the rows, or the trials of their searches, were selected."""
+    what = "cell" if any(row.cell for row in table.rows) else "search"
+    return [f"{what}: {found.value}" for found in table.criteria]
 
 
 def is_tied(table: Table) -> bool:
@@ -157,9 +154,6 @@ def effect_table(table: EffectTable) -> TextTable:
     rows = []
     for effect in table.contrasts:
         found = effect.difference
-        cells = str(effect.num_matched)
-        if effect.num_matched < effect.num_combinations:
-            cells = f"{effect.num_matched}/{effect.num_combinations}"
         single = (effect.factors[0], effect.values[0], effect.references[0])
         rows.append(
             (
@@ -167,8 +161,8 @@ def effect_table(table: EffectTable) -> TextTable:
                 number(found.mean, metric, sign="+"),
                 family_interval(found, metric),
                 p_text(found.p_family),
-                cells,
-                str(found.num_pretrain_seeds),
+                _of_all(effect.num_matched, effect.num_combinations),
+                _of_all(found.num_pretrain_seeds, effect.num_seeds),
                 shared.get(single, MISSING) if len(effect.factors) == 1 else MISSING,
             )
         )
@@ -182,11 +176,16 @@ def effect_table(table: EffectTable) -> TextTable:
         caption="; ".join(
             [
                 *([f"corrected: simultaneous over {tested} contrast{plural} ({FAMILY_METHOD})"] if tested else []),
-                "cells: combinations of the other factors that have both sides",
+                "cells: combinations of the other factors that have both sides in every seed that counts",
                 *(_test_text(test) for test in table.tests if test.freedom > 1),
             ]
         ),
     )
+
+
+def _of_all(number_of: int, total: int) -> str:
+    """``2``; ``1/2`` where some are left out."""
+    return str(number_of) if number_of == total else f"{number_of}/{total}"
 
 
 def _test_text(test: VarianceTest) -> str:
@@ -309,7 +308,8 @@ def published_text(row: Row, metric: str) -> str:
 def _hours(row: Row, unit: str) -> str:
     if row.compute is None:
         return MISSING
-    return hours(row.compute.gpu_hours if unit == "GPU" else row.compute.cpu_hours)
+    at_least = "≥ " if row.compute.num_unknown else ""
+    return at_least + hours(row.compute.gpu_hours if unit == "GPU" else row.compute.cpu_hours)
 
 
 def _cost(row: Row) -> str:
@@ -486,7 +486,7 @@ def _one_pass_row(found: OnePass) -> Row:
 
 
 def run_records(report: Report) -> Records:
-    """One line per committed run with all of its final metrics."""
+    """One line per committed run that has a finite value of the report's metric, with all of its final metrics."""
     runs = [
         (table, row, cell, result)
         for table, cells in _with_cells(report)
@@ -533,14 +533,15 @@ def effect_records(report: FactorReport) -> Records:
             table.metric,
             *(" x ".join(some) for some in (effect.factors, effect.values, effect.references)),
             *(effect.num_matched, effect.num_combinations, int(effect.is_paired)),
-            effect.difference.num_pretrain_seeds,
+            *(effect.difference.num_pretrain_seeds, effect.num_seeds),
             *values(DIFFERENCE_COLUMNS, effect.difference),
         )
         for table in report.effects
         for effect in table.contrasts
     ]
     names = ("metric", "factors", "values", "references", "num_matched", "num_combinations", "is_paired")
-    return Records(columns=(*PLACE_COLUMNS, *names, "num_pretrain_seeds", *DIFFERENCE_COLUMNS), rows=tuple(lines))
+    seeds = ("num_pretrain_seeds", "num_seeds")
+    return Records(columns=(*PLACE_COLUMNS, *names, *seeds, *DIFFERENCE_COLUMNS), rows=tuple(lines))
 
 
 def ablation_records(report: Report) -> Records:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.planning.estimate.power import Comparisons, Design, Noise, power_of
 from orchestrator.planning.graph.design import number_of
 from orchestrator.report.render.columns import describe_transfer, is_tied
-from orchestrator.report.render.numbers import in_brackets
+from orchestrator.report.render.numbers import among_complete, in_brackets
 from orchestrator.report.results import EffectTable, FactorReport, FactorTable, Report, Row, Table
 from orchestrator.report.statistics.intervals import is_fraction
 
@@ -230,7 +230,8 @@ def _finish_factor_panel(panel: Axes, metric: str) -> None:
 def draw_effects(report: FactorReport) -> Figure:
     """Interaction plots: a panel per transfer and pair of factors, mean over all other factors and seeds.
 
-    Parallel lines are effects that do not depend on each other. The first ``_MAX_PANELS`` panels are drawn.
+    All points of a panel are means over the same seeds and the same combinations of the other factors, so that parallel
+    lines are effects that do not depend on each other. The first ``_MAX_PANELS`` panels are drawn.
     """
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -268,11 +269,9 @@ def _align(panels: Sequence[Axes], tables: Sequence[EffectTable]) -> None:
 
 def _draw_interaction(panel: Axes, table: EffectTable, first: str, second: str) -> None:
     scale = 100 if is_fraction(table.metric) else 1
-    names = list(table.factors)
     sums: dict[str, dict[str, list[float]]] = {}
-    for cell, mean in zip(table.cells, table.means, strict=True):
-        line = cell[names.index(second)] if second else table.metric
-        sums.setdefault(line, {}).setdefault(cell[names.index(first)], []).append(scale * mean)
+    for value, line, mean in _complete_cells(table, first, second):
+        sums.setdefault(line, {}).setdefault(value, []).append(scale * mean)
     axis = FactorAxis.of(table.factors[first])
     for index, line in enumerate(value for value in table.factors.get(second, (table.metric,)) if value in sums):
         points = {value: (math.fsum(some) / len(some), 0.0) for value, some in sums[line].items()}
@@ -280,6 +279,19 @@ def _draw_interaction(panel: Axes, table: EffectTable, first: str, second: str) 
     panel.set_title(f"{table.place.transfer}: {first} by {second}" if second else table.place.transfer, loc="left")
     axis.set_on(panel, first)
     _finish_factor_panel(panel, table.metric)
+
+
+def _complete_cells(table: EffectTable, first: str, second: str) -> list[tuple[str, str, float]]:
+    """Place, line and mean of cells: of the combinations of other factors with the most points, and of these points."""
+    names = list(table.factors)
+    by_rest: dict[tuple[str, ...], dict[tuple[str, str], float]] = {}
+    for cell, mean in zip(table.cells, table.means, strict=True):
+        if mean is not None:
+            point = cell[names.index(first)], cell[names.index(second)] if second else table.metric
+            rest = tuple(value for name, value in zip(names, cell, strict=True) if name not in {first, second})
+            by_rest.setdefault(rest, {})[point] = mean
+    points = max(by_rest.values(), key=len, default={}).keys()
+    return [(*point, some[point]) for some in by_rest.values() if points <= some.keys() for point in points]
 
 
 def _draw_series(panel: Axes, name: str, points: Sequence[CurvePoint], index: int) -> None:
@@ -354,7 +366,7 @@ def _draw_optimum(panel: Axes, table: Table) -> None:
     best, percent = drawn[0], is_fraction(table.metric)
     mean = (100 if percent else 1) * drawn[0].summary.mean
     value = f"{mean:.1f} %" if percent else f"{mean:.3g}"
-    label = f"{table.better.best} mean: {best.label_space}, {value}"
+    label = f"{table.better.best} mean{among_complete(drawn, table)}: {best.label_space}, {value}"
     panel.plot(
         [drawn[0].granularity],
         [mean],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from orchestrator.core.metrics import unit_of
 from orchestrator.core.units import format_money
@@ -112,6 +113,12 @@ def count(row: Row) -> str:
         return str(row.num_expected)
     told = [f"{number_of} {_REASONS.get(why, why)}" for why, number_of in row.absent.items() if why not in _SILENT]
     return ", ".join([f"{len(row.results)}/{row.num_expected} runs", *told])
+
+
+def among_complete(rows: Sequence[Row], table: Table) -> str:
+    """What belongs behind ``lowest`` where a later one of rows in the order of ``Table.ranked`` is lower; or empty."""
+    sign, means = table.better.sign, [row.summary.mean for row in rows if row.summary]
+    return " among complete rows" if any(sign * mean < sign * means[0] for mean in means[1:]) else ""
 
 
 def not_in_intervals(table: Table) -> list[str]:

@@ -101,7 +101,7 @@ def _ablation_cell(cell: AblationCell, metric: str) -> str:
 def _ablation_caption(ablation: Ablation) -> str:
     if not ablation.selected_by:
         return ""
-    chosen = f"{_STAR} = selected: " if ablation.facet is Facet.CELL else "grid cells: "
+    chosen = f"{_STAR} = selected: " if ablation.facet is Facet.CELL else "selection: "
     told = chosen + "; ".join(criterion.value for criterion in ablation.selected_by)
     has_held_out = any(cell.select_error is not None for row in ablation.rows for cell in row.cells)
     return f"{told}. In brackets: select_error [%]" if has_held_out else told

@@ -21,8 +21,11 @@ SIMULATIONS_METHOD: Final = (
     "Intervals of simulations are Student's t at 95 % over seeds. An expectation holds if the interval of each of its "
     "numbers is inside the claimed one. It does not hold if one interval, corrected for all of its numbers "
     "(Bonferroni), is outside. Otherwise there are too few seeds to decide. The error of a number that combines "
-    "several cells comes from leaving out one seed at a time (jackknife)."
+    "several cells comes from leaving out one seed at a time (jackknife). Where all seeds are equal there is no "
+    "interval, and the number is judged as it is."
 )
+_EQUAL: Final = f"{MISSING} (all seeds are equal)"
+"""In place of an interval: without any spread, none can be stated."""
 _PANEL_IN = (5.2, 3.7)
 _COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _DIGEST: Final = re.compile(r"^([0-9a-f]{12})[0-9a-f]{52}(?=\.py:)")
@@ -42,8 +45,8 @@ def simulation_tables(found: SimulationReport) -> list[TextTable]:
     title = f"Simulation {found.name} ({run}): {found.metric}{unit}"
     tables = [TextTable(title=title, header=header, rows=rows)]
     if found.expectations:
-        claims = tuple(row for judged in found.expectations for row in _claim_rows(judged))
-        names = ("claim", "where", "ours", "95 % interval", "paper", "verdict")
+        claims = tuple(row for judged in found.expectations for row in _claim_rows(judged, found.num_expected))
+        names = ("claim", "where", "ours", "95 % interval", "n", "paper", "verdict")
         tables.append(TextTable(title=f"Expectations of {found.name}", header=names, rows=claims))
     return tables
 
@@ -53,13 +56,17 @@ def _cell_row(found: SimulationReport, cell: SimulationCell) -> tuple[str, ...]:
     levels = tuple(str(level) for level in cell.factors.values()) or ("all",)
     if estimate is None:
         return (*levels, MISSING, MISSING, f"0/{found.num_expected}")
-    is_whole = estimate.num_values == found.num_expected
-    count = str(estimate.num_values) if is_whole else f"{estimate.num_values}/{found.num_expected}"
     ends = interval(estimate.low, estimate.high, found.metric)
-    return (*levels, number(estimate.mean, found.metric), ends, count)
+    if estimate.low is None and estimate.num_values > 1:
+        ends = _EQUAL
+    return (*levels, number(estimate.mean, found.metric), ends, _count(estimate.num_values, found.num_expected))
 
 
-def _claim_rows(judged: JudgedExpectation) -> Iterator[tuple[str, ...]]:
+def _count(num_seeds: int, num_expected: int) -> str:
+    return str(num_seeds) if num_seeds == num_expected else f"{num_seeds}/{num_expected}"
+
+
+def _claim_rows(judged: JudgedExpectation, num_expected: int) -> Iterator[tuple[str, ...]]:
     """A row for each number of a claim; the first row has what applies to all of them."""
     claim, metric = judged.expectation, _unit_of(judged)
     paper = MISSING if claim.paper is None else number(claim.paper, metric)
@@ -67,11 +74,12 @@ def _claim_rows(judged: JudgedExpectation) -> Iterator[tuple[str, ...]]:
     numbers: Sequence[ClaimedNumber | None] = judged.numbers or (None,)
     for position, one in enumerate(numbers):
         value = MISSING if one is None or one.value is None else number(one.value, metric)
-        ends = MISSING if one is None else interval(one.low, one.high, metric)
-        where = "" if one is None else one.name
+        ends = MISSING if one is None else _EQUAL if one.is_equal else interval(one.low, one.high, metric)
+        where, num_seeds = ("", 0) if one is None else (one.name, one.num_seeds)
         is_first = position == 0
         said = (printed, judged.judgement.value) if is_first else ("", "")
-        yield (describe_claim(judged) if is_first else "", where, value, ends, *said)
+        claimed = describe_claim(judged) if is_first else ""
+        yield (claimed, where, value, ends, _count(num_seeds, num_expected), *said)
 
 
 def describe_claim(judged: JudgedExpectation) -> str:
@@ -125,12 +133,12 @@ def expectation_records(simulations: Sequence[SimulationReport]) -> Records:
     """A line per number of each expectation."""
     columns = (
         *("simulation", "claim", "where", "value", "low", "high", "claimed_low", "claimed_high"),
-        *("num_seeds", "paper", "source", "verdict"),
+        *("num_seeds", "num_expected", "paper", "source", "verdict"),
     )
     rows = [
         (
             *(found.name, describe_claim(judged), one.name, one.value, one.low, one.high),
-            *(judged.expectation.low, judged.expectation.high, one.num_seeds),
+            *(judged.expectation.low, judged.expectation.high, one.num_seeds, found.num_expected),
             *(judged.expectation.paper, judged.expectation.source, judged.judgement.value),
         )
         for found in simulations

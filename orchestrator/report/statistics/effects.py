@@ -6,7 +6,9 @@ matched cells are averaged, and Student's t over these averages gives interval a
 is one observation here as in every other comparison. On complete designs this is the contrast of the repeated-measures
 analysis of variance with the seed as subject (Maxwell, Delaney, Kelley: Designing Experiments and Analyzing Data, 3rd
 edition, chapters 11 and 12): its standard error comes from the contrast's own interaction with the seed, so that no
-sphericity is assumed. If cells are missing, only matched ones count, and their number is reported.
+sphericity is assumed. If cells are missing, only matched ones count. If runs are missing, all seeds average the same
+cells: those that every one of them has. Otherwise a cell would count the more, the more of its seeds survived. What is
+left out is reported.
 
 The interaction of two factors is the difference of differences ``(a c - b c) - (a d - b d)``, also over matched cells.
 
@@ -17,7 +19,8 @@ of Satterthwaite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -26,15 +29,13 @@ from numpy.typing import NDArray
 
 from orchestrator.planning.estimate.power import CONFIDENCE, Noise
 from orchestrator.report.statistics.corrections import corrected
-from orchestrator.report.statistics.intervals import Floats, estimate_columns
+from orchestrator.report.statistics.intervals import NO_SPREAD, Floats, estimate_columns
 from orchestrator.report.statistics.summaries import SHARED_BASELINE, PairedDifference, SeedPair
 
 MAX_VALUES_ALL_PAIRS = 8
 """Factors with more values are compared with their reference alone: pairs would grow with the square."""
 MAX_INTERACTIONS = 64
 """Of two factors; where they have more, their test as a whole stands alone."""
-_NO_SPREAD = 1e-12
-"""Relative to the values: what is left of a spread of zero after rounding."""
 
 Values = tuple[str, ...]
 IsPaired = Callable[[str, str, str], bool]
@@ -73,9 +74,13 @@ class Effect:
     difference: PairedDifference
     """Mean contrast, corrected in the family of all effects of the design."""
     num_matched: int
-    """Combinations of the other factors in which every part of the contrast has a run in common."""
+    """Combinations of the other factors that are averaged: every seed that counts has all parts of the contrast in
+    each of them."""
     num_combinations: int
     """Combinations of the other factors in which any part of the contrast has a run."""
+    num_seeds: int
+    """Pretraining seeds with all parts of the contrast in any combination; those that count may be fewer. Of
+    independent samples those of the smaller one."""
     is_paired: bool = True
     """Whether runs of equal seeds were subtracted; False: independent samples, by Welch's t."""
 
@@ -205,19 +210,35 @@ class FactorialDesign:
         parts = [self._combined(sample, rests) for sample in samples]
         if len(parts) > 1:
             parts = _of_common_runs(parts)
-        matched = np.logical_and.reduce([np.isfinite(part).any(axis=0) for part in parts]) if rests else np.array([])
-        if not matched.any():
+        present = [self._by_seed(np.isfinite(part)) for part in parts]
+        matched = np.logical_and.reduce([some.any(axis=0) for some in present])
+        cells, seeds = balanced([some[:, matched] for some in present])
+        if not len(cells):
             return None
-        found = self._difference([part[:, matched] for part in parts])
+        chosen = np.flatnonzero(matched)[cells]
+        used = [self._of_seeds(part, some)[:, chosen] for part, some in zip(parts, seeds, strict=True)]
+        of_contrast = [cell[rests[place]] for cell in columns for place in chosen]
         return Effect(
             factors=factors,
             values=values,
             references=references,
-            difference=found,
-            num_matched=int(matched.sum()),
+            difference=self._difference(used, float(np.nanmax(np.abs(self._runs_PC[:, of_contrast])))),
+            num_matched=len(cells),
             num_combinations=len({rest for some in columns for rest in some}),
+            num_seeds=min(int(some[:, matched].any(axis=1).sum()) for some in present),
             is_paired=len(samples) == 1,
         )
+
+    def _by_seed(self, present_PC: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Whether a pretraining seed has any run of each column."""
+        if not self._groups:
+            return present_PC
+        first = np.searchsorted(self._groups, range(self._groups[-1] + 1))  # they ascend, as the seed pairs do
+        return np.logical_or.reduceat(present_PC, first, axis=0)
+
+    def _of_seeds(self, part_PC: Floats, seeds: NDArray[np.bool_]) -> Floats:
+        """The runs of some pretraining seeds; NaN for the others."""
+        return np.where(seeds[self._groups][:, None], part_PC, np.nan)
 
     def _combined(self, sample: Sequence[_Term], rests: Sequence[Values]) -> Floats:
         """Signed sum of the terms, ``(seed pairs, matched cells)``."""
@@ -226,12 +247,13 @@ class FactorialDesign:
             total = total + sign * self._runs_PC[:, [cells[rest] for rest in rests]]
         return total
 
-    def _difference(self, parts: Sequence[Floats]) -> PairedDifference:
+    def _difference(self, parts: Sequence[Floats], scale: float) -> PairedDifference:
+        """``scale`` is the largest of the values that were subtracted: below its rounding there is no spread."""
         means = [_seed_means(part, self._groups) for part in parts]
         num_pairs = min(int(np.isfinite(part).sum()) for part in parts)
         if len(parts) == 1:
-            there = np.isfinite(means[0])
-            estimate = estimate_columns(means[0][there, None], range(int(there.sum())))[0]
+            there = _without_rounding(means[0][np.isfinite(means[0])], scale)
+            estimate = estimate_columns(there[:, None], range(len(there)))[0]
             return PairedDifference(
                 num_pairs=num_pairs,
                 mean=estimate.mean,
@@ -242,7 +264,7 @@ class FactorialDesign:
                 p_value=estimate.p_value,
                 std_error=estimate.std_error,
             )
-        return _welch([part[np.isfinite(part)] for part in means], num_pairs)
+        return _welch([part[np.isfinite(part)] for part in means], num_pairs, scale)
 
     def _variance_tests(self) -> Iterator[VarianceTest]:
         means = self._complete()
@@ -308,7 +330,8 @@ def independent_difference(
         sign * _seed_means(np.array(list(runs.values()))[:, None], [pair.pretrain for pair in runs])
         for sign, runs in ((1, values), (-1, baseline))
     ]
-    return _welch([side[np.isfinite(side)] for side in sides], min(len(values), len(baseline)))
+    scale = max(map(abs, (*values.values(), *baseline.values())))
+    return _welch([side[np.isfinite(side)] for side in sides], min(len(values), len(baseline)), scale)
 
 
 def _all_paired(*_: str) -> bool:
@@ -336,6 +359,52 @@ def _of_common_runs(parts: Sequence[Floats]) -> list[Floats]:
     return [np.where(use, part, np.nan) for part in parts]
 
 
+def balanced(
+    present: Sequence[NDArray[np.bool_]],
+) -> tuple[NDArray[np.intp], list[NDArray[np.bool_]]]:
+    """The columns to average, and of every matrix the rows that have all of them.
+
+    Of the columns in the order of how many rows have them, the first ones such that most is kept of the matrix that
+    keeps least: all columns and the rows that have all, the columns that all rows have, or what lies between. Of equal
+    choices the one with more rows. No column where nothing is present.
+
+    Args:
+        present: matrices of the same columns, such as seeds by cells.
+    """
+    order = np.argsort(-np.minimum.reduce([some.sum(axis=0) for some in present]), kind="stable")
+    whole = [np.logical_and.accumulate(some[:, order], axis=1) for some in present]
+    kept = np.minimum.reduce([some.sum(axis=0) for some in whole]) * np.arange(1, len(order) + 1)
+    if not kept.any():
+        return np.array([], dtype=np.intp), [np.zeros(len(some), dtype=np.bool_) for some in present]
+    last = int(np.argmax(kept))
+    return np.sort(order[: last + 1]), [some[:, last] for some in whole]
+
+
+def balanced_means(cells: Sequence[DesignCell], expected: Sequence[Collection[SeedPair]]) -> list[float | None]:
+    """By cell the mean over runs that no other of these cells lacks; None for a cell that is left out for that.
+
+    Args:
+        cells: of a design.
+        expected: the runs of each that are planned; what is not planned is not lacking.
+    """
+    pairs = sorted({pair for cell in cells for pair in cell.runs})
+    planned = list(zip(cells, expected, strict=True))
+    present = [[pair in cell.runs or pair not in some for cell, some in planned] for pair in pairs]
+    chosen, (rows,) = balanced([np.array(present, dtype=np.bool_).reshape(len(pairs), len(cells))])
+    kept = {pair for pair, is_kept in zip(pairs, rows, strict=True) if is_kept}
+    values = [[value for pair, value in cell.runs.items() if pair in kept] for cell in cells]
+    return [math.fsum(some) / len(some) if some and index in chosen else None for index, some in enumerate(values)]
+
+
+def _without_rounding(differences: Floats, scale: float) -> Floats:
+    """Differences that are the same to the rounding of what was subtracted, exactly the same; 0 where they are none."""
+    limit = NO_SPREAD * scale
+    mean = float(differences.mean())
+    if np.abs(differences - mean).max() > limit:
+        return differences
+    return np.full_like(differences, 0.0 if abs(mean) <= limit else mean)
+
+
 def _seed_means(values_PC: Floats, groups: Sequence[int]) -> Floats:
     """By pretraining seed the mean over matched cells of the means over transfers; NaN without a value."""
     numbers = np.asarray(groups)
@@ -351,11 +420,12 @@ def _seed_means(values_PC: Floats, groups: Sequence[int]) -> Floats:
     return found
 
 
-def _welch(samples: Sequence[Floats], num_pairs: int) -> PairedDifference:
-    """The sum of the means of independent, signed samples, each of seed means."""
+def _welch(samples: Sequence[Floats], num_pairs: int, scale: float) -> PairedDifference:
+    """The sum of the means of independent, signed samples, each of seed means; ``scale`` as of ``_difference``."""
     from scipy import special
 
     mean = float(sum(sample.mean() for sample in samples))
+    mean = 0.0 if abs(mean) <= NO_SPREAD * scale else mean
     smallest = min(map(len, samples))
     known = WelchDifference(
         num_pairs=num_pairs,
@@ -370,7 +440,7 @@ def _welch(samples: Sequence[Floats], num_pairs: int) -> PairedDifference:
         return known
     parts = [(float(sample.var(ddof=1)) / len(sample), len(sample)) for sample in samples]
     variance = sum(part for part, _ in parts)
-    if variance <= (_NO_SPREAD * max(float(np.abs(sample).max()) for sample in samples)) ** 2:
+    if variance <= (NO_SPREAD * scale) ** 2:
         return known
     freedom = variance**2 / sum(part**2 / (size - 1) for part, size in parts)
     error = variance**0.5
@@ -391,7 +461,7 @@ def _variance_test(means: Floats, places: tuple[int, ...], factors: tuple[str, .
 
     others = tuple(1 + place for place in range(means.ndim - 1) if place not in places)
     num_seeds, centred = len(means), means.mean(axis=others) if others else means
-    scale = _NO_SPREAD * float(np.abs(means).max())
+    scale = NO_SPREAD * float(np.abs(means).max())
     for axis in range(1, centred.ndim):
         centred = centred - centred.mean(axis=axis, keepdims=True)
     effect = centred.mean(axis=0)

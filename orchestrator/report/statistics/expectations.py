@@ -4,12 +4,18 @@ A claim is about one or several numbers that follow from means over seeds: a mea
 several. All cells of a simulation have the same seeds, so a seed is one observation of all of them together, and the
 standard error of any such number is that of leaving out one seed at a time (the jackknife; Efron and Tibshirani, An
 Introduction to the Bootstrap, section 11.3). For means and differences that is the usual and the paired one.
+
+Where all seeds are equal there is no error: a closed form is judged as it is, and has no interval. A metric that is 0
+or 1 in every seed of a simulation, and both in one of its cells, is the outcome of a trial. If all n seeds of another
+cell have the same outcome, the other one can have a probability of up to 1 - 0.05^(1/n): the end of the exact one-sided
+interval (Clopper, Pearson: The Use of Confidence or Fiducial Limits, Biometrika 26, 1934). Without a cell that has both
+outcomes, such a metric cannot be told from a closed form, nor from a share of many samples that is 100 % for all seeds.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
 
@@ -20,6 +26,8 @@ from orchestrator.planning.estimate.power import CONFIDENCE
 from orchestrator.sweepfile.values import Expectation, Level, cell_name
 
 Floats = NDArray[np.float64]
+_NO_SPREAD = 1e-12
+"""Relative to the values: what is left of a spread of zero after rounding."""
 
 
 class Judgement(StrEnum):
@@ -43,8 +51,10 @@ class ClaimedNumber:
     value: float | None
     """None without a seed, or where it is undefined, as the logarithm of a negative mean."""
     low: float | None = None
-    """Ends of the 95 % interval; None with fewer than two seeds."""
+    """Ends of the 95 % interval; None with fewer than two seeds, and without any spread."""
     high: float | None = None
+    is_equal: bool = False
+    """Whether it is the same for all of two seeds or more, so that no interval can be stated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,21 +87,50 @@ class _Contrast:
     statistic: Statistic
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """What runs say of a number."""
+
+    contrast: _Contrast
+    value: float | None
+    error: float
+    """NaN with fewer than two seeds."""
+    means_N: Floats
+    """Of its cells, over the seeds that have all that it needs."""
+    untried_N: Floats
+    """By cell the direction of the outcome that no seed had: 1 where all are 0, -1 where all are 1; 0 elsewhere."""
+    num_seeds: int
+    is_equal: bool = False
+
+    def ends(self, num_numbers: int) -> tuple[float, float]:
+        """Of the interval that holds for so many numbers together; those of a single value if there is no error."""
+        value, near = float(self.value or 0), _half_width(self.error, self.num_seeds, num_numbers)
+        missed = 1 - ((1 - CONFIDENCE) / num_numbers) ** (1 / self.num_seeds)
+        low_N, high_N = self.means_N.copy(), self.means_N.copy()
+        for cell in np.flatnonzero(self.untried_N):
+            moved_N = self.means_N.copy()
+            moved_N[cell] += missed * self.untried_N[cell]
+            (low_N if self.contrast.statistic(moved_N) < value else high_N)[cell] = moved_N[cell]
+        if not self.untried_N.any():
+            return value - near, value + near
+        return float(self.contrast.statistic(low_N)) - near, float(self.contrast.statistic(high_N)) + near
+
+
 def judge(expectation: Expectation, runs: SimulationRuns, metric: str) -> JudgedExpectation:
     """Judge a claim; ``metric`` is what it is about where it does not say so itself."""
     asked = expectation.metric or metric
     contrasts = list(_contrasts(expectation, runs, asked))
     numbers, places = [], []
-    for contrast in contrasts:
-        value, error, num_seeds = _jackknife(contrast, runs)
-        if value is None or not np.isfinite(error):
-            numbers.append(ClaimedNumber(name=contrast.name, num_seeds=num_seeds, value=value))
+    for found in (_jackknife(contrast, runs) for contrast in contrasts):
+        number = ClaimedNumber(name=found.contrast.name, num_seeds=found.num_seeds, value=found.value)
+        if found.value is None or not np.isfinite(found.error):
+            numbers.append(number)
             places.append(Judgement.TOO_FEW)
             continue
-        near, far = _half_width(error, num_seeds, 1), _half_width(error, num_seeds, len(contrasts))
-        ends = {"low": value - near, "high": value + near}
-        numbers.append(ClaimedNumber(name=contrast.name, num_seeds=num_seeds, value=value, **ends))
-        places.append(_place(expectation, value, near, far))
+        own, together = found.ends(1), found.ends(len(contrasts))
+        low, high = (None, None) if found.is_equal else own
+        numbers.append(replace(number, low=low, high=high, is_equal=found.is_equal))
+        places.append(_place(expectation, own, together, is_exact=found.error == 0))
     verdict = Judgement.TOO_FEW
     if places and all(place is Judgement.HOLDS for place in places):
         verdict = Judgement.HOLDS
@@ -100,33 +139,53 @@ def judge(expectation: Expectation, runs: SimulationRuns, metric: str) -> Judged
     return JudgedExpectation(expectation=expectation, metric=asked, numbers=tuple(numbers), judgement=verdict)
 
 
-def _place(claim: Expectation, value: float, near: float, far: float) -> Judgement:
-    """Where a number lies: its own interval is ``near`` to either side, the corrected one ``far``."""
+def _place(claim: Expectation, own: tuple[float, float], together: tuple[float, float], *, is_exact: bool) -> Judgement:
+    """Where a number lies, by its own interval and by the one that is corrected for all numbers of the claim."""
     low = -np.inf if claim.low is None else claim.low
     high = np.inf if claim.high is None else claim.high
     # The ends of an interval belong to it; a bound on one side, or an order, is strict.
     is_strict = claim.low is None or claim.high is None
-    if value + far < low or value - far > high or (is_strict and far == 0 and value in {low, high}):
+    is_at_bound = is_exact and own[0] == own[1] and own[0] in {low, high}
+    if together[1] < low or together[0] > high or (is_strict and is_at_bound):
         return Judgement.FAILS
-    is_inside = low < value - near and value + near < high if is_strict else low <= value - near <= value + near <= high
+    is_inside = low < own[0] and own[1] < high if is_strict else low <= own[0] <= own[1] <= high
     return Judgement.HOLDS if is_inside else Judgement.TOO_FEW
 
 
-def _jackknife(contrast: _Contrast, runs: SimulationRuns) -> tuple[float | None, float, int]:
-    """A number, its standard error (NaN with fewer than two seeds), and the seeds that have all that it needs."""
+def _jackknife(contrast: _Contrast, runs: SimulationRuns) -> _Measured:
+    """A number and its standard error, over the seeds that have all that it needs."""
+    none = np.zeros(len(contrast.columns))
     if any(metric not in runs.values for metric, _ in contrast.columns):
-        return None, float("nan"), 0
+        return _Measured(contrast=contrast, value=None, error=np.nan, means_N=none, untried_N=none, num_seeds=0)
     values_SN = np.stack([runs.values[metric][:, cell] for metric, cell in contrast.columns], axis=1)
     values_SN = values_SN[np.isfinite(values_SN).all(axis=1)]
     num = len(values_SN)
     if num == 0:
-        return None, float("nan"), 0
+        return _Measured(contrast=contrast, value=None, error=np.nan, means_N=none, untried_N=none, num_seeds=0)
     means_N = values_SN.mean(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):
         value = float(contrast.statistic(means_N))
         left_out_S = contrast.statistic((num * means_N - values_SN) / (num - 1)) if num > 1 else np.array([np.nan])
         error = float(np.sqrt((num - 1) / num * np.square(left_out_S - left_out_S.mean()).sum()))
-    return (value if np.isfinite(value) else None), error, num
+    outcomes = [_are_outcomes(runs.values[metric]) for metric, _ in contrast.columns]
+    untried_N = np.where(outcomes, (values_SN == 0).all(axis=0) * 1.0 - (values_SN == 1).all(axis=0), 0.0)
+    spread_N, scale_N = np.ptp(values_SN, axis=0), np.abs(values_SN).max(axis=0)
+    is_flat = bool((spread_N <= _NO_SPREAD * scale_N).all()) or error <= _NO_SPREAD * abs(value)
+    return _Measured(
+        contrast=contrast,
+        value=value if np.isfinite(value) else None,
+        error=error,
+        means_N=means_N,
+        untried_N=untried_N,
+        num_seeds=num,
+        is_equal=is_flat and num > 1 and not untried_N.any(),
+    )
+
+
+def _are_outcomes(values_SC: Floats) -> bool:
+    """Whether a metric is the outcome of a trial: 0 or 1 wherever there is a value, and both in one of the cells."""
+    is_0, is_1 = values_SC == 0, values_SC == 1
+    return bool((is_0 | is_1 | np.isnan(values_SC)).all() and (is_0.any(axis=0) & is_1.any(axis=0)).any())
 
 
 def _half_width(error: float, num_seeds: int, num_numbers: int) -> float:

@@ -90,7 +90,7 @@ class PairedDifference:
     contradicted.
 
     The comparisons with the baseline and the others share the 5 % as in the first analysis, so the printed p is
-    Dunnett's or Tukey's divided by its share of the level (0.45 each with a baseline, 0.9 without).
+    Dunnett's or Tukey's divided by its share of the level, see ``planning.estimate.power.Comparisons``.
     """
 
     @property
