@@ -9,7 +9,8 @@ import pytest
 from orchestrator.stack.s3_server import find_binary
 from tests.chaos.rounds import HEAD_IN_START, run_round
 
-NUM_ROUNDS = 5
+NUM_ROUNDS = 2
+"""Three to five minutes each, and other deaths every time: many runs draw more of them than one long one."""
 
 
 @pytest.mark.slow

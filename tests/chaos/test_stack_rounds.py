@@ -8,7 +8,8 @@ import pytest
 
 from tests.chaos.stack_rounds import run_stack_round
 
-NUM_ROUNDS = 5
+NUM_ROUNDS = 2
+"""Three to five minutes each, and other deaths every time: many runs draw more of them than one long one."""
 
 
 @pytest.mark.slow
