@@ -12,7 +12,7 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.core.errors import SpecError
-from orchestrator.services.settings_sources import Code, as_reference
+from orchestrator.services.settings_sources import Code, as_reference, chosen_context
 from orchestrator.stack.description import database_behind, tracking_uri
 
 if TYPE_CHECKING:
@@ -114,13 +114,21 @@ class Settings(BaseSettings):
         """
         uri = given or self.store_uri(sweep)
         if uri == UNKNOWN_STORE:
-            from orchestrator.services.settings_sources import chosen_context
-
-            choice = chosen_context(Path.cwd(), os.environ)
-            where = f"in context {choice.name}" if choice else "in orchestrator.toml or a context"
             behind = f"the store of the cluster behind {self.jobs_address or 'its dashboard'} is not known here"
-            raise SpecError((f"{behind}: set store=... {where}, or --store",))
+            raise SpecError((f"{behind}: set store=... {_where_to_set()}, or --store",))
         return uri
+
+    def known_cluster(self, given: str = "") -> str:
+        """``given``, else ``cluster``, to read or write what the store has of the cluster itself.
+
+        Raises:
+            SpecError: only the cluster knows its name; one made of the dashboard's address would be another's.
+        """
+        if self.jobs_address and not (given or self.cluster_name):
+            behind = f"the name of the cluster behind {self.jobs_address} is not known here"
+            how = f"set cluster=... {_where_to_set()}, or --cluster, to its head's ORCHESTRATOR_CLUSTER"
+            raise SpecError((f"{behind}: {how}; submit prints it",))
+        return given or self.cluster
 
     def require_meeting_place(self, store_uri: str) -> None:
         """Refuse to leave a message where the cluster certainly does not read it.
@@ -142,3 +150,8 @@ class Settings(BaseSettings):
         """The sweep's tracking URI, else the setting, else the project's own database."""
         named = sweep_uri or self.mlflow_tracking_uri
         return database_behind(named, self.home) if named else tracking_uri(self.home)
+
+
+def _where_to_set() -> str:
+    choice = chosen_context(Path.cwd(), os.environ)
+    return f"in context {choice.name}" if choice else "in orchestrator.toml or a context"
