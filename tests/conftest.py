@@ -20,6 +20,7 @@ for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES)]:
     del os.environ[name]
 _CACHE = tempfile.TemporaryDirectory(prefix="cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE.name  # nor may what a caller's commands have remembered
+os.environ["XDG_CONFIG_HOME"] = f"{_CACHE.name}/config"  # nor may a caller's own contexts
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 # Threads of torch and BLAS spin while they wait for one another; where processes share cores, that takes most of the

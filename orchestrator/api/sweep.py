@@ -22,12 +22,13 @@ from orchestrator.services.artifact_lookup import lookup_artifacts
 from orchestrator.services.costs import read_prices
 from orchestrator.services.fleets import StatedCluster, choose_fleet
 from orchestrator.services.preview import check_accelerator, make_preview
-from orchestrator.services.settings import Settings
+from orchestrator.services.settings import Settings, load_settings
 from orchestrator.services.stores import find_store
 from orchestrator.services.submit import SubmitCheck, SubmitRequest, captured_document, prepare_submit, show_difference
 from orchestrator.services.terminal import confirmed
 from orchestrator.services.transports import open_submitter
 from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.storage.open import as_uri
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweepfile.values import ResolvedSweep
@@ -44,7 +45,8 @@ class Where(StrEnum):
     """What runs a sweep."""
 
     CLUSTER = "cluster"
-    """The cluster of ``RAY_ADDRESS``, else this directory's background stack; goes on when this process ends."""
+    """The cluster that the settings name, by its address, dashboard or store, else this directory's background stack;
+    goes on when this process ends."""
     INPROCESS = "inprocess"
     """This very process, one job after the other, without Ray: for tests and debugging."""
 
@@ -74,33 +76,39 @@ class Sweep:
 
     @classmethod
     def from_yaml(
-        cls, reference: str | os.PathLike[str], *, overrides: Sequence[str] = (), scale: str = "", store: str = ""
+        cls,
+        reference: str | os.PathLike[str],
+        *,
+        overrides: Sequence[str] = (),
+        scale: str = "",
+        store: str | os.PathLike[str] = "",
     ) -> Self:
-        """Read a sweep.yaml, or a shipped sweep by its name.
+        """Read a sweep.yaml, or a shipped sweep by its name; settings count as for a command in this directory.
 
         Args:
             reference: path or name.
             overrides: ``a.b.c=value``, as ``--set`` takes them.
             scale: block of the file that is merged over it, such as ``tiny``.
-            store: URI of the object store; default: the file's, else the project's.
+            store: URI or path of the object store; default: the file's, else that of the settings.
 
         Raises:
-            SpecError: there is no such file, or it is wrong; one line per problem.
+            SpecError: there is no such file, or it or a file of settings is wrong; one line per problem.
         """
-        settings = Settings()
+        settings = load_settings()
         resolved, text = load_sweep(os.fspath(reference), overrides, scale=scale)
-        uri = store or settings.store_uri(resolved)
+        uri = as_uri(os.fspath(store)) if store else settings.store_uri(resolved)
         return cls(resolved.name, uri, resolved=resolved, text=text, settings=settings)
 
     @classmethod
-    def submitted(cls, name: str, *, store: str = "") -> Self:
-        """A sweep that a store knows: its ``status``, ``results`` and ``report``.
+    def submitted(cls, name: str, *, store: str | os.PathLike[str] = "") -> Self:
+        """A sweep that a store knows: its ``status``, ``results`` and ``report``; settings count as for a command.
 
         Raises:
             NotFoundError: there is no such store or sweep.
+            SpecError: a file of settings is wrong.
         """
-        settings = Settings()
-        sweep = cls(name, store or settings.store_uri(), settings=settings)
+        settings = load_settings()
+        sweep = cls(name, as_uri(os.fspath(store)) if store else settings.store_uri(), settings=settings)
         sweep.status()
         return sweep
 

@@ -68,12 +68,12 @@ COMMANDS: Mapping[str, tuple[Command, ...]] = {
         ),
         Command(
             "down",
-            "Stop this directory's servers; the next submit or up resumes its sweeps.",
+            "Stop this directory's servers; the next submit resumes its sweeps.",
             "commands.stack",
         ),
     ),
     "See the state": (
-        Command("status", "Show the state of a sweep's jobs; reads only the store."),
+        Command("status", "Show the state of a sweep's jobs; needs only the store."),
         Command(
             "watch",
             "Show a sweep live, or all sweeps; keys pause and cancel; on a pipe, print one line per ended job.",

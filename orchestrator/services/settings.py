@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import MutableMapping
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.core.errors import SpecError
-from orchestrator.services.settings_sources import Code, as_reference
+from orchestrator.services.settings_sources import Code, apply, as_reference, chosen_context
 from orchestrator.stack.description import database_behind, tracking_uri
 
 if TYPE_CHECKING:
@@ -114,13 +115,21 @@ class Settings(BaseSettings):
         """
         uri = given or self.store_uri(sweep)
         if uri == UNKNOWN_STORE:
-            from orchestrator.services.settings_sources import chosen_context
-
-            choice = chosen_context(Path.cwd(), os.environ)
-            where = f"in context {choice.name}" if choice else "in orchestrator.toml or a context"
             behind = f"the store of the cluster behind {self.jobs_address or 'its dashboard'} is not known here"
-            raise SpecError((f"{behind}: set store=... {where}, or --store",))
+            raise SpecError((f"{behind}: set store=... {_where_to_set()}, or --store",))
         return uri
+
+    def known_cluster(self, given: str = "") -> str:
+        """``given``, else ``cluster``, to read or write what the store has of the cluster itself.
+
+        Raises:
+            SpecError: only the cluster knows its name; one made of the dashboard's address would be another's.
+        """
+        if self.jobs_address and not (given or self.cluster_name):
+            behind = f"the name of the cluster behind {self.jobs_address} is not known here"
+            how = f"set cluster=... {_where_to_set()}, or --cluster, to its head's ORCHESTRATOR_CLUSTER"
+            raise SpecError((f"{behind}: {how}; submit prints it",))
+        return given or self.cluster
 
     def require_meeting_place(self, store_uri: str) -> None:
         """Refuse to leave a message where the cluster certainly does not read it.
@@ -142,3 +151,46 @@ class Settings(BaseSettings):
         """The sweep's tracking URI, else the setting, else the project's own database."""
         named = sweep_uri or self.mlflow_tracking_uri
         return database_behind(named, self.home) if named else tracking_uri(self.home)
+
+
+_PUT: dict[str, tuple[str | None, str | None]] = {}
+"""Variables that ``load_settings`` has changed, with the values before and after; None = not set."""
+
+
+def load_settings() -> Settings:
+    """The settings as commands have them: with the files of the current directory, and the user's.
+
+    Their values are put into the environment, where S3 clients, Ray and child processes read them. Values that an
+    earlier call put there are removed first, unless they were changed since: it may have had another directory.
+
+    Raises:
+        SpecError: a file is wrong, or there is no such context.
+    """
+    environment = os.environ
+    for name, (earlier, put) in _PUT.items():
+        if environment.get(name) == put:
+            _set(environment, name, earlier)
+    _PUT.clear()
+    before = dict(environment)
+    try:
+        apply(Path.cwd(), environment)
+    finally:
+        names = before.keys() | environment.keys()
+        _PUT.update(
+            (name, (before.get(name), environment.get(name)))
+            for name in names
+            if before.get(name) != environment.get(name)
+        )
+    return Settings()
+
+
+def _set(environment: MutableMapping[str, str], name: str, value: str | None) -> None:
+    if value is None:
+        environment.pop(name, None)
+    else:
+        environment[name] = value
+
+
+def _where_to_set() -> str:
+    choice = chosen_context(Path.cwd(), os.environ)
+    return f"in context {choice.name}" if choice else "in orchestrator.toml or a context"

@@ -80,9 +80,20 @@ class PolicySpec(Strict):
         None, gt=0, description="GPUs that its running jobs hold at most; default: no bound."
     )
     max_concurrent: Count | None = Field(None, description="Jobs that run at a time at most; default: no bound.")
-    failures: Count = Field(3, description="Failed attempts before a job fails; preemptions do not count.")
+    failures: Count = Field(
+        3,
+        description=(
+            "Failed attempts before a job fails; preemptions, lost nodes and failures of storage do not count."
+        ),
+    )
     preemptions: int = Field(
-        3, ge=0, le=1000, description="How often a job may be preempted by a sweep of higher priority."
+        3,
+        ge=0,
+        le=1000,
+        description=(
+            "A job whose attempts have ended as `preempted` so many times is no longer preempted for a sweep of higher "
+            "priority; ends by spot notices, pauses, drains and growth count, too."
+        ),
     )
     breaker: int = Field(
         5,

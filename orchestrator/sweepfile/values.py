@@ -436,7 +436,7 @@ class Policy:
     max_failures: int = 3
     """Failed attempts per job before the job fails; preemptions, lost nodes and failures of storage do not count."""
     max_preemptions: int = 3
-    """How often the scheduler may preempt a job for a sweep of higher priority."""
+    """A job whose attempts have ended as ``preempted`` so many times is preempted for no other sweep any more."""
     breaker: int = 5
     """Jobs that fail in the same way, with none of their kind done, before the sweep stops; 0 = never."""
     gpu_hours: float | None = None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -19,6 +21,33 @@ from orchestrator.storage.layout import report_name
 from orchestrator.storage.local import LocalStore
 from tests.report_sweeps import StudyPlan, accept
 from tests.unit.test_declared_datasets import ABSENT, Declared
+
+
+def test_files_of_settings_count_as_for_a_command_and_only_in_their_own_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submitted: LocalStore
+) -> None:
+    store = submitted.uri
+    one, other = tmp_path / "one", tmp_path / "other"
+    for folder in (one, other):
+        folder.mkdir()
+    (one / "orchestrator.toml").write_text(f'store = "{store}"\ncluster = "lab"\n')
+    (one / ".env").write_text("ORCHESTRATOR_NAMESPACE=ours\nOF_NO_SETTING=1\n")
+    with patch.dict(os.environ):
+        monkeypatch.chdir(one)
+        assert Sweep.submitted("quickstart").store_uri == store
+        assert Sweep.from_yaml("quickstart").store_uri == store
+        assert os.environ["ORCHESTRATOR_CLUSTER"] == "lab"  # for S3 clients, Ray and child processes
+        os.environ["ORCHESTRATOR_NAMESPACE"] = "mine"
+        monkeypatch.chdir(other)
+        assert Sweep.from_yaml("quickstart").store_uri == (other / ".orchestrator" / "store").as_uri()
+        assert not {"ORCHESTRATOR_STORE", "ORCHESTRATOR_CLUSTER", "OF_NO_SETTING"} & os.environ.keys()
+        assert os.environ["ORCHESTRATOR_NAMESPACE"] == "mine"
+
+
+def test_store_may_be_a_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, submitted: LocalStore) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Sweep.submitted("quickstart", store="store").store_uri == submitted.uri
+    assert Sweep.from_yaml("quickstart", store=tmp_path / "store").store_uri == submitted.uri
 
 
 def test_submit_of_a_declared_data_set_that_is_not_there_is_refused(tmp_path: Path) -> None:

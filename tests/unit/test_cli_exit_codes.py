@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli.commands.watch import follow_sweep
 from orchestrator.cli.exits import ExitCode, exit_code_of
 from orchestrator.core.errors import (
     ClusterError,
@@ -22,11 +23,14 @@ from orchestrator.core.errors import (
     UsageError,
     UserError,
 )
+from orchestrator.services.settings import Settings
+from orchestrator.services.transports import StoreTransport
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps import client
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Fail
 from tests.commands import run_command
-from tests.scripted_sweep import World, diamond
+from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,6 +99,16 @@ def test_watch_ends_with_the_code_of_the_sweep(
 )
 def test_errors_have_their_codes(error: OrchestratorError, code: int) -> None:
     assert exit_code_of(error) == code
+
+
+def test_submit_that_the_controller_refuses_ends_as_one_that_a_dashboard_refuses(tmp_path: Path) -> None:
+    world = unfinished(tmp_path / "store")
+    plan = make_plan(*diamond(), store_uri=world.store.uri)
+    message = client.submit(world.store, plan, "name: sweep\n", CLUSTER, sender="somebody else", now=world.clock())
+    world.tick_until(lambda: message in world.snapshot().handled)
+    with pytest.raises(InfeasibleError, match=r"the controller refused sweep 'sweep': .*belongs to") as refused:
+        follow_sweep(StoreTransport(settings=Settings(), store=world.store), world.store, "sweep", message)
+    assert exit_code_of(refused.value) == 3
 
 
 def test_documented_codes_are_those_of_the_program() -> None:

@@ -1,7 +1,9 @@
 """The table of commands: what people see first, and that it says what the commands say of themselves."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,15 @@ def test_line_of_the_table_begins_the_help_of_its_command(line: Command) -> None
     command: Any = load_command(line.name)
     assert command.name == line.name
     assert command.get_short_help_str(_WHOLE_SENTENCE) == line.summary
+
+
+def test_table_of_the_page_has_every_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text(encoding="utf-8")
+    table = page.partition("| command |")[2].partition("\n\n")[0]
+    documented = {
+        words.split()[0] for line in table.splitlines() for words in re.findall("`([^`]+)`", line.split(" | ")[0])
+    }
+    assert {line.name for line in _LINES} - documented == set()
 
 
 def _usages(command: Any, context: Any) -> Iterator[str]:

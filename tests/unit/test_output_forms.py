@@ -60,6 +60,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("RAY_ADDRESS", "ORCHESTRATOR_STORE", "ORCHESTRATOR_CONTEXT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("XDG_CONFIG_HOME")
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # of the data plane's processes
     monkeypatch.chdir(tmp_path)
     write_live_sweep(LocalStore(tmp_path / ".orchestrator" / "store"), num_transfers=40, now=time.time())

@@ -29,7 +29,7 @@ def drain(
     reason: Annotated[str, typer.Option(help="Reason, shown to users who ask why no job starts.")] = "",
     end: Annotated[bool, typer.Option("--end", help="End the drain: jobs start again.")] = False,
     show: Annotated[bool, typer.Option("--show", help="Only show whether the cluster is drained.")] = False,
-    cluster: Annotated[str, typer.Option(help="Name of the cluster; default: this project's.")] = "",
+    cluster: Annotated[str, typer.Option(help="Name of the cluster in the store; default: that of the settings.")] = "",
     sender: SenderOption = None,
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
@@ -72,7 +72,8 @@ def _show_drain(cluster: str, options: ControlOptions) -> ExitCode:
 
 
 def _place(cluster: str, options: ControlOptions) -> tuple[ObjectStore, str]:
-    return open_existing_store(options.store), cluster or Settings().cluster
+    name = Settings().known_cluster(cluster)
+    return open_existing_store(options.store), name
 
 
 def _wait(store: ObjectStore, cluster: str) -> Drain | None:

@@ -78,9 +78,7 @@ def logs(  # noqa: PLR0913 - one parameter per flag
     since: Annotated[
         str, typer.Option(help="Only newer messages: 90s, 10m, 36h, 3d, or a time with its time zone.")
     ] = "",
-    level: Annotated[
-        str, typer.Option(help="Only messages of this level and above: debug, info, warning, error.")
-    ] = "debug",
+    level: Annotated[str, typer.Option(help=f"Only messages of this level and above: {', '.join(LEVELS)}.")] = "debug",
     tail: Annotated[int, typer.Option("-n", "--tail", min=0, help="Only the last N messages.")] = 0,
     follow: Annotated[
         bool, typer.Option("-f", "--follow", help="Follow the log over all attempts until the job ends.")

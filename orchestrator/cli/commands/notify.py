@@ -75,8 +75,8 @@ def try_channels(file: str, form: DocumentForm) -> ExitCode:
     if form is not DocumentForm.TABLE:
         print_document({"trials": results}, form)
     else:
-        table = Table(title="Trial", title_justify="left")
-        for column in ("channel", "", "why not"):
+        table = Table(title="Test", title_justify="left")
+        for column in ("channel", "", "error"):
             table.add_column(column, overflow="fold")
         for result in results:
             verdict = "sent" if result["sent"] else "failed"
@@ -117,7 +117,7 @@ def _document(entry: Entry) -> dict[str, Any]:
 
 
 def _table(sweep: str, entries: Sequence[Entry]) -> Table:
-    table = Table(title=f"Told about {sweep}", title_justify="left")
+    table = Table(title=f"Notifications of {sweep}", title_justify="left")
     for column in ("when (UTC)", "what", "to", "", "tries", "latest error"):
         table.add_column(column, overflow="fold")
     for entry in entries:

@@ -34,7 +34,7 @@ quota = typer.Typer(
 
 _User = Annotated[str, typer.Argument(metavar="USER", help="Name of a user, as `status` shows owners of sweeps.")]
 _Others = Annotated[bool, typer.Option("--others", help="All users without their own limits.")]
-_Cluster = Annotated[str, typer.Option(help="Name of the cluster; default: this project's.")]
+_Cluster = Annotated[str, typer.Option(help="Name of the cluster in the store; default: that of the settings.")]
 _ANY = "none"
 _WHOLE = "a whole number"
 _OTHERS = "(all others)"
@@ -126,8 +126,8 @@ class _ClusterUse:
 
 
 def _open(cluster: str, store: str) -> tuple[ObjectStore, str]:
-    """The store, and the cluster's name: by default this project's. Raises ``UsageError`` if it can be none."""
-    cluster = cluster or Settings().cluster
+    """The store, and the cluster's name. Raises ``UsageError`` if it can be none, ``SpecError`` if it is not known."""
+    cluster = Settings().known_cluster(cluster)
     try:
         check_name(quotas_name(cluster))
     except StorageError as error:

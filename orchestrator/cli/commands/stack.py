@@ -40,7 +40,7 @@ def up(
 
 
 def down(*, output: DocumentOption = DocumentForm.TABLE) -> None:
-    """Stop this directory's servers; the next submit or up resumes its sweeps."""
+    """Stop this directory's servers; the next submit resumes its sweeps."""
     stopped = stop_stack(Settings().home)  # running attempts resume from their checkpoints another time
     stderr_console().print("Stopped." if stopped else "No stack is running here.")
     if output is not DocumentForm.TABLE:

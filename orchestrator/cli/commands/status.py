@@ -56,7 +56,7 @@ def status(
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
-    """Show the state of a sweep's jobs; reads only the store."""
+    """Show the state of a sweep's jobs; needs only the store."""
     raise typer.Exit(show_status(sweep, store, output, prices))
 
 

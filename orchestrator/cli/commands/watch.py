@@ -16,7 +16,7 @@ from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.commands.live_rows import POLL_S, Watching, job_line, look_while
 from orchestrator.cli.commands.status import exit_code_for, status_table
 from orchestrator.cli.exits import ExitCode
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import InfeasibleError, UserError
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
 from orchestrator.services.status import SweepStatus, failure_lines, load_status, revive_killed_stack
@@ -146,7 +146,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
     """Show progress until the message is settled and the sweep has ended; returns its final snapshot.
 
     Raises:
-        UserError: the controller refused the message.
+        InfeasibleError: the controller refused the message.
     """
     tracker, prices = EtaTracker(), read_prices("")
     ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
@@ -162,7 +162,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
             snapshot = status.snapshot
             if message_id in snapshot.refusals:
                 message = f"the controller refused sweep '{sweep}': {snapshot.refusals[message_id]}"
-                raise UserError(message)
+                raise InfeasibleError(message)
             if message_id in snapshot.handled:
                 display.show(status)
                 if snapshot.state.is_final:
