@@ -25,7 +25,7 @@ from orchestrator.controller.execution import Executor
 from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_health import NodeHealth
 from orchestrator.controller.node_pricing import NodePricing
-from orchestrator.controller.owned_sweeps import Identification, OwnedSweep, OwnedSweeps
+from orchestrator.controller.owned_sweeps import SWEEP_FAULTS, Identification, OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, OrchestratorError
 from orchestrator.metrics.attempts import CounterBook
@@ -35,10 +35,11 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.scheduling.commands import Command, LaunchJob
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Event, Running
-from orchestrator.state.snapshot import Attempt, Snapshot
+from orchestrator.state.snapshot import Attempt, JobTable, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
+from orchestrator.sweepfile.values import POLICY_RANGES, Policy
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
 from orchestrator.sweeps.inbox_polling import is_time
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
@@ -103,6 +104,8 @@ class Controller:
         )
         self._scheduler = Scheduler()
         self._durations = _EstimatedDurations()
+        self._unplanned: set[str] = set()
+        """Shelved sweeps whose plan or priority may be what the scheduler failed on."""
         self._drain: Drain | None = None
         self._quotas: Mapping[str, Cap] = {}
         self._inbox_at_s = self._list_at_s = 0.0
@@ -387,16 +390,51 @@ class Controller:
 
     def _decide(self, owned: OwnedSweeps, look_until_s: float) -> list[Command]:
         self._look_up(owned, look_until_s)
-        snapshots = [owned_sweep.snapshot for owned_sweep in owned.active()]
-        if not snapshots:
+        if not owned.active():
             return []
-        served = {snapshot.sweep for snapshot in snapshots}
+        decided = self._decide_each(owned)
+        served = {owned_sweep.snapshot.sweep for owned_sweep in owned.active()}
+        commands = [command for command in decided if command.sweep in served]
+        if self._drain is not None or owned.is_blind:
+            commands = [command for command in commands if not isinstance(command, LaunchJob)]
+        return self._executor.without_repeats(commands)
+
+    def _decide_each(self, owned: OwnedSweeps) -> list[Command]:
+        """Decide for all sweeps together; those that keep the scheduler from it are set aside."""
+        for check in (self._check_alone, _check_numbers):
+            view = self._view(owned)
+            try:
+                return self._scheduler.decide(view)
+            except SWEEP_FAULTS as error:
+                _LOG.warning("nothing can be decided (%r): the sweep that is the cause is looked for", error)
+            for owned_sweep in owned.active():
+                self._stay_alive()
+                with owned.guard(owned_sweep.snapshot.sweep):
+                    check(view, owned_sweep.snapshot)
+            self._unplanned = {snapshot.sweep for snapshot in owned.shelved()}
+        return self._scheduler.decide(self._view(owned))
+
+    def _check_alone(self, view: ClusterView, snapshot: Snapshot) -> None:
+        try:
+            self._scheduler.check_alone(view, snapshot)
+        except SWEEP_FAULTS:
+            _check_numbers(view, snapshot)  # says in words what is wrong, if it is one of these
+            raise
+
+    def _view(self, owned: OwnedSweeps) -> ClusterView:
+        served, shelved = [owned_sweep.snapshot for owned_sweep in owned.active()], owned.shelved()
+        self._unplanned &= {snapshot.sweep for snapshot in shelved}
         # What runs for a sweep that must be read again has its room and keys; nothing is decided for it.
-        snapshots += [replace(snapshot, state=SweepState.PAUSED, pause=None) for snapshot in owned.shelved()]
+        held = [
+            _without_plan(snapshot)
+            if snapshot.sweep in self._unplanned
+            else replace(snapshot, state=SweepState.PAUSED, pause=None)
+            for snapshot in shelved
+        ]
         capacity = self._backend.capacity()
         self._pricing.look(capacity)
-        view = ClusterView(
-            snapshots=snapshots,
+        return ClusterView(
+            snapshots=[*served, *held],
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
@@ -404,7 +442,7 @@ class Controller:
             committed=self._keys.committed,
             claimed=self._keys.unavailable,
             max_live_attempts=self._max_live_attempts,
-            durations=self._durations.of(snapshots),
+            durations=self._durations.of([*served, *held]),
             remaining_s=self._tracker.remaining_s,
             node_by_attempt=self._tracker.node_by_attempt,
             user_caps=self._quotas,
@@ -412,10 +450,6 @@ class Controller:
             steps=self._tracker.heartbeats.steps,
             stepping=self._tracker.stepping,
         )
-        commands = [command for command in self._scheduler.decide(view) if command.sweep in served]
-        if self._drain is not None or owned.is_blind:
-            commands = [command for command in commands if not isinstance(command, LaunchJob)]
-        return self._executor.without_repeats(commands)
 
     def _look_up(self, owned: OwnedSweeps, until_s: float) -> None:
         """Which ready jobs the store has already."""
@@ -467,6 +501,26 @@ class _News:
     ended: Sequence[AttemptEvent]
 
 
+def _check_numbers(_: ClusterView, snapshot: Snapshot) -> None:
+    """Raise ``ControllerError`` for a policy or priority that no client can have set: earlier versions took any."""
+    plan, priorities = snapshot.plan, POLICY_RANGES["priority"]
+    problem = "" if plan is None else plan.policy.problem
+    if not problem and snapshot.priority is not None and snapshot.priority not in priorities:
+        problem = f"its priority is {snapshot.priority!r:.80}, which is not {priorities}"
+    if problem:
+        message = f"sweep {snapshot.sweep} has no place among the others: {problem}; set it anew, or submit it again"
+        raise ControllerError(message)
+
+
+def _without_plan(snapshot: Snapshot) -> Snapshot:
+    """A sweep that only holds what runs for it: nothing else of its snapshot can keep the scheduler from working."""
+    plan = snapshot.plan and replace(snapshot.plan, jobs=(), policy=Policy(), owner="")
+    live = {attempt.attempt_id: attempt for attempt in snapshot.live_attempts}
+    return replace(
+        snapshot, state=SweepState.PAUSED, pause=None, plan=plan, jobs=JobTable(), leaving=live, priority=None
+    )
+
+
 class _EstimatedDurations:
     """Remembers the estimates of each sweep's current plan; the same mapping is given out until the plan changes."""
 
@@ -488,7 +542,7 @@ class _EstimatedDurations:
             return known[1]
         try:
             return estimate(plan).durations_s()
-        except (ValueError, TypeError, KeyError, ArithmeticError):
+        except SWEEP_FAULTS:
             # An estimate only orders jobs. A plan of another version, or of jobs that nobody can estimate, runs too.
             _LOG.warning("jobs of sweep %s cannot be estimated, so they run in plan order", sweep, exc_info=True)
             return _UNKNOWN
