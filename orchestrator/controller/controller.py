@@ -179,7 +179,8 @@ class Controller:
         self._drain_sweeps(owned)
         self._act(owned)
         self._tracker.stops.retry_or_kill(self._now())
-        self._keys.keep_claims([one.snapshot for one in owned.active()], self._now())
+        # Also of sweeps that cannot be served now: another cluster would do again what their attempts do.
+        self._keys.keep_claims([*(one.snapshot for one in owned.active()), *owned.shelved()], self._now())
         self._drop_fenced(owned)
         self._show_progress(owned)
         return owned.num_appends != before
