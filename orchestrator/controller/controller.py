@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
 from orchestrator.controller.attempt_outcomes import judge_report
-from orchestrator.controller.attempt_tracker import AttemptLimits, AttemptTracker
+from orchestrator.controller.attempt_tracker import RESUMED_GRACE_S, AttemptLimits, AttemptTracker
 from orchestrator.controller.execution import Executor
 from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_health import NodeHealth
@@ -227,7 +227,8 @@ class Controller:
     def _resume_stop(self, attempt: Attempt) -> None:
         """A former controller preempted it, and may have died before it told the runner."""
         if attempt.preempting_at_s is not None:
-            grace_s = max(0.0, attempt.preempting_at_s + attempt.grace_s - self._now())
+            left_s = attempt.preempting_at_s + attempt.grace_s - self._now()
+            grace_s = max(left_s, min(attempt.grace_s, RESUMED_GRACE_S))
             self._tracker.stops.ask(attempt.attempt_id, "its room is needed", self._now(), grace_s)
 
     def _read_inbox(self, owned: OwnedSweeps) -> None:
