@@ -129,6 +129,11 @@ class Controller:
         return not self._owned.active() or (self._drain is not None and self._drain.drained_at_s is not None)
 
     @property
+    def is_blind(self) -> bool:
+        """Whether attempts may run that it does not know: it has just started, and not all journals have answered."""
+        return self._owned is not None and self._owned.is_blind
+
+    @property
     def snapshots(self) -> list[Snapshot]:
         """All sweeps that it owns, those that have ended included."""
         return [] if self._owned is None else [owned_sweep.snapshot for owned_sweep in self._owned.all()]
@@ -315,7 +320,8 @@ class Controller:
         asked |= self._tracker.orphans
         if not asked:
             return
-        reports = {report.attempt_id: report for report in self._backend.observe(sorted(asked))}
+        observed = self._backend.observe(sorted(asked), are_all=not owned.is_blind)
+        reports = {report.attempt_id: report for report in observed}
         self._pricing.look(self._backend.capacity())
         if any(report.status in _ENDS_OF_CONTACT for report in reports.values()):
             # A controller that slept past its lease finds runners that do not talk to it any more. Its journals may be

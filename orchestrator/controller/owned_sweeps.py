@@ -31,7 +31,8 @@ from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded,
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0
 BLIND_S = 120.0
-"""A new controller launches nothing for so long while it cannot read all sweeps from the store."""
+"""A new controller launches nothing, and ends no attempt that it does not know, for so long while it cannot read all
+sweeps from the store."""
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
 # Errors that altered objects of one sweep can cause; the other sweeps are served meanwhile.

@@ -4,9 +4,21 @@ import json
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.backends.ray.backend import UNCLAIMED_S, RayBackend
+from orchestrator.backends.ray.link import LinkState
+from orchestrator.backends.simulated import (
+    ClusterSpec,
+    JobWork,
+    NodeGroup,
+    SimulatedBackend,
+    SimulatedCluster,
+    VirtualClock,
+)
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.owned_sweeps import MAX_RETRY_EVERY_S, Identification, OwnedSweeps
 from orchestrator.core.contract import Execution, Resources
@@ -19,6 +31,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.requests import Ownership
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
+from orchestrator.testing.memory_store import MemoryStore
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job, make_plan
 
 TREE = make_job("dataset/tree")
@@ -218,3 +231,61 @@ def test_sweep_that_earlier_versions_accepted_and_cannot_be_ranked_is_set_aside_
     world.last_message["victim"] = client.submit(world.store, sound, "", CLUSTER, now=world.clock())
     world.finish("victim")
     assert world.snapshot("victim").state is SweepState.SUCCEEDED, "a sound plan repairs it"
+
+
+class SilentStore(MemoryStore):
+    """Does not answer about names with ``silent`` in them."""
+
+    silent = ""
+
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        if self.silent and self.silent in name:
+            raise StorageTimeoutError("no answer")
+        return super().get(name, max_bytes=max_bytes)
+
+
+def test_attempts_of_a_sweep_whose_journal_does_not_answer_a_new_controller_run_on() -> None:
+    clock = VirtualClock()
+    store = SilentStore(now=clock)
+    work = JobWork(work_s=400.0, checkpoint_every_s=1000.0)
+    spec = ClusterSpec(groups=(NodeGroup(count=1, shape=Resources(cpus=4.0)),))
+    cluster = SimulatedCluster(spec, clock, store, lambda _: work, Random(1))  # noqa: S311 - a simulation
+
+    def run_for(controller: Controller, seconds: float) -> None:
+        until_s = clock() + seconds
+        while clock() < until_s:
+            controller.tick()
+            clock.jump(clock() + 1.0)
+
+    first = Controller(store, SimulatedBackend(cluster), CLUSTER, "first", clock)
+    for sweep, name in (("sweep", "probe/a"), ("other", "probe/b")):
+        client.submit(store, make_plan(make_job(name), sweep=sweep, store_uri=store.uri), "", CLUSTER, now=clock())
+    run_for(first, 5.0)
+    store.silent = journal_folder("sweep")
+    second = Controller(store, SimulatedBackend(cluster), CLUSTER, "second", clock)
+    run_for(second, 100.0)
+    store.silent = ""
+    run_for(second, 600.0)
+    for sweep, name in (("sweep", "probe/a"), ("other", "probe/b")):
+        view = client.load_snapshot(store, sweep).jobs[name]
+        assert (view.state, view.num_attempts) == (JobState.SUCCEEDED, 1)
+
+
+def test_runner_is_not_ended_for_an_unknown_attempt_while_the_controller_may_not_know_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[str] = []
+    link = SimpleNamespace(state=LinkState.READY, has_ended=False, kill=killed.append)
+    clock = FakeClock()
+    monkeypatch.setattr("orchestrator.backends.ray.backend.time", SimpleNamespace(monotonic=clock))
+    backend = RayBackend("namespace")
+    monkeypatch.setattr(backend, "_poll", lambda: None)
+    backend._attempts["a.1"] = link  # type: ignore[assignment]
+    for _ in range(100):
+        backend.observe((), are_all=False)
+        clock.advance(1.0)
+    backend.observe(())
+    assert killed == []
+    clock.advance(UNCLAIMED_S)
+    backend.observe(())
+    assert killed == ["no sweep knows its attempt a.1"]

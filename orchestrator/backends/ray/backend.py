@@ -115,10 +115,13 @@ class RayBackend:
         if request.attempt_id not in self._attempts:
             self._place(request, resources, placement)
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         """See ``Backend``. Call it often, with no ids too: this is where answers are taken."""
         self._poll()
-        self._end_unclaimed(attempt_ids)
+        if are_all:
+            self._end_unclaimed(attempt_ids)
+        else:
+            self._unclaimed_since_s.clear()
         return [self._report(attempt_id) for attempt_id in attempt_ids]
 
     def wait(self, timeout_s: float) -> None:
