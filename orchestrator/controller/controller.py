@@ -392,6 +392,7 @@ class Controller:
 
     def _act(self, owned: OwnedSweeps) -> None:
         self._keys.end_waits(self._now())
+        self._follow_each(owned)
         look_until_s = self._now() + LOOK_UP_S
         while commands := self._decide(owned, look_until_s):
             self._executor.execute(owned, commands, self._now)
@@ -406,6 +407,15 @@ class Controller:
         if self._drain is not None or owned.is_blind:
             commands = [command for command in commands if not isinstance(command, LaunchJob)]
         return self._executor.without_repeats(commands)
+
+    def _follow_each(self, owned: OwnedSweeps) -> None:
+        """Bring what the scheduler knows up to date, sweep by sweep: together they take long after a takeover."""
+        snapshots = [owned_sweep.snapshot for owned_sweep in owned.active()]
+        durations = self._durations.of([*snapshots, *owned.shelved()], self._stay_alive)
+        for snapshot in snapshots:
+            self._stay_alive()
+            with owned.guard(snapshot.sweep):
+                self._scheduler.follow(snapshot, durations.get(snapshot.sweep))
 
     def _decide_each(self, owned: OwnedSweeps) -> list[Command]:
         """Decide for all sweeps together; those that keep the scheduler from it are set aside."""
@@ -450,7 +460,7 @@ class Controller:
             committed=self._keys.committed,
             claimed=self._keys.unavailable,
             max_live_attempts=self._max_live_attempts,
-            durations=self._durations.of([*served, *held]),
+            durations=self._durations.of([*served, *shelved], self._stay_alive),
             remaining_s=self._tracker.remaining_s,
             node_by_attempt=self._tracker.node_by_attempt,
             user_caps=self._quotas,
@@ -535,19 +545,20 @@ class _EstimatedDurations:
     def __init__(self) -> None:
         self._known: dict[str, tuple[Plan, Mapping[str, float]]] = {}
 
-    def of(self, snapshots: Sequence[Snapshot]) -> dict[str, Mapping[str, float]]:
-        """Seconds by job name, by sweep; other sweeps are forgotten."""
+    def of(self, snapshots: Sequence[Snapshot], on_alive: Callable[[], None]) -> dict[str, Mapping[str, float]]:
+        """Seconds by job name, by sweep; other sweeps are forgotten. ``on_alive`` is called before each estimate."""
         self._known = {
-            snapshot.sweep: (snapshot.plan, self._estimated(snapshot.sweep, snapshot.plan))
+            snapshot.sweep: (snapshot.plan, self._estimated(snapshot.sweep, snapshot.plan, on_alive))
             for snapshot in snapshots
             if snapshot.plan is not None
         }
         return {sweep: durations for sweep, (_, durations) in self._known.items()}
 
-    def _estimated(self, sweep: str, plan: Plan) -> Mapping[str, float]:
+    def _estimated(self, sweep: str, plan: Plan, on_alive: Callable[[], None]) -> Mapping[str, float]:
         known = self._known.get(sweep)
         if known is not None and known[0] is plan:
             return known[1]
+        on_alive()
         try:
             return estimate(plan).durations_s()
         except SWEEP_FAULTS:

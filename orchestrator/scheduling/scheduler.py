@@ -98,6 +98,10 @@ class Scheduler:
         """Of the sweeps of the latest ``decide``, by name."""
         return self._indexes
 
+    def follow(self, snapshot: Snapshot, durations: Mapping[str, float] | None) -> None:
+        """Bring a sweep's index up to date, as ``decide`` does: for a large sweep it takes seconds the first time."""
+        self._follow(snapshot, durations)
+
     def unlaunched(self, snapshot: Snapshot) -> Iterator[Job]:
         """Jobs of a running sweep that wait for nothing but room, time or a look into the store, in plan order."""
         if snapshot.state is SweepState.RUNNING:
