@@ -126,7 +126,8 @@ def _misfit(plan: Plan, sweep: str, store_uri: str) -> str:
     if plan.store_uri != store_uri:
         return f"the plan names the store {plan.store_uri}, this controller serves {store_uri}; submit to that one"
     # The scheduler compares these with those of other sweeps: one that it cannot compare would stop them all.
-    problem = plan.policy.problem or ("" if isinstance(plan.owner, str) else f"its owner {plan.owner!r:.80} is no name")
+    owner: object = plan.owner
+    problem = plan.policy.problem or ("" if isinstance(owner, str) else f"its owner {owner!r:.80} is no name")
     return f"{problem}; plan the sweep again with `orchestrator`" if problem else ""
 
 

@@ -212,22 +212,22 @@ def test_numbers_hostile_are_refused_and_a_sweep_beside_the_victim_goes_on() -> 
 def _numbers() -> Iterator[tuple[str, object, dict[str, Any]]]:
     """Messages with one wrong number or name: of a policy, of a job, of a priority."""
 
-    def submitting(change: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+    def submitting(changes: dict[str, Any], *where: str | int) -> dict[str, Any]:
         def changed(plan: dict[str, Any]) -> dict[str, Any]:
-            plan = json.loads(json.dumps(plan))
-            change(plan)
+            part = plan = json.loads(json.dumps(plan))
+            for step in where:
+                part = part[step]
+            part.update(changes)
             return plan
 
         return {"type": "submit", "cluster": CLUSTER, "spec_text": "", "plan": changed}
 
     for value in (0, -1, float("nan"), "x", None):
         for field in dataclasses.fields(Policy):
-            changes = {field.name: value}
-            yield f"policy.{field.name}", value, submitting(lambda plan, new=changes: plan["policy"].update(new))
+            yield f"policy.{field.name}", value, submitting({field.name: value}, "policy")
         for name in ("num_workers", "num_threads"):
-            changes = {name: value}
-            yield name, value, submitting(lambda plan, new=changes: plan["jobs"][1]["execution"].update(new))
-        yield "owner", value, submitting(lambda plan, new={"owner": [value]}: plan.update(new))
+            yield name, value, submitting({name: value}, "jobs", 1, "execution")
+        yield "owner", value, submitting({"owner": [value]})
         yield "priority", value, {"type": "set_priority", "priority": value}
         yield "sender", value, {"type": "set_priority", "priority": 1, "sender": value}
 

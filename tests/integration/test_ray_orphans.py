@@ -6,7 +6,7 @@ import os
 import signal
 
 import pytest
-from ray.core.generated.gcs_pb2 import ActorTableData
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray import placement_groups
@@ -105,15 +105,20 @@ def test_gang_that_lives_is_no_orphan(ray_cluster, namespace, store, finish) -> 
 def test_reservation_of_somebody_elses_dead_actor_is_left_alone(ray_cluster, namespace, until) -> None:
     class Runner:
         def reserve(self) -> str:
-            return ray_cluster.util.placement_group([{"CPU": 1}]).id.hex()
+            return str(ray_cluster.util.placement_group([{"CPU": 1}]).id.hex())
 
     backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     backend.announce(1)
     actor = ray_cluster.remote(Runner).options(name="their-runner", namespace=namespace, num_cpus=0).remote()
     group_id = ray_cluster.get(actor.reserve.remote())
     ray_cluster.kill(actor)
+
+    def is_dead() -> bool:
+        row = placement_groups._actor(actor._actor_id.binary())
+        return row is not None and bool(row.state == ActorTableData.DEAD)
+
     try:
-        until(lambda: placement_groups._actor(bytes.fromhex(actor._actor_id.hex())).state == ActorTableData.DEAD)
+        until(is_dead)
         assert set(orphaned_groups(backend._is_runner)) == set()
         backend.observe(())  # the scans of a controller that has just started
         assert group_id in reservations(ray_cluster)

@@ -6,6 +6,7 @@ from itertools import pairwise
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -211,8 +212,9 @@ def test_sweep_that_earlier_versions_accepted_and_cannot_be_ranked_is_set_aside_
     if harm == "workers":
         plan = replace(plan, jobs=(plan.jobs[0], replace(plan.jobs[1], execution=Execution(num_workers=0))))
     elif harm != "priority":
-        number = {"weight": {"weight": 0.0}, "negative weight": {"weight": -1.0}, "budget": {"gpu_hours": 0.0}}[harm]
-        plan = replace(plan, policy=replace(plan.policy, **number))
+        numbers = {"weight": {"weight": 0.0}, "negative weight": {"weight": -1.0}, "budget": {"gpu_hours": 0.0}}
+        changes: dict[str, Any] = numbers[harm]
+        plan = replace(plan, policy=replace(plan.policy, **changes))
     world.store.put(plan_name("victim", 2), json.dumps(plan.to_json()).encode())
     accepted = events.PlanAccepted(at_s=world.clock(), message_id="m", revision=2)
     changed = events.PriorityChanged(at_s=world.clock(), message_id="n", priority="high")  # type: ignore[arg-type]

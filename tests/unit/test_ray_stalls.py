@@ -8,9 +8,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 from ray import ActorID, JobID
-from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData
+from ray._private.state import state as cluster_state
+from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  # type: ignore[attr-defined]
 
-from orchestrator.backends.ray import placement_groups
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.gang.mailbox import GangShape
 from orchestrator.backends.ray.placement_groups import POLL_EVERY_S, StallTimer, orphaned_groups, watch_placement
@@ -149,7 +149,7 @@ class Tables:
 
 def test_reservations_of_other_peoples_actors_are_no_orphans_of_ours(monkeypatch):
     tables = Tables()
-    monkeypatch.setattr(placement_groups.cluster_state, "_connect_and_get_accessor", lambda: tables)
+    monkeypatch.setattr(cluster_state, "_connect_and_get_accessor", lambda: tables)
     name = new_runner_name(Resources(cpus=2.0))
     ours = {
         tables.add(1, class_name="Runner", name=name, ray_namespace="ours"),
