@@ -7,6 +7,7 @@ import signal
 
 import pytest
 from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
+from ray.util.placement_group import placement_group
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray import placement_groups
@@ -101,12 +102,15 @@ def test_gang_that_lives_is_no_orphan(ray_cluster, namespace, store, finish) -> 
     assert set(orphaned_groups(backend._is_runner)) == set()
 
 
+class Runner:
+    """Somebody else's actor, of a class that is called as ours."""
+
+    def reserve(self) -> str:
+        return str(placement_group([{"CPU": 1}]).id.hex())
+
+
 @pytest.mark.slow
 def test_reservation_of_somebody_elses_dead_actor_is_left_alone(ray_cluster, namespace, until) -> None:
-    class Runner:
-        def reserve(self) -> str:
-            return str(ray_cluster.util.placement_group([{"CPU": 1}]).id.hex())
-
     backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     backend.announce(1)
     actor = ray_cluster.remote(Runner).options(name="their-runner", namespace=namespace, num_cpus=0).remote()
