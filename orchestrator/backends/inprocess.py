@@ -101,7 +101,7 @@ class InprocessBackend:
             shutil.rmtree(scratch, ignore_errors=True)
         return replace(result, timings=replace(result.timings, import_s=import_s + result.timings.import_s))
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         """See ``Backend``."""
         return [self._reports.get(attempt_id) or _lost(attempt_id) for attempt_id in attempt_ids]
 

@@ -100,8 +100,11 @@ class Backend(Protocol):
         A node that is gone meanwhile is no error: the attempt goes elsewhere, or is reported as lost.
         """
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
-        """One report for each attempt asked for; an ended one is reported until ``release``."""
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
+        """One report for each attempt asked for; an ended one is reported until ``release``.
+
+        ``are_all``: no journal knows any other attempt. One that is not asked for in a while is ended then.
+        """
 
     def stop(self, attempt_id: str) -> None:
         """Ask an attempt to write a checkpoint and end."""

@@ -155,7 +155,7 @@ class ControllerActor(LoopActor):
             raise
         self._metrics.follow(controller, time.monotonic() - started_s)
         if backend is not None:
-            backend.observe(())
+            backend.observe((), are_all=not controller.is_blind)
             self._show_nodes(backend)
         if controller.is_idle:
             return IDLE_PAUSE_S

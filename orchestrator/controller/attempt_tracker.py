@@ -5,7 +5,7 @@ Invariants:
 - Only time counts in which the controller ran and looked: while the store does not answer, or the controller is
   suspended, attempts may wait for the same reason, and must not all be ended at the first look afterwards.
 - Observations of an attempt end with the controller: the next one starts to count from zero. Only preemptions, which
-  are in journals, are kept.
+  are in journals, are kept, with what is left of their time and at least ``RESUMED_GRACE_S`` of it.
 - An attempt that was asked to end is asked again until it does, and is ended when its grace is over.
 - A runner is released only once the end of its attempt is in the journal.
 """
@@ -27,6 +27,8 @@ from orchestrator.state.snapshot import Attempt
 
 ATTEMPT_STOP_GRACE_S = 120.0
 """Time for a checkpoint: a network of 1e9 parameters with its optimizer is 16 GB, which takes a minute to write."""
+RESUMED_GRACE_S = 60.0
+"""Least time for a checkpoint after a new controller has found a preemption: nobody looked in between."""
 MAX_GAP_S = 30.0
 """Of the time between two polls, at most this counts."""
 _ASK_EVERY_S = 10.0
@@ -174,9 +176,11 @@ class Heartbeats:
 @dataclass(slots=True, kw_only=True)
 class _StopRequest:
     reason: str
-    requested_at_s: float
     grace_s: float
+    seen_at_s: float
     ask_again_at_s: float
+    waited_s: float = 0.0
+    """Seconds since the request, counted only between polls."""
 
 
 class StopRequests:
@@ -192,19 +196,18 @@ class StopRequests:
     def ask(self, attempt_id: str, reason: str, now: float, grace_s: float = ATTEMPT_STOP_GRACE_S) -> None:
         """Ask an attempt to write a checkpoint and end, for the first time; later calls change nothing."""
         if attempt_id not in self._stops:
-            self._stops[attempt_id] = _StopRequest(
-                reason=reason, requested_at_s=now, grace_s=grace_s, ask_again_at_s=now
-            )
+            self._stops[attempt_id] = _StopRequest(reason=reason, grace_s=grace_s, seen_at_s=now, ask_again_at_s=now)
             self._ask(attempt_id, now)
 
     def retry_or_kill(self, now: float) -> None:
         """Repeat requests that are due, and end attempts whose grace is over."""
         for attempt_id, stop in list(self._stops.items()):
-            if now >= stop.requested_at_s + stop.grace_s:
-                waited_s = now - stop.requested_at_s
-                self._backend.kill(attempt_id, f"{stop.reason}; it had {waited_s:.0f} s to end and did not")
+            stop.waited_s += min(now - stop.seen_at_s, MAX_GAP_S)
+            stop.seen_at_s = now
+            if stop.waited_s >= stop.grace_s:
+                self._backend.kill(attempt_id, f"{stop.reason}; it had {stop.waited_s:.0f} s to end and did not")
                 # Reported as lost from now on; if the command is lost on its way, it is sent once more.
-                stop.requested_at_s = now
+                stop.waited_s = 0.0
             elif now >= stop.ask_again_at_s:
                 self._ask(attempt_id, now)
 

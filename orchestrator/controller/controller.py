@@ -20,12 +20,12 @@ from typing import TypeAlias
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
 from orchestrator.controller.attempt_outcomes import judge_report
-from orchestrator.controller.attempt_tracker import AttemptLimits, AttemptTracker
+from orchestrator.controller.attempt_tracker import RESUMED_GRACE_S, AttemptLimits, AttemptTracker
 from orchestrator.controller.execution import Executor
 from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_health import NodeHealth
 from orchestrator.controller.node_pricing import NodePricing
-from orchestrator.controller.owned_sweeps import Identification, OwnedSweep, OwnedSweeps
+from orchestrator.controller.owned_sweeps import SWEEP_FAULTS, Identification, OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, OrchestratorError
 from orchestrator.metrics.attempts import CounterBook
@@ -35,10 +35,11 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.scheduling.commands import Command, LaunchJob
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Event, Running
-from orchestrator.state.snapshot import Attempt, Snapshot
+from orchestrator.state.snapshot import Attempt, JobTable, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
+from orchestrator.sweepfile.values import POLICY_RANGES, Policy
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
 from orchestrator.sweeps.inbox_polling import is_time
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
@@ -103,6 +104,8 @@ class Controller:
         )
         self._scheduler = Scheduler()
         self._durations = _EstimatedDurations()
+        self._unplanned: set[str] = set()
+        """Shelved sweeps whose plan or priority may be what the scheduler failed on."""
         self._drain: Drain | None = None
         self._quotas: Mapping[str, Cap] = {}
         self._inbox_at_s = self._list_at_s = 0.0
@@ -124,6 +127,11 @@ class Controller:
         if self._owned is None:
             return False
         return not self._owned.active() or (self._drain is not None and self._drain.drained_at_s is not None)
+
+    @property
+    def is_blind(self) -> bool:
+        """Whether attempts may run that it does not know: it has just started, and not all journals have answered."""
+        return self._owned is not None and self._owned.is_blind
 
     @property
     def snapshots(self) -> list[Snapshot]:
@@ -176,7 +184,8 @@ class Controller:
         self._drain_sweeps(owned)
         self._act(owned)
         self._tracker.stops.retry_or_kill(self._now())
-        self._keys.keep_claims([one.snapshot for one in owned.active()], self._now())
+        # Also of sweeps that cannot be served now: another cluster would do again what their attempts do.
+        self._keys.keep_claims([*(one.snapshot for one in owned.active()), *owned.shelved()], self._now())
         self._drop_fenced(owned)
         self._show_progress(owned)
         return owned.num_appends != before
@@ -223,7 +232,8 @@ class Controller:
     def _resume_stop(self, attempt: Attempt) -> None:
         """A former controller preempted it, and may have died before it told the runner."""
         if attempt.preempting_at_s is not None:
-            grace_s = max(0.0, attempt.preempting_at_s + attempt.grace_s - self._now())
+            left_s = attempt.preempting_at_s + attempt.grace_s - self._now()
+            grace_s = max(left_s, min(attempt.grace_s, RESUMED_GRACE_S))
             self._tracker.stops.ask(attempt.attempt_id, "its room is needed", self._now(), grace_s)
 
     def _read_inbox(self, owned: OwnedSweeps) -> None:
@@ -310,7 +320,8 @@ class Controller:
         asked |= self._tracker.orphans
         if not asked:
             return
-        reports = {report.attempt_id: report for report in self._backend.observe(sorted(asked))}
+        observed = self._backend.observe(sorted(asked), are_all=not owned.is_blind)
+        reports = {report.attempt_id: report for report in observed}
         self._pricing.look(self._backend.capacity())
         if any(report.status in _ENDS_OF_CONTACT for report in reports.values()):
             # A controller that slept past its lease finds runners that do not talk to it any more. Its journals may be
@@ -381,22 +392,67 @@ class Controller:
 
     def _act(self, owned: OwnedSweeps) -> None:
         self._keys.end_waits(self._now())
+        self._follow_each(owned)
         look_until_s = self._now() + LOOK_UP_S
         while commands := self._decide(owned, look_until_s):
             self._executor.execute(owned, commands, self._now)
 
     def _decide(self, owned: OwnedSweeps, look_until_s: float) -> list[Command]:
         self._look_up(owned, look_until_s)
-        snapshots = [owned_sweep.snapshot for owned_sweep in owned.active()]
-        if not snapshots:
+        if not owned.active():
             return []
-        served = {snapshot.sweep for snapshot in snapshots}
+        decided = self._decide_each(owned)
+        served = {owned_sweep.snapshot.sweep for owned_sweep in owned.active()}
+        commands = [command for command in decided if command.sweep in served]
+        if self._drain is not None or owned.is_blind:
+            commands = [command for command in commands if not isinstance(command, LaunchJob)]
+        return self._executor.without_repeats(commands)
+
+    def _follow_each(self, owned: OwnedSweeps) -> None:
+        """Bring what the scheduler knows up to date, sweep by sweep: together they take long after a takeover."""
+        snapshots = [owned_sweep.snapshot for owned_sweep in owned.active()]
+        durations = self._durations.of([*snapshots, *owned.shelved()], self._stay_alive)
+        for snapshot in snapshots:
+            self._stay_alive()
+            with owned.guard(snapshot.sweep):
+                self._scheduler.follow(snapshot, durations.get(snapshot.sweep))
+
+    def _decide_each(self, owned: OwnedSweeps) -> list[Command]:
+        """Decide for all sweeps together; those that keep the scheduler from it are set aside."""
+        for check in (self._check_alone, _check_numbers):
+            view = self._view(owned)
+            try:
+                return self._scheduler.decide(view)
+            except SWEEP_FAULTS as error:
+                _LOG.warning("nothing can be decided (%r): the sweep that is the cause is looked for", error)
+            for owned_sweep in owned.active():
+                self._stay_alive()
+                with owned.guard(owned_sweep.snapshot.sweep):
+                    check(view, owned_sweep.snapshot)
+            self._unplanned = {snapshot.sweep for snapshot in owned.shelved()}
+        return self._scheduler.decide(self._view(owned))
+
+    def _check_alone(self, view: ClusterView, snapshot: Snapshot) -> None:
+        try:
+            self._scheduler.check_alone(view, snapshot)
+        except SWEEP_FAULTS:
+            _check_numbers(view, snapshot)  # says in words what is wrong, if it is one of these
+            raise
+
+    def _view(self, owned: OwnedSweeps) -> ClusterView:
+        served, shelved = [owned_sweep.snapshot for owned_sweep in owned.active()], owned.shelved()
+        self._unplanned &= {snapshot.sweep for snapshot in shelved}
         # What runs for a sweep that must be read again has its room and keys; nothing is decided for it.
-        snapshots += [replace(snapshot, state=SweepState.PAUSED, pause=None) for snapshot in owned.shelved()]
+        held = [
+            _without_plan(snapshot)
+            if snapshot.sweep in self._unplanned
+            else replace(snapshot, state=SweepState.PAUSED, pause=None)
+            for snapshot in shelved
+        ]
         capacity = self._backend.capacity()
         self._pricing.look(capacity)
-        view = ClusterView(
-            snapshots=snapshots,
+        return ClusterView(
+            snapshots=[*served, *held],
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
@@ -404,7 +460,7 @@ class Controller:
             committed=self._keys.committed,
             claimed=self._keys.unavailable,
             max_live_attempts=self._max_live_attempts,
-            durations=self._durations.of(snapshots),
+            durations=self._durations.of([*served, *shelved], self._stay_alive),
             remaining_s=self._tracker.remaining_s,
             node_by_attempt=self._tracker.node_by_attempt,
             user_caps=self._quotas,
@@ -412,10 +468,6 @@ class Controller:
             steps=self._tracker.heartbeats.steps,
             stepping=self._tracker.stepping,
         )
-        commands = [command for command in self._scheduler.decide(view) if command.sweep in served]
-        if self._drain is not None or owned.is_blind:
-            commands = [command for command in commands if not isinstance(command, LaunchJob)]
-        return self._executor.without_repeats(commands)
 
     def _look_up(self, owned: OwnedSweeps, until_s: float) -> None:
         """Which ready jobs the store has already."""
@@ -467,28 +519,49 @@ class _News:
     ended: Sequence[AttemptEvent]
 
 
+def _check_numbers(_: ClusterView, snapshot: Snapshot) -> None:
+    """Raise ``ControllerError`` for a policy or priority that no client can have set: earlier versions took any."""
+    plan, priorities = snapshot.plan, POLICY_RANGES["priority"]
+    problem = "" if plan is None else plan.policy.problem
+    if not problem and snapshot.priority is not None and snapshot.priority not in priorities:
+        problem = f"its priority is {snapshot.priority!r:.80}, which is not {priorities}"
+    if problem:
+        message = f"sweep {snapshot.sweep} has no place among the others: {problem}; set it anew, or submit it again"
+        raise ControllerError(message)
+
+
+def _without_plan(snapshot: Snapshot) -> Snapshot:
+    """A sweep that only holds what runs for it: nothing else of its snapshot can keep the scheduler from working."""
+    plan = snapshot.plan and replace(snapshot.plan, jobs=(), policy=Policy(), owner="")
+    live = {attempt.attempt_id: attempt for attempt in snapshot.live_attempts}
+    return replace(
+        snapshot, state=SweepState.PAUSED, pause=None, plan=plan, jobs=JobTable(), leaving=live, priority=None
+    )
+
+
 class _EstimatedDurations:
     """Remembers the estimates of each sweep's current plan; the same mapping is given out until the plan changes."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[Plan, Mapping[str, float]]] = {}
 
-    def of(self, snapshots: Sequence[Snapshot]) -> dict[str, Mapping[str, float]]:
-        """Seconds by job name, by sweep; other sweeps are forgotten."""
+    def of(self, snapshots: Sequence[Snapshot], on_alive: Callable[[], None]) -> dict[str, Mapping[str, float]]:
+        """Seconds by job name, by sweep; other sweeps are forgotten. ``on_alive`` is called before each estimate."""
         self._known = {
-            snapshot.sweep: (snapshot.plan, self._estimated(snapshot.sweep, snapshot.plan))
+            snapshot.sweep: (snapshot.plan, self._estimated(snapshot.sweep, snapshot.plan, on_alive))
             for snapshot in snapshots
             if snapshot.plan is not None
         }
         return {sweep: durations for sweep, (_, durations) in self._known.items()}
 
-    def _estimated(self, sweep: str, plan: Plan) -> Mapping[str, float]:
+    def _estimated(self, sweep: str, plan: Plan, on_alive: Callable[[], None]) -> Mapping[str, float]:
         known = self._known.get(sweep)
         if known is not None and known[0] is plan:
             return known[1]
+        on_alive()
         try:
             return estimate(plan).durations_s()
-        except (ValueError, TypeError, KeyError, ArithmeticError):
+        except SWEEP_FAULTS:
             # An estimate only orders jobs. A plan of another version, or of jobs that nobody can estimate, runs too.
             _LOG.warning("jobs of sweep %s cannot be estimated, so they run in plan order", sweep, exc_info=True)
             return _UNKNOWN

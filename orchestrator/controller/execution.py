@@ -122,6 +122,7 @@ class Executor:
         side.
         """
         batches: list[_Batch] = []
+        mtbf = _ObservedMtbf(owned, now)
         with self._pool.batch(self._on_alive) as requests:
             numbers = [
                 requests.start(self._claim, one.snapshot, command, now)
@@ -141,7 +142,7 @@ class Executor:
                     batch = _Batch(owned_sweep=owned_sweep)
                     for command, number in pairs:
                         self._on_alive()
-                        self._add(batch, owned, command, number, now)
+                        self._add(batch, mtbf, command, number, now)
                     batches.append(batch)
         return batches
 
@@ -191,7 +192,7 @@ class Executor:
     def _add(
         self,
         batch: _Batch,
-        owned: OwnedSweeps,
+        mtbf: _ObservedMtbf,
         command: Command,
         number: Callable[[], Claim | int] | None,
         now: float,
@@ -199,7 +200,7 @@ class Executor:
         owned_sweep = batch.owned_sweep
         if isinstance(command, LaunchJob):
             if number is not None:
-                self._add_launch(batch, owned, command, number(), now)
+                self._add_launch(batch, mtbf, command, number(), now)
         elif isinstance(command, StopAttempt):
             batch.stops.append(_StopOrder(attempt_id=command.attempt_id, reason="nobody wants its outcome any more"))
         elif isinstance(command, PreemptAttempt):
@@ -222,7 +223,7 @@ class Executor:
         )
 
     def _add_launch(
-        self, batch: _Batch, owned: OwnedSweeps, command: LaunchJob, number: Claim | int, now: float
+        self, batch: _Batch, mtbf: _ObservedMtbf, command: LaunchJob, number: Claim | int, now: float
     ) -> None:
         owned_sweep = batch.owned_sweep
         snapshot = owned_sweep.snapshot
@@ -232,7 +233,7 @@ class Executor:
             owned_sweep.board.show(job.name, "", Progress(phase=reason))
             return
         owned_sweep.board.remove(job.name)
-        given = _as_given(_with_history(job, snapshot.jobs[job.name], owned, now), command)
+        given = _as_given(_with_history(job, snapshot.jobs[job.name], mtbf), command)
         request = make_request(plan, given, number)
         placement = Placement(nodes=command.nodes, exclude=command.exclude)
         batch.launches.append(_Launch(request=request, resources=given.resources, placement=placement))
@@ -290,14 +291,27 @@ def _sweep_event_of(command: FinishSweep | TripSweep | ExcludeNode, now: float) 
             return events.NodeExcluded(at_s=now, node=command.node, reason=command.reason, until_s=command.until_s)
 
 
-def _with_history(job: Job, view: JobView, owned: OwnedSweeps, now: float) -> Job:
+class _ObservedMtbf:
+    """The mean time between failures by what was expected of it, as of one batch: all jobs of all sweeps tell it."""
+
+    def __init__(self, owned: OwnedSweeps, now: float) -> None:
+        self._owned, self._now = owned, now
+        self._known: dict[float, float] = {}
+
+    def of(self, prior_s: float) -> float:
+        """Seconds; ``prior_s`` is what the plan expects, which few jobs of a cluster differ in."""
+        if prior_s not in self._known:
+            snapshots = [owned_sweep.snapshot for owned_sweep in self._owned.all()]
+            self._known[prior_s] = observed_mtbf_s(snapshots, prior_s=prior_s, now=self._now)
+        return self._known[prior_s]
+
+
+def _with_history(job: Job, view: JobView, mtbf: _ObservedMtbf) -> Job:
     """A job whose execution knows how attempts ended so far, which the plan cannot."""
     execution = replace(job.execution, memory_retries=view.failures.get(FailureKind.OUT_OF_MEMORY, 0))
     if execution.checkpoint_mtbf_s:
         # The plan says only where to start from.
-        snapshots = [owned_sweep.snapshot for owned_sweep in owned.all()]
-        mtbf_s = observed_mtbf_s(snapshots, prior_s=execution.checkpoint_mtbf_s, now=now)
-        execution = replace(execution, checkpoint_mtbf_s=mtbf_s)
+        execution = replace(execution, checkpoint_mtbf_s=mtbf.of(execution.checkpoint_mtbf_s))
     return replace(job, execution=execution)
 
 

@@ -31,11 +31,12 @@ from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded,
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0
 BLIND_S = 120.0
-"""A new controller launches nothing for so long while it cannot read all sweeps from the store."""
+"""A new controller launches nothing, and ends no attempt that it does not know, for so long while it cannot read all
+sweeps from the store."""
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
 # Errors that altered objects of one sweep can cause; the other sweeps are served meanwhile.
-_SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 _OUTAGES = (StorageTimeoutError, StorageThrottledError)  # a fault of the store, which passes, and not of the sweep
 
 
@@ -223,7 +224,7 @@ class OwnedSweeps:
                 self._troubled.add(sweep)
             else:
                 self._shelve(sweep, error)
-        except _SWEEP_FAULTS as error:
+        except SWEEP_FAULTS as error:
             self._shelve(sweep, error)
 
     def _contest(self, sweep: str) -> None:

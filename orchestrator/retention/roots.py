@@ -21,9 +21,10 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc_rules import Roots
 from orchestrator.retention.inventory import PINS, forgotten_name, pin_name
 from orchestrator.search.log import kept_trials
-from orchestrator.state.events import decode_event
+from orchestrator.state.events import decode_event, event_type
 from orchestrator.state.fold import fold
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.transitions import SWEEP_TRANSITIONS
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.journal import Journal
@@ -32,6 +33,11 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweeps.ledger import read_plan
 from orchestrator.sweeps.requests import Submit, read_inbox
+
+_STAYS_ENDED = frozenset(
+    event_type(trigger) for (state, trigger), after in SWEEP_TRANSITIONS.items() if state.is_final and after.is_final
+)
+"""Types of events after which a sweep that has ended is still so. What this program does not know is none of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,15 +228,17 @@ def forget(store: ObjectStore, sweep: str, *, now: float) -> None:
 
 
 def is_forgotten(store: ObjectStore, sweep: str) -> bool:
-    """Whether a sweep was forgotten and nothing was written into its journal since."""
+    """Whether a sweep was forgotten, and its journal tells of nothing since that opens it again.
+
+    Others write into it, too: a controller tells of nodes, or refuses a late request.
+    """
     name = forgotten_name(sweep)
     try:
         num_segments = int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
-    except NotFoundError:
-        return False
-    except (ValueError, KeyError, TypeError, TooLargeError):
-        return False  # damaged: keep the results
-    return not store.exists(journal_segment(sweep, num_segments))
+        later = Journal(store, sweep, next_sequence=num_segments).read_new()
+    except (NotFoundError, ValueError, KeyError, TypeError, TooLargeError, ControllerError):
+        return False  # no mark; or the mark or the journal is damaged: keep the results
+    return all(document.get("type") in _STAYS_ENDED for document in later)
 
 
 def current_plans(store: ObjectStore) -> Iterator[Plan]:

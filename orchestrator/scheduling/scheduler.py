@@ -15,7 +15,7 @@ before it if they do not delay it. Invariants:
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Job
@@ -98,11 +98,21 @@ class Scheduler:
         """Of the sweeps of the latest ``decide``, by name."""
         return self._indexes
 
+    def follow(self, snapshot: Snapshot, durations: Mapping[str, float] | None) -> None:
+        """Bring a sweep's index up to date, as ``decide`` does: for a large sweep it takes seconds the first time."""
+        self._follow(snapshot, durations)
+
     def unlaunched(self, snapshot: Snapshot) -> Iterator[Job]:
         """Jobs of a running sweep that wait for nothing but room, time or a look into the store, in plan order."""
         if snapshot.state is SweepState.RUNNING:
             index = self._follow(snapshot, None)
             yield from () if index is None else index.unlaunched()
+
+    def check_alone(self, view: ClusterView, snapshot: Snapshot) -> None:
+        """Decide for one sweep as if it were the only one, and raise whatever comes of it: after ``decide`` failed."""
+        alone = Scheduler()
+        alone._demands, alone._indexes = self._demands, dict(self._indexes)
+        alone.decide(replace(view, snapshots=[snapshot], former=()))
 
     def decide(self, view: ClusterView) -> list[Command]:
         """Commands that follow from the states of the sweeps."""
@@ -147,8 +157,10 @@ class Scheduler:
         index = self._indexes.get(snapshot.sweep)
         if index is None or index.plan is not snapshot.plan or (durations is not None and not index.uses(durations)):
             index = SweepIndex(snapshot.plan, self._demands, durations or {})
-            self._indexes[snapshot.sweep] = index
+        # Without it while it changes: one that cannot follow is made anew, not used half-way.
+        self._indexes.pop(snapshot.sweep, None)
         index.update(snapshot)
+        self._indexes[snapshot.sweep] = index
         return index
 
     def _laid_out(self, nodes: tuple[Node | Resources, ...], total: Resources) -> Machines:

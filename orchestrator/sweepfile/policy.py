@@ -12,11 +12,10 @@ from pydantic_core import PydanticCustomError
 from orchestrator.sweepfile.fields import Count, Strict
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.resources import ResourceGroups, ResourcesSpec
-from orchestrator.sweepfile.values import Policy, PriorityClass
+from orchestrator.sweepfile.values import POLICY_RANGES, Policy, PriorityClass
 
 PriorityName = Literal["low", "normal", "high", "urgent"]
-_MAX_PRIORITY = 1000
-Priority = Annotated[int, Field(ge=-_MAX_PRIORITY, le=_MAX_PRIORITY)]
+Priority = Annotated[int, Field(**POLICY_RANGES["priority"].bounds)]
 _DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[mhd])")
 _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -49,8 +48,14 @@ def moment_s(text: str) -> float | None:
 class BudgetSpec(Strict):
     """What the whole sweep may use; jobs that no longer fit are not started and the sweep ends with the reason."""
 
-    gpu_hours: float | None = Field(None, gt=0, description="GPU-hours of all attempts, also of those that failed.")
-    cost: float | None = Field(None, gt=0, description="Cost of all attempts, in any currency; needs gpu_hour_price.")
+    gpu_hours: float | None = Field(
+        None, **POLICY_RANGES["gpu_hours"].bounds, description="GPU-hours of all attempts, also of those that failed."
+    )
+    cost: float | None = Field(
+        None,
+        **POLICY_RANGES["cost"].bounds,
+        description="Cost of all attempts, in any currency; needs gpu_hour_price.",
+    )
     gpu_hour_price: float | None = Field(None, gt=0, description="Cost of one GPU-hour, in the currency of cost.")
 
     @model_validator(mode="after")
@@ -74,10 +79,14 @@ class PolicySpec(Strict):
         ),
     )
     weight: float = Field(
-        1, gt=0, le=1000, description="Share of a busy cluster relative to other sweeps of the same priority."
+        1,
+        **POLICY_RANGES["weight"].bounds,
+        description="Share of a busy cluster relative to other sweeps of the same priority.",
     )
     max_gpus: float | None = Field(
-        None, gt=0, description="GPUs that its running jobs hold at most; default: no bound."
+        None,
+        **POLICY_RANGES["max_gpus"].bounds,
+        description="GPUs that its running jobs hold at most; default: no bound.",
     )
     max_concurrent: Count | None = Field(None, description="Jobs that run at a time at most; default: no bound.")
     failures: Count = Field(
@@ -88,8 +97,7 @@ class PolicySpec(Strict):
     )
     preemptions: int = Field(
         3,
-        ge=0,
-        le=1000,
+        **POLICY_RANGES["max_preemptions"].bounds,
         description=(
             "A job whose attempts have ended as `preempted` so many times is no longer preempted for a sweep of higher "
             "priority; ends by spot notices, pauses, drains and growth count, too."
@@ -97,8 +105,7 @@ class PolicySpec(Strict):
     )
     breaker: int = Field(
         5,
-        ge=0,
-        le=100_000,
+        **POLICY_RANGES["breaker"].bounds,
         description=(
             "The sweep stops when this many jobs of a kind have failed in the same way and none has succeeded; "
             "0 = never."
@@ -133,8 +140,7 @@ class PolicySpec(Strict):
     @field_validator("priority", mode="before")
     @classmethod
     def _is_a_priority(cls, value: object) -> object:
-        is_number = isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_PRIORITY
-        if not is_number and value not in get_args(PriorityName):
+        if value not in POLICY_RANGES["priority"] and value not in get_args(PriorityName):
             message = "{value} is not a priority; write low, normal, high, urgent or a whole number in [-1000, 1000]"
             raise PydanticCustomError("refused", message, {"value": repr(value)})
         return value

@@ -103,10 +103,8 @@ def _handle_submit(
 
 def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
     """Why a controller with this store cannot run a plan; empty if it can."""
-    if plan.sweep != sweep:
-        return f"the plan is of sweep {plan.sweep!r} and was sent to {sweep!r}; submit it under its own name"
-    if plan.store_uri != store_uri:
-        return f"the plan names the store {plan.store_uri}, this controller serves {store_uri}; submit to that one"
+    if problem := _misfit(plan, sweep, store_uri):
+        return problem
     known: set[str] = set()
     for job in plan.jobs:
         if absent := job.execution.data_location.get(MISSING_DATA):
@@ -119,6 +117,18 @@ def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
         known.add(job.name)
     wrong = misaddressed(plan)
     return f"{wrong}: the message was damaged, or another program wrote it; plan the sweep again" if wrong else ""
+
+
+def _misfit(plan: Plan, sweep: str, store_uri: str) -> str:
+    """What is wrong with a plan apart from its jobs; empty if nothing is."""
+    if plan.sweep != sweep:
+        return f"the plan is of sweep {plan.sweep!r} and was sent to {sweep!r}; submit it under its own name"
+    if plan.store_uri != store_uri:
+        return f"the plan names the store {plan.store_uri}, this controller serves {store_uri}; submit to that one"
+    # The scheduler compares these with those of other sweeps: one that it cannot compare would stop them all.
+    owner: object = plan.owner
+    problem = plan.policy.problem or ("" if isinstance(owner, str) else f"its owner {owner!r:.80} is no name")
+    return f"{problem}; plan the sweep again with `orchestrator`" if problem else ""
 
 
 def _unsafe(job: Job) -> str:
@@ -149,7 +159,9 @@ def _is_well_formed(job: Job) -> bool:
         all(isinstance(text, str) for text in (job.name, job.key, *job.needs))
         and all(isinstance(mapping, Mapping) for mapping in (job.identity, job.facets, *parts))
         and all(isinstance(amount, int | float) and 0 <= amount < math.inf for amount in amounts)
-        and all(isinstance(number, int) for number in (job.execution.num_workers, job.execution.num_threads))
+        and all(
+            type(number) is int and number >= 1 for number in (job.execution.num_workers, job.execution.num_threads)
+        )
     )
 
 

@@ -36,6 +36,7 @@ from orchestrator.storage.bounds import PLAN_BYTES, check_writable
 from orchestrator.storage.layout import MARKERS, inbox_folder, inbox_message, marker_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
+from orchestrator.sweepfile.values import POLICY_RANGES
 from orchestrator.sweeps.ledger import check_exists
 
 _HOPELESS = (JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)
@@ -214,6 +215,9 @@ class SetPriority(LifecycleRequest):
 
     def to_event(self, snapshot: Snapshot, now: float) -> MessageEvent:
         """The sweep's new priority."""
+        if self.priority not in POLICY_RANGES["priority"]:
+            # In the journal it would stay, and the scheduler could not compare it with those of other sweeps.
+            raise RefusalError(f"{self.priority!r:.80} is not a priority, which is {POLICY_RANGES['priority']}")
         return self._settled_by(events.PriorityChanged, snapshot, now, priority=self.priority)
 
 
@@ -356,11 +360,14 @@ def _read(store: ObjectStore, sweep: str, message_id: str) -> Message | None:
         kind = document["type"]
         if kind not in _TYPES:
             return Unreadable(message_id=message_id, reason=f"unknown message {kind!r}; update the running controller")
-        return decode_value(_TYPES[kind], {**document, "message_id": message_id})
+        message: Submit | LifecycleRequest = decode_value(_TYPES[kind], {**document, "message_id": message_id})
+        if not isinstance(message.sender, str):
+            raise TypeError(f"its sender {message.sender!r:.80} is no name")
     except NotFoundError:
         return None
     except (ValueError, TypeError, LookupError, AttributeError, CorruptObjectError) as error:
         return Unreadable(message_id=message_id, reason=f"not a message: {error}; send it again with `orchestrator`")
+    return message
 
 
 # ------------------------------------------------------------------------------------------------- what clients call

@@ -120,7 +120,7 @@ class ScriptedBackend:
         self.launched.append(request)
         self.placements[request.attempt_id] = placement
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         """See ``Backend``; every call moves the scripts of the attempts asked for one step on."""
         return [self._observe(attempt_id) for attempt_id in attempt_ids]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -31,13 +32,15 @@ from orchestrator.storage.layout import (
     sweep_folder,
 )
 from orchestrator.sweepfile import parse_sweep
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.client import submit
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.requests import new_message_id
 from orchestrator.testing.memory_store import MemoryStore
-from orchestrator.testing.scripted import ScriptedBackend
+from orchestrator.testing.scripted import Hang, ScriptedBackend
 from orchestrator.tracking.memory import MemoryFile
 from orchestrator.tracking.provenance import load
+from tests.builders import make_job, make_plan
 from tests.hostile import objects
 from tests.hostile.guard import watched
 from tests.hostile.sweeps import filled
@@ -172,6 +175,61 @@ def test_messages_hostile_are_refused_and_other_sweeps_go_on(tmp_path: Path) -> 
         assert "/" not in request.key
         assert ".." not in request.job
     assert len(sent) > 60
+
+
+def test_numbers_hostile_are_refused_and_a_sweep_beside_the_victim_goes_on() -> None:
+    accepted: set[str] = set()
+    for number, (name, value, message) in enumerate(_numbers()):
+        store = MemoryStore()
+        backend = ScriptedBackend(store, {"pretrain/a": [Hang()], "pretrain/b": [Hang()]})
+        controller = Controller(store, backend, CLUSTER, "me")
+        # One of its jobs runs and the other is ready, so that it is ranked beside the bystander in each round.
+        jobs = (make_job("pretrain/a"), make_job("pretrain/b"))
+        plan = make_plan(*jobs, sweep="victim", store_uri=store.uri, max_concurrent=1)
+        submit(store, plan, "", CLUSTER)
+        controller.tick()
+        assert len(backend.live) == 1
+        message_id = new_message_id(2e9 + number)
+        content = {**message, "plan": message["plan"](plan.to_json())} if "plan" in message else message
+        store.put(inbox_message("victim", message_id), json.dumps(content).encode())
+        controller.wake()
+        controller.tick()
+        submit(store, make_plan(make_job("probe/c"), sweep="bystander", store_uri=store.uri), "", CLUSTER)
+        controller.wake()
+        _tick_to_the_end(controller, store, "bystander")
+        snapshot = SweepLedger(store, "victim").refresh()
+        assert message_id in snapshot.handled, (name, value)
+        assert store.list_children(inbox_folder("victim")) == []
+        if message_id not in snapshot.refusals:
+            accepted.add(f"{name}={value!r}")
+    unbounded = {"max_gpus", "max_concurrent", "gpu_hours", "cost", "deadline_s", "time_limit_s"}
+    zeros = {"priority", "max_preemptions", "breaker", "gpu_hour_price", "deadline_s"}
+    sound = {f"policy.{name}=None" for name in unbounded} | {f"policy.{name}=0" for name in zeros}
+    sound |= {"policy.users='x'", "policy.priority=-1", "policy.deadline_s=-1"}
+    assert accepted == sound | {"priority=0", "priority=-1"}
+
+
+def _numbers() -> Iterator[tuple[str, object, dict[str, Any]]]:
+    """Messages with one wrong number or name: of a policy, of a job, of a priority."""
+
+    def submitting(changes: dict[str, Any], *where: str | int) -> dict[str, Any]:
+        def changed(plan: dict[str, Any]) -> dict[str, Any]:
+            part = plan = json.loads(json.dumps(plan))
+            for step in where:
+                part = part[step]
+            part.update(changes)
+            return plan
+
+        return {"type": "submit", "cluster": CLUSTER, "spec_text": "", "plan": changed}
+
+    for value in (0, -1, float("nan"), "x", None):
+        for field in dataclasses.fields(Policy):
+            yield f"policy.{field.name}", value, submitting({field.name: value}, "policy")
+        for name in ("num_workers", "num_threads"):
+            yield name, value, submitting({name: value}, "jobs", 1, "execution")
+        yield "owner", value, submitting({"owner": [value]})
+        yield "priority", value, {"type": "set_priority", "priority": value}
+        yield "sender", value, {"type": "set_priority", "priority": 1, "sender": value}
 
 
 def _messages(document: dict[str, Any]) -> Iterator[tuple[str, bytes]]:

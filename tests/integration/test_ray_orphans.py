@@ -6,6 +6,8 @@ import os
 import signal
 
 import pytest
+from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
+from ray.util.placement_group import placement_group
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray import placement_groups
@@ -60,7 +62,7 @@ def test_gang_killed_while_there_is_no_controller_is_cleared_up_by_the_next_one(
     until(lambda: reservations(ray_cluster) - before)
     first.close()
     kill_runner(ray_cluster, namespace)
-    until(lambda: set(orphaned_groups()))
+    until(lambda: set(orphaned_groups(first._is_runner)))
     successor = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     successor.announce(2)
     until(lambda: look(successor, attempt.attempt_id).status is AttemptStatus.LOST)
@@ -97,4 +99,32 @@ def test_gang_that_lives_is_no_orphan(ray_cluster, namespace, store, finish) -> 
     backend.launch(attempt, TWO_CPUS)
     report = finish(backend, attempt.attempt_id)
     assert report.status is AttemptStatus.SUCCEEDED, report
-    assert set(orphaned_groups()) == set()
+    assert set(orphaned_groups(backend._is_runner)) == set()
+
+
+class Runner:
+    """Somebody else's actor, of a class that is called as ours."""
+
+    def reserve(self) -> str:
+        return str(placement_group([{"CPU": 1}]).id.hex())
+
+
+@pytest.mark.slow
+def test_reservation_of_somebody_elses_dead_actor_is_left_alone(ray_cluster, namespace, until) -> None:
+    backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
+    backend.announce(1)
+    actor = ray_cluster.remote(Runner).options(name="their-runner", namespace=namespace, num_cpus=0).remote()
+    group_id = ray_cluster.get(actor.reserve.remote())
+    ray_cluster.kill(actor)
+
+    def is_dead() -> bool:
+        row = placement_groups._actor(actor._actor_id.binary())
+        return row is not None and bool(row.state == ActorTableData.DEAD)
+
+    try:
+        until(is_dead)
+        assert set(orphaned_groups(backend._is_runner)) == set()
+        backend.observe(())  # the scans of a controller that has just started
+        assert group_id in reservations(ray_cluster)
+    finally:
+        placement_groups.remove_reservation(group_id)

@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         name="stop is followed by no end",
         where="orchestrator.controller.attempt_tracker:StopRequests.retry_or_kill",
-        old="if now >= stop.requested_at_s + stop.grace_s:",
+        old="if stop.waited_s >= stop.grace_s:",
         new="if False:",
         family=Family.CLIENTS,
     ),

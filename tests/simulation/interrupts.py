@@ -203,9 +203,9 @@ class GatedBackend:
         self.inner.launch(request, resources, placement)
         self._gate.enter()
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         self._gate.enter()
-        return self.inner.observe(attempt_ids)
+        return self.inner.observe(attempt_ids, are_all=are_all)
 
     def stop(self, attempt_id: str) -> None:
         self._gate.enter()

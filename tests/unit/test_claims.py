@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from orchestrator.controller.controller import Controller
-from orchestrator.core.errors import FailureKind, StorageError
+from orchestrator.core.errors import FailureKind, StorageError, StorageTimeoutError
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.claims import CLAIM_DURATION_S, SKEW_TOLERANCE_S, Claim, Claims
-from orchestrator.storage.layout import claim_name
+from orchestrator.storage.layout import claim_name, journal_folder, journal_segment
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 from orchestrator.testing import Fail, FakeClock, Fault, FaultyStore, Hang, Moment, ScriptedBackend, SimulatedCrash
@@ -264,6 +264,32 @@ def test_cancelling_passes_the_claim_on() -> None:
     assert lab.snapshot("one").state is SweepState.CANCELLED
     assert lab.snapshot("two").state is SweepState.SUCCEEDED
     assert lab.clock() - cancelled_s < 70, "it did not have to run out"
+
+
+@pytest.mark.parametrize("harm", ["inbox does not answer", "journal is damaged"])
+def test_claim_stays_while_its_sweep_cannot_be_served(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = make_job("pretrain/a")
+    lab = Lab([job], {job.name: [Hang()]})
+    lab.tick()
+    assert lab.launches() == {job.name: 1}
+
+    def list_nothing(*_: object) -> list[str]:
+        raise StorageTimeoutError("no answer")
+
+    if harm == "journal is damaged":
+        lab.store.put(journal_segment("one", len(lab.store.list_children(journal_folder("one")))), b"{}")
+    else:
+        monkeypatch.setattr("orchestrator.controller.controller.list_inbox", list_nothing)
+    lab.controllers["a"].wake("one")
+    lab.tick("a")
+    monkeypatch.undo()
+    for _ in range(60):
+        lab.clock.advance(10.0)
+        lab.tick("b", "a")
+    assert lab.launches() == {job.name: 1}
+    claim = claim_of(lab.store, job.key)
+    assert (claim.cluster, claim.sweep) == ("a", "one")
+    assert claim.expires_at_s > lab.clock()
 
 
 def lab_progress_sweeps(lab: Lab) -> set[str]:

@@ -1,28 +1,46 @@
 """Damaged records, sweeps that keep failing, and messages that were left for another controller."""
 
+import json
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from orchestrator.backends.ray.backend import UNCLAIMED_S, RayBackend
+from orchestrator.backends.ray.link import LinkState
+from orchestrator.backends.simulated import (
+    ClusterSpec,
+    JobWork,
+    NodeGroup,
+    SimulatedBackend,
+    SimulatedCluster,
+    VirtualClock,
+)
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.owned_sweeps import MAX_RETRY_EVERY_S, Identification, OwnedSweeps
+from orchestrator.core.contract import Execution, Resources
 from orchestrator.core.errors import StorageError, StorageTimeoutError
+from orchestrator.state import events
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import inbox_folder, journal_folder, record_name
+from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.requests import Ownership
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
-from tests.scripted_sweep import World, diamond, make_job, make_plan
+from orchestrator.testing.memory_store import MemoryStore
+from tests.scripted_sweep import CLUSTER, World, diamond, make_job, make_plan
 
 TREE = make_job("dataset/tree")
 
 
 def num_adoptions(world: World) -> int:
-    events = list(Journal(world.store, "sweep").read_new())
-    return sum(event["type"] == "sweep_adopted" for event in events)
+    told = list(Journal(world.store, "sweep").read_new())
+    return sum(event["type"] == "sweep_adopted" for event in told)
 
 
 def test_damaged_record_fails_its_job_and_names_the_object(tmp_path: Path) -> None:
@@ -175,3 +193,101 @@ def test_reading_many_sweeps_at_the_start_tells_that_it_goes_on(tmp_path: Path) 
     )
     controller.tick()
     assert len(stamps) == 6  # for each sweep as it is read, and for its inbox
+
+
+@pytest.mark.parametrize("harm", ["priority", "weight", "negative weight", "budget", "workers"])
+def test_sweep_that_earlier_versions_accepted_and_cannot_be_ranked_is_set_aside_alone(
+    tmp_path: Path, harm: str
+) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {"pretrain/a": [Hang()]}, total=Resources(cpus=2.0))
+    world.new_controller()
+    sound = make_plan(
+        make_job("pretrain/a"), make_job("pretrain/b", cpus=2.0), sweep="victim", store_uri=world.store.uri
+    )
+    client.submit(world.store, sound, "", CLUSTER, now=world.clock())
+    world.tick_until(lambda: world.is_running("pretrain/a"))
+
+    plan, journal = replace(sound, revision=2), Journal(world.store, "victim", holder="earlier version")
+    if harm == "workers":
+        plan = replace(plan, jobs=(plan.jobs[0], replace(plan.jobs[1], execution=Execution(num_workers=0))))
+    elif harm != "priority":
+        numbers = {"weight": {"weight": 0.0}, "negative weight": {"weight": -1.0}, "budget": {"gpu_hours": 0.0}}
+        changes: dict[str, Any] = numbers[harm]
+        plan = replace(plan, policy=replace(plan.policy, **changes))
+    world.store.put(plan_name("victim", 2), json.dumps(plan.to_json()).encode())
+    accepted = events.PlanAccepted(at_s=world.clock(), message_id="m", revision=2)
+    changed = events.PriorityChanged(at_s=world.clock(), message_id="n", priority="high")  # type: ignore[arg-type]
+    journal.read_new()
+    journal.append([events.encode_event(event) for event in (accepted, *([changed] if harm == "priority" else []))])
+
+    world.new_controller()
+    world.submit(make_job("probe/c"), make_job("probe/d"), sweep="bystander")
+    world.finish("bystander")
+    assert world.snapshot("bystander").state is SweepState.SUCCEEDED
+    assert world.backend.stopped == world.backend.killed == []
+    assert [request.job for request in world.backend.live] == ["pretrain/a"], "it keeps its room"
+
+    world.backend.stop(world.backend.launched[0].attempt_id)
+    world.backend._scripts = {}
+    world.last_message["victim"] = client.submit(world.store, sound, "", CLUSTER, now=world.clock())
+    world.finish("victim")
+    assert world.snapshot("victim").state is SweepState.SUCCEEDED, "a sound plan repairs it"
+
+
+class SilentStore(MemoryStore):
+    """Does not answer about names with ``silent`` in them."""
+
+    silent = ""
+
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        if self.silent and self.silent in name:
+            raise StorageTimeoutError("no answer")
+        return super().get(name, max_bytes=max_bytes)
+
+
+def test_attempts_of_a_sweep_whose_journal_does_not_answer_a_new_controller_run_on() -> None:
+    clock = VirtualClock()
+    store = SilentStore(now=clock)
+    work = JobWork(work_s=400.0, checkpoint_every_s=1000.0)
+    spec = ClusterSpec(groups=(NodeGroup(count=1, shape=Resources(cpus=4.0)),))
+    cluster = SimulatedCluster(spec, clock, store, lambda _: work, Random(1))  # noqa: S311 - a simulation
+
+    def run_for(controller: Controller, seconds: float) -> None:
+        until_s = clock() + seconds
+        while clock() < until_s:
+            controller.tick()
+            clock.jump(clock() + 1.0)
+
+    first = Controller(store, SimulatedBackend(cluster), CLUSTER, "first", clock)
+    for sweep, name in (("sweep", "probe/a"), ("other", "probe/b")):
+        client.submit(store, make_plan(make_job(name), sweep=sweep, store_uri=store.uri), "", CLUSTER, now=clock())
+    run_for(first, 5.0)
+    store.silent = journal_folder("sweep")
+    second = Controller(store, SimulatedBackend(cluster), CLUSTER, "second", clock)
+    run_for(second, 100.0)
+    store.silent = ""
+    run_for(second, 600.0)
+    for sweep, name in (("sweep", "probe/a"), ("other", "probe/b")):
+        view = client.load_snapshot(store, sweep).jobs[name]
+        assert (view.state, view.num_attempts) == (JobState.SUCCEEDED, 1)
+
+
+def test_runner_is_not_ended_for_an_unknown_attempt_while_the_controller_may_not_know_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    killed: list[str] = []
+    link = SimpleNamespace(state=LinkState.READY, has_ended=False, kill=killed.append)
+    clock = FakeClock()
+    monkeypatch.setattr("orchestrator.backends.ray.backend.time", SimpleNamespace(monotonic=clock))
+    backend = RayBackend("namespace")
+    monkeypatch.setattr(backend, "_poll", lambda: None)
+    backend._attempts["a.1"] = link  # type: ignore[assignment]
+    for _ in range(100):
+        backend.observe((), are_all=False)
+        clock.advance(1.0)
+    backend.observe(())
+    assert killed == []
+    clock.advance(UNCLAIMED_S)
+    backend.observe(())
+    assert killed == ["no sweep knows its attempt a.1"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ import pytest
 from orchestrator.backends.protocol import Capacity
 from orchestrator.controller import execution
 from orchestrator.controller.controller import LOOK_UP_S, Controller
-from orchestrator.core.contract import Resources
+from orchestrator.core.contract import Execution, Resources
+from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import MARKERS, sweep_folder
 from orchestrator.storage.local import LocalStore
@@ -108,6 +111,48 @@ def test_first_look_into_many_inboxes_keeps_the_lease(tmp_path: Path, monkeypatc
     monkeypatch.setattr(world.store, "list_children", list_slowly)
     world.slow.clock = world.clock
     world.controller.tick()
+
+
+@pytest.mark.parametrize("slow", ["controller.controller.estimate", "scheduling.scheduler.SweepIndex"])
+def test_first_decision_for_many_sweeps_keeps_the_lease_and_shows_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
+) -> None:
+    world = SlowWorld(tmp_path)
+    for number in range(8):
+        world.submit(make_job(f"probe/{number}"), sweep=f"sweep-{number}")
+    where, _, name = slow.rpartition(".")
+    module = importlib.import_module(f"orchestrator.{where}")
+    original = getattr(module, name)
+
+    def take_long(*arguments: Any) -> Any:
+        world.clock.advance(6.0)
+        return original(*arguments)
+
+    monkeypatch.setattr(module, name, take_long)
+    world.controller.tick()
+    lease = read_lease(LocalStore(tmp_path), CLUSTER)
+    assert lease is not None
+    assert lease.expires_at_s > world.clock()
+    assert len(world.backend.launched) == 8
+    assert world.longest_silence_s() < LEASE_DURATION_S
+
+
+def test_batch_of_launches_counts_the_deaths_of_all_attempts_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(tmp_path, ScriptedBackend(LocalStore(tmp_path), total=Resources(cpus=1000.0, memory_gib=1e6)))
+    jobs = [make_job(f"pretrain/{number}") for number in range(NUM_JOBS)]
+    world.submit(*(replace(job, execution=Execution(checkpoint_mtbf_s=3600.0)) for job in jobs))
+    counts = list[None]()
+
+    def count(*arguments: Any, **options: Any) -> float:
+        counts.append(None)
+        return observed_mtbf_s(*arguments, **options)
+
+    monkeypatch.setattr(execution, "observed_mtbf_s", count)
+    world.controller.tick()
+    assert len(world.backend.launched) == NUM_JOBS
+    assert len(counts) == 1
 
 
 def test_round_of_many_launches_asks_once_per_decision_what_the_cluster_has(

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S
-from orchestrator.core.errors import ControllerError, FailureKind
+from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S, MAX_GAP_S, RESUMED_GRACE_S
+from orchestrator.core.errors import ControllerError, FailureKind, StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_message
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Running
 from orchestrator.sweeps.requests import new_message_id
-from orchestrator.testing import Fail, Hang, Script, ScriptedBackend, Succeed
+from orchestrator.testing import Fail, FaultyStore, Hang, Harm, ReadFault, Script, ScriptedBackend, Succeed
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 
 FAILS = Fail(kind=FailureKind.USER_ERROR, message="no such model")
@@ -95,14 +95,44 @@ def test_attempt_that_does_not_stop_is_killed_after_its_grace(tmp_path: Path) ->
     assert "had 12" in failure.message
 
 
-def test_preempted_attempt_is_killed_by_the_next_controller_too(tmp_path: Path) -> None:
+def test_attempt_that_could_not_save_in_an_outage_is_not_killed_at_the_first_look_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     world = make_world(tmp_path, dataset_tree=[Hang(obeys=0), Succeed()])
     start(world, "dataset/tree")
     tell(world, client.pause, running=Running.CHECKPOINT)
-    world.clock.advance(ATTEMPT_STOP_GRACE_S)
-    world.new_controller()
+    store = FaultyStore(
+        world.store,
+        read_faults=[ReadFault(harm=Harm.REFUSED, nth=n, within="lease", error=StorageTimeoutError) for n in range(21)],
+    )
+    monkeypatch.setattr(world.controller._lease, "_store", store)  # asked first in each round
+    for _ in range(20):
+        world.clock.advance(10.0)
+        with pytest.raises(StorageTimeoutError):
+            world.controller.tick()
+    back_s = world.clock()
     world.tick()
-    assert world.backend.killed == [world.job("dataset/tree").last_attempt_id]
+    assert world.backend.killed == []
+    world.tick_until(lambda: bool(world.backend.killed))
+    assert world.clock() - back_s > ATTEMPT_STOP_GRACE_S - 2 * MAX_GAP_S
+
+
+@pytest.mark.parametrize("down_s", [ATTEMPT_STOP_GRACE_S, 300.0])
+def test_preempted_attempt_is_killed_by_the_next_controller_too_after_a_minute(tmp_path: Path, down_s: float) -> None:
+    world = make_world(tmp_path, dataset_tree=[Hang(obeys=0), Succeed()])
+    start(world, "dataset/tree")
+    tell(world, client.pause, running=Running.CHECKPOINT)
+    world.clock.advance(down_s)
+    world.backend.stopped.clear()
+    world.new_controller()
+    begun_s = world.clock()
+    world.tick()
+    attempt_id = world.job("dataset/tree").last_attempt_id
+    assert world.backend.stopped == [attempt_id], "it is asked once more"
+    assert world.backend.killed == []
+    world.tick_until(lambda: bool(world.backend.killed))
+    assert world.backend.killed == [attempt_id]
+    assert world.clock() - begun_s > RESUMED_GRACE_S
 
 
 def test_cancelled_sweep_kills_what_does_not_stop(tmp_path: Path) -> None:

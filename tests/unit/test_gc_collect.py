@@ -8,10 +8,11 @@ from orchestrator.core.errors import ControllerError, CorruptObjectError
 from orchestrator.retention.gc import LOCK_DURATION_S, CollectionBusyError, CollectionLock
 from orchestrator.retention.gc_rules import GcAction, Reason, Tally
 from orchestrator.retention.inventory import artifact_lines
-from orchestrator.retention.roots import RootReader, forget
+from orchestrator.retention.roots import RootReader, forget, is_forgotten
+from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.layout import journal_segment, metrics_folder, record_name
+from orchestrator.storage.layout import journal_folder, journal_segment, metrics_folder, record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, with_own_key
 
@@ -280,6 +281,26 @@ def test_forget_unfinished_sweep_is_refused(lab) -> None:
     lab.accept("running", [DATASET])
     with pytest.raises(ControllerError, match="only a sweep that has ended"):
         forget(lab.store, "running", now=0.0)
+
+
+@pytest.mark.parametrize(
+    ("event", "stays"),
+    [
+        (events.NodeExcluded(at_s=9.0, node="n", reason="ECC", until_s=99.0), True),
+        (events.SweepAdopted(at_s=9.0, cluster="local", epoch=2, holder="next"), True),
+        (events.MessageRefused(at_s=9.0, message_id="m", reason="it has ended"), True),
+        (events.SweepReopened(at_s=9.0, message_id="m"), False),
+        (events.JobsRetried(at_s=9.0, message_id="m", jobs=(DATASET.name,)), False),
+        (events.PlanAccepted(at_s=9.0, message_id="m", revision=1), False),
+    ],
+)
+def test_forgotten_sweep_stays_so_until_it_is_opened_again(lab, event: events.Event, stays: bool) -> None:
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    lab.append("kept", event)
+    assert is_forgotten(lab.store, "kept") is stays
+    lab.store.put(journal_segment("kept", len(lab.store.list_children(journal_folder("kept")))), b"{}")
+    assert not is_forgotten(lab.store, "kept"), "what a damaged segment tells is not known"
 
 
 def test_roots_are_read_again_only_for_sweeps_that_changed(lab) -> None:

@@ -27,7 +27,7 @@ class GrownBackend(ScriptedBackend):
         machines = (new,) if self.is_there else ()
         return Capacity(total=staying, nodes=(self.total,), machines=machines, maximum=(Node(resources=self.total),))
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         """As ever, with where they are."""
         return [replace(report, node="new") for report in super().observe(attempt_ids)]
 

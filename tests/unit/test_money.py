@@ -57,7 +57,7 @@ class PricedBackend(ScriptedBackend):
         shape = Node(resources=self.total)
         return Capacity(total=self.total, nodes=(self.total,), machines=machines, maximum=(shape,))
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         node = self.moved_to or ("node-1" if self.is_there else "")
         return [replace(report, node=node) for report in super().observe(attempt_ids)]
 

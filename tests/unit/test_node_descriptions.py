@@ -31,7 +31,7 @@ class DescribedBackend(ScriptedBackend):
 
     machine: Mapping[str, Any] = {"gpus": [H100, H100], "driver": "550.54.15", "cpu": "x86_64", "num_cpus": 16}
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         told = {"n-1": self.machine}
         return [replace(report, node="n-1", machines=told) for report in super().observe(attempt_ids)]
 

@@ -37,7 +37,7 @@ class CheckedBackend(ScriptedBackend):
         machines = tuple(Node(name=name, resources=GPU_NODE) for name in ("bad", "good"))
         return Capacity(total=Resources(cpus=16.0, gpus=16.0), machines=machines)
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         return [replace(report, node="bad") for report in super().observe(attempt_ids)]
 
     def check_node(self, name: str, store_uri: str) -> None:

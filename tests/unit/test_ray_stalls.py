@@ -1,16 +1,22 @@
-"""What counts as waiting for workers that do not come."""
+"""What counts as waiting for workers that do not come, and which reservations dead gangs have left."""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
+from ray import ActorID, JobID
+from ray._private.state import state as cluster_state
+from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  # type: ignore[attr-defined]
 
+from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.gang.mailbox import GangShape
-from orchestrator.backends.ray.placement_groups import POLL_EVERY_S, StallTimer, watch_placement
+from orchestrator.backends.ray.placement_groups import POLL_EVERY_S, StallTimer, orphaned_groups, watch_placement
+from orchestrator.backends.ray.runner.runner import new_runner_name
 from orchestrator.backends.ray.search.mailbox import TrialMailbox
-from orchestrator.core.contract import Progress
+from orchestrator.core.contract import Progress, Resources
 
 HELD, ASKED = {"a": True}, {"a": False}
 
@@ -109,3 +115,53 @@ def test_trial_that_speaks_or_has_ended_is_not_lost():
 
 def test_time_in_which_ray_tells_nothing_loses_no_trial():
     assert silent_trial([None] * 1000) is None
+
+
+# ----------------------------------------------------------------------------------------------- what dead gangs leave
+class Tables:
+    """Ray's tables of actors and placement groups: one of each per maker."""
+
+    def __init__(self) -> None:
+        self.actors: list[ActorTableData] = []
+        self.groups: list[PlacementGroupTableData] = []
+
+    def add(self, number: int, *, owner: int = 0, job: int = 1, **row: Any) -> str:
+        """An actor that has made a group and died; returns the group's id."""
+        job_id = JobID.from_int(job).binary()
+        actor_id = bytes([number]) * 12 + job_id
+        actor = ActorTableData(actor_id=actor_id, job_id=job_id, state=ActorTableData.DEAD, **row)
+        actor.address.worker_id, actor.owner_address.worker_id = bytes([number]) * 28, bytes([owner]) * 28
+        group_id = bytes([number]) * 18
+        self.actors.append(actor)
+        self.groups.append(PlacementGroupTableData(placement_group_id=group_id, creator_actor_id=actor_id))
+        return group_id.hex()
+
+    def get_placement_group_table(self) -> list[bytes]:
+        return [group.SerializeToString() for group in self.groups]
+
+    def get_actor_info(self, actor_id: ActorID) -> bytes | None:
+        rows = {actor.actor_id: actor.SerializeToString() for actor in self.actors}
+        return rows.get(actor_id.binary())
+
+    def get_actor_table(self, job_id: JobID, state: None) -> list[bytes]:
+        return [actor.SerializeToString() for actor in self.actors if actor.job_id == job_id.binary()]
+
+
+def test_reservations_of_other_peoples_actors_are_no_orphans_of_ours(monkeypatch):
+    tables = Tables()
+    monkeypatch.setattr(cluster_state, "_connect_and_get_accessor", lambda: tables)
+    name = new_runner_name(Resources(cpus=2.0))
+    ours = {
+        tables.add(1, class_name="Runner", name=name, ray_namespace="ours"),
+        tables.add(2, class_name="TrainController", owner=1, ray_namespace="whatever"),
+    }
+    tables.add(3, class_name="Runner", name="runner", ray_namespace="ours")
+    tables.add(4, class_name="Runner", name=name, ray_namespace="theirs")
+    tables.add(5, class_name="TrainController", owner=4)
+    tables.add(6, class_name="TrainController", owner=99)
+    tables.add(7, class_name="TrainController", owner=1, job=2)
+    tables.add(8, class_name="Trainer", owner=1)
+    backend = RayBackend("ours")
+    assert set(orphaned_groups(backend._is_runner)) == ours
+    tables.actors[0].state = ActorTableData.ALIVE
+    assert set(orphaned_groups(backend._is_runner)) == ours - {tables.groups[0].placement_group_id.hex()}

@@ -71,7 +71,8 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
     given = simulation.checked(parameters["parameters"])
     seeds = range(parameters["seeds"]["first"], parameters["seeds"]["stop"])
     num_threads = request.execution.num_threads
-    # Sums of linear algebra depend on the number of threads: without the limit, on the cores of the node.
+    # Sums of linear algebra depend on the number of threads: without the limit, on the cores of the node. It holds for
+    # libraries that are loaded by now, as the simulation's module is. Set again later, it would make seeds differ.
     with deterministic_numerics(num_threads), threadpool_limits(limits=num_threads):
         with FinishedSeeds(context.store, request.key) as finished:
             num_resumed, began_s = len(finished.rows), time.perf_counter()

@@ -87,7 +87,7 @@ class RayBackend:
         self._unclaimed_since_s: dict[str, float] = {}
         self._capacity = ClusterCapacity()
         self._checks = NodeChecks()
-        self._orphaned_groups = OrphanedPlacementGroups()
+        self._orphaned_groups = OrphanedPlacementGroups(self._is_runner)
         self._find_at_s = 0.0
 
     def announce(self, epoch: int) -> None:
@@ -115,10 +115,13 @@ class RayBackend:
         if request.attempt_id not in self._attempts:
             self._place(request, resources, placement)
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         """See ``Backend``. Call it often, with no ids too: this is where answers are taken."""
         self._poll()
-        self._end_unclaimed(attempt_ids)
+        if are_all:
+            self._end_unclaimed(attempt_ids)
+        else:
+            self._unclaimed_since_s.clear()
         return [self._report(attempt_id) for attempt_id in attempt_ids]
 
     def wait(self, timeout_s: float) -> None:
@@ -285,7 +288,7 @@ class RayBackend:
         self._find_at_s = time.monotonic() + FIND_EVERY_S
         for actor in ray.util.list_named_actors(all_namespaces=True):
             name, shape = actor["name"], shape_of(actor["name"])
-            if actor["namespace"] != self._namespace or shape is None or name in self._links:
+            if shape is None or not self._is_runner(name, actor["namespace"]) or name in self._links:
                 continue
             try:
                 handle = ray.get_actor(name, namespace=self._namespace)
@@ -294,6 +297,9 @@ class RayBackend:
             link = RunnerLink(name, shape, handle, LinkState.FOUND)
             link.announce(self._epoch)
             self._links[name] = link
+
+    def _is_runner(self, name: str, namespace: str) -> bool:
+        return namespace == self._namespace and shape_of(name) is not None
 
     def _adopt(self, link: RunnerLink) -> None:
         """Carry out the requests for an attempt that arrived before its runner was found."""

@@ -5,9 +5,9 @@ get an answer: the actor is then pending without end. Ray Train limits only the 
 limits the rest.
 
 Ray ends a placement group with its creator's job, not with its creator, and Ray Train's own cleaner finds a group
-only when all workers run. So a process that sees a gang's runner die asks Ray which groups dead Ray Train
-controllers have
-left; it needs no report of the runner.
+only when all workers run. So a process that sees a gang's runner die asks Ray which groups dead runners and their Ray
+Train controllers have left; it needs no report of the runner. On a shared cluster others use Ray Train, too: only
+groups of runners of its own namespace are touched.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import ray
 from ray._private.state import state as cluster_state
@@ -31,8 +32,11 @@ SCANS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 """Scans after a death, in seconds: Ray takes a while to notice that what the dead process owned is dead, too."""
 AGAIN_AFTER_S = 10.0
 """Between scans while an attempt waits for resources: after a restart of the head, Ray may take any time."""
-_MAKERS = frozenset({"TrainController", "Runner"})
-"""Actor classes that create them: Ray Train's controller for gangs, and a runner for a search's trials."""
+_RUNNER, _TRAIN_CONTROLLER = "Runner", "TrainController"
+"""Actor classes that create them: a runner for a search's trials, and for gangs Ray Train's controller, which belongs
+to a runner."""
+IsRunner: TypeAlias = Callable[[str, str], bool]
+"""Whether an actor's name and namespace are those of a runner."""
 POLL_EVERY_S = 5.0
 MAX_GAP_S = 2 * POLL_EVERY_S
 """Of the time between two polls, at most this counts."""
@@ -62,10 +66,11 @@ def off_the_head() -> NodeAffinitySchedulingStrategy | None:
 class OrphanedPlacementGroups:
     """Finds orphaned reservations after each ``scan_after_death``, and while an attempt waits for resources.
 
-    A scan costs one request to Ray's tables.
+    A scan costs one request to Ray's tables. ``is_runner`` tells the cluster's runners from other actors.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_runner: IsRunner) -> None:
+        self._is_runner = is_runner
         self._scans_at_s: list[float] = []
 
     def scan_after_death(self) -> None:
@@ -84,26 +89,42 @@ class OrphanedPlacementGroups:
             return
         self._scans_at_s = [at_s for at_s in self._scans_at_s[1:] if at_s > time.monotonic()]
         try:
-            for group_id in orphaned_groups():
+            for group_id in orphaned_groups(self._is_runner):
                 _LOG.info("placement group %s of a dead gang is given back", group_id)
                 remove_reservation(group_id)
         except (RayError, RuntimeError, ValueError) as error:
             _LOG.warning("Ray does not list now which reservations dead gangs have left: %s", error)
 
 
-def orphaned_groups() -> Iterator[str]:
-    """Ids, hexadecimal, of placement groups that a Ray Train controller or a runner made which is dead, still there.
+def orphaned_groups(is_runner: IsRunner) -> Iterator[str]:
+    """Ids, hexadecimal, of placement groups that a runner, or its Ray Train controller, made which is dead.
 
     Such a group is unused: no other process refers to it, and Ray Train's own cleaner would remove it, too.
     """
     for group in _live_groups():
-        if not group.is_detached and _is_dead_maker(group.creator_actor_id):
+        maker = None if group.is_detached else _actor(group.creator_actor_id)
+        if maker is not None and maker.state == ActorTableData.DEAD and _is_ours(maker, is_runner):
             yield group.placement_group_id.hex()
 
 
-def _is_dead_maker(actor_id: bytes) -> bool:
-    actor = _actor(actor_id)
-    return actor is not None and actor.class_name in _MAKERS and actor.state == ActorTableData.DEAD
+def _is_ours(actor: ActorTableData, is_runner: IsRunner) -> bool:
+    """Whether an actor is a runner, or a Ray Train controller that a runner has created: then both are of one job."""
+    if actor.class_name != _TRAIN_CONTROLLER:
+        return _is_runner(actor, is_runner)
+    owner_id = actor.owner_address.worker_id
+    return any(one.address.worker_id == owner_id for one in _actors_of(actor.job_id) if _is_runner(one, is_runner))
+
+
+def _is_runner(actor: ActorTableData, is_runner: IsRunner) -> bool:
+    return actor.class_name == _RUNNER and is_runner(actor.name, actor.ray_namespace)
+
+
+def _actors_of(job_id: bytes) -> Iterator[ActorTableData]:
+    """The rows of all actors of a job in Ray's tables, dead ones too."""
+    from ray import JobID
+
+    accessor = cluster_state._connect_and_get_accessor()  # noqa: SLF001 - see below
+    return (ActorTableData.FromString(content) for content in accessor.get_actor_table(JobID(job_id), None))
 
 
 def _actor(actor_id: bytes) -> ActorTableData | None:

@@ -95,9 +95,12 @@ class SimulatedBackend:
                 f"simulated: it is unknown whether {request.attempt_id} started; it is asked about later"
             )
 
-    def observe(self, attempt_ids: Collection[str]) -> list[AttemptReport]:
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
         """See ``Backend``."""
-        self._end_unclaimed(attempt_ids)
+        if are_all:
+            self._end_unclaimed(attempt_ids)
+        else:
+            self._unclaimed_since_s.clear()
         reports: list[AttemptReport] = []
         for attempt_id in attempt_ids:
             if self._strikes(self.turbulence.report_missing):
