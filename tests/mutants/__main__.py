@@ -17,7 +17,7 @@ from tests.mutants.engine import Mutant, StaleMutantError, planted
 from tests.simulation.families import Family, scenario_of, seeds_of
 from tests.simulation.world import World
 
-NUM_SEEDS = 30
+NUM_SEEDS = 70
 """Of each family, at most."""
 NUM_SOUND = 4
 """The program as it is must pass so many of each family first."""

@@ -265,10 +265,13 @@ def test_attempts_of_a_sweep_whose_journal_does_not_answer_a_new_controller_run_
     run_for(first, 5.0)
     store.silent = journal_folder("sweep")
     second = Controller(store, SimulatedBackend(cluster), CLUSTER, "second", clock)
+    client.submit(store, make_plan(make_job("probe/c"), sweep="new", store_uri=store.uri), "", CLUSTER, now=clock())
     run_for(second, 100.0)
+    view = client.load_snapshot(store, "new").jobs["probe/c"]
+    assert view.num_attempts == 0, "nothing is launched beside attempts that may run unseen"
     store.silent = ""
     run_for(second, 600.0)
-    for sweep, name in (("sweep", "probe/a"), ("other", "probe/b")):
+    for sweep, name in (("sweep", "probe/a"), ("other", "probe/b"), ("new", "probe/c")):
         view = client.load_snapshot(store, sweep).jobs[name]
         assert (view.state, view.num_attempts) == (JobState.SUCCEEDED, 1)
 
