@@ -7,6 +7,7 @@ once. With ``features: cached`` they come from ``embed`` jobs; then ``solver: sg
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from workloads.jobs.networks import ImageTask, new_head, pretrained_backbone, un
 from workloads.jobs.training import run_training
 from workloads.models.batchnorm import batchnorm_layers
 from workloads.runtime.precision import Arithmetic
-from workloads.runtime.ranks import Ranks
+from workloads.runtime.ranks import Ranks, share_of
 from workloads.runtime.streams import Purpose, Stage, seed_device, torch_seed
 from workloads.train.evaluate import EVAL_BATCH_SIZE, EvalInputs
 from workloads.train.samples import LabelledSamples, LabelledSplit, eval_inputs
@@ -206,7 +207,8 @@ class CachedProbeTask(ProbeTask):
     def _batches_of(self, split: LabelledSplit, table: FeatureTable) -> Iterator[EvalInputs]:
         """As images would be evaluated: the same batches on the same ranks, without what has no features."""
         ordinals, ranks = split.view.ordinals(), self._job.ranks
-        for start in range(ranks.rank * EVAL_BATCH_SIZE, len(ordinals), ranks.world_size * EVAL_BATCH_SIZE):
+        for batch in share_of(math.ceil(len(ordinals) / EVAL_BATCH_SIZE), ranks.rank, ranks.world_size):
+            start = batch * EVAL_BATCH_SIZE
             ordinals_B = np.setdiff1d(ordinals[start : start + EVAL_BATCH_SIZE], table.missing)
             targets_B = torch.from_numpy(split.labels.take(ordinals_B)).to(self._job.device)
             subsets_B = np.asarray(split.source.split.subset_ids[ordinals_B])

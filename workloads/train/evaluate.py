@@ -35,7 +35,7 @@ from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.taxonomy import CoarserLevel, find_parents
 from workloads.models.build import Classifier
-from workloads.runtime.ranks import Ranks, share_of
+from workloads.runtime.ranks import Ranks
 from workloads.train.linear_form import NO_LABEL
 from workloads.train.micro_batch import is_out_of_memory
 from workloads.train.objective import Objective, SoftmaxObjective, is_wrong
@@ -91,8 +91,8 @@ def evaluate(
     - ``val_class_error``: mean over the classes that have samples; not for sets of classes
     - ``val_level_error_<level>``: the predicted class lies elsewhere in the hierarchy than (all of) the targets
 
-    In a gang, rank r passes the batches b with b % world_size == r, and all ranks get the same bits, those that a
-    single process would get: counts add up as integers, and losses are summed batch by batch in the split's order.
+    In a gang, each rank passes a run of the batches, the runs in the order of the ranks. All ranks get the same bits,
+    those that a single process would get: counts add up as integers, and losses batch by batch in the split's order.
     ``tally`` is told which of this rank's samples were wrong.
     Leaves every module in the mode (train or eval) in which it was.
     """
@@ -245,11 +245,13 @@ class EvalSums:
             return
         # Rank 0 has the first batch, if there is any; a rank without batches learns the shapes from it.
         shape = (self._num_classes, self._per_class.shape[1]) if ranks.is_first else (0, 0)
-        num_batches, self._num_classes, counted = ranks.sum_(torch.tensor([len(self._losses), *shape])).tolist()
-        losses = torch.zeros(num_batches, dtype=torch.float64)
+        lengths = [0] * ranks.world_size
+        lengths[ranks.rank] = len(self._losses)
+        *lengths, self._num_classes, counted = ranks.sum_(torch.tensor([*lengths, *shape])).tolist()
+        losses = torch.zeros(sum(lengths), dtype=torch.float64)
         # Every batch has its own place, so the ranks add zeros to it: no rounding depends on who evaluated it.
-        mine = share_of(num_batches, ranks.rank, ranks.world_size)
-        losses[mine.start : mine.stop] = torch.tensor(self._losses, dtype=torch.float64)
+        first = sum(lengths[: ranks.rank])
+        losses[first : first + len(self._losses)] = torch.tensor(self._losses, dtype=torch.float64)
         self._losses = ranks.sum_(losses).tolist()
         self._totals = ranks.sum_(torch.from_numpy(self._totals)).numpy()
         per_class = self._per_class if self._per_class.size else np.zeros((2, counted), dtype=np.int64)
