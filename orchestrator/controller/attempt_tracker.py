@@ -136,7 +136,7 @@ class Heartbeats:
         if beat is None or progress.phase != beat.phase:
             self._beats[attempt_id] = _Beat(phase=progress.phase, step=progress.step, at_s=now, seen_at_s=now)
             return ""
-        beat.silent_s += min(now - beat.seen_at_s, MAX_GAP_S)
+        beat.silent_s += _looked_s(beat.seen_at_s, now)
         beat.seen_at_s = now
         if progress.step != beat.step:
             beat.num_steps += max(0, progress.step - beat.step)
@@ -173,6 +173,11 @@ class Heartbeats:
 # ------------------------------------------------------------------------------------------------------ requests to end
 
 
+def _looked_s(seen_at_s: float, now: float) -> float:
+    """Seconds since the last poll that count; none where the clock was set back."""
+    return max(0.0, min(now - seen_at_s, MAX_GAP_S))
+
+
 @dataclass(slots=True, kw_only=True)
 class _StopRequest:
     reason: str
@@ -202,13 +207,13 @@ class StopRequests:
     def retry_or_kill(self, now: float) -> None:
         """Repeat requests that are due, and end attempts whose grace is over."""
         for attempt_id, stop in list(self._stops.items()):
-            stop.waited_s += min(now - stop.seen_at_s, MAX_GAP_S)
+            stop.waited_s += _looked_s(stop.seen_at_s, now)
             stop.seen_at_s = now
             if stop.waited_s >= stop.grace_s:
                 self._backend.kill(attempt_id, f"{stop.reason}; it had {stop.waited_s:.0f} s to end and did not")
                 # Reported as lost from now on; if the command is lost on its way, it is sent once more.
                 stop.waited_s = 0.0
-            elif now >= stop.ask_again_at_s:
+            elif not now < stop.ask_again_at_s <= now + _ASK_EVERY_S:
                 self._ask(attempt_id, now)
 
     def forget(self, attempt_id: str) -> None:

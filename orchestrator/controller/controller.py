@@ -88,6 +88,8 @@ class Controller:
         self._holder = holder
         self._on_alive = on_alive
         self._owned: OwnedSweeps | None = None
+        self._ended: set[str] = set()
+        """Attempts that run no more, by the latest reports."""
         limits = limits or AttemptLimits()
         self._health = NodeHealth(backend, store.uri)
         self._pricing = NodePricing()
@@ -185,7 +187,8 @@ class Controller:
         self._act(owned)
         self._tracker.stops.retry_or_kill(self._now())
         # Also of sweeps that cannot be served now: another cluster would do again what their attempts do.
-        self._keys.keep_claims([*(one.snapshot for one in owned.active()), *owned.shelved()], self._now())
+        snapshots = [*(one.snapshot for one in owned.active()), *owned.shelved()]
+        self._keys.keep_claims(snapshots, self._now(), ended=self._ended)
         self._drop_fenced(owned)
         self._show_progress(owned)
         return owned.num_appends != before
@@ -318,6 +321,7 @@ class Controller:
         asked = {attempt.attempt_id for owned_sweep in owned_sweeps for attempt in owned_sweep.snapshot.live_attempts}
         asked |= {attempt.attempt_id for snapshot in owned.shelved() for attempt in snapshot.live_attempts}
         asked |= self._tracker.orphans
+        self._ended = set()
         if not asked:
             return
         observed = self._backend.observe(sorted(asked), are_all=not owned.is_blind)
@@ -327,6 +331,7 @@ class Controller:
             # A controller that slept past its lease finds runners that do not talk to it any more. Its journals may be
             # open to it still, and there must never stand that they are lost.
             self._lease.verify()
+        self._ended = {attempt_id for attempt_id, one in reports.items() if one.status is not AttemptStatus.RUNNING}
         self._record(owned, owned_sweeps, reports)
         self._tracker.release_orphans(reports)
         self._tracker.retain(asked)

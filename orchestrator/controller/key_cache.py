@@ -10,7 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from orchestrator.core.errors import CorruptObjectError, IdentityMismatchError, NotFoundError
@@ -124,9 +124,17 @@ class KeyCache:
         for key in self._claims.end_waits(now):
             self.forget(key)
 
-    def keep_claims(self, snapshots: Sequence[Snapshot], now: float) -> None:
-        """Renew the claims of running jobs, and release those that no sweep here needs any more."""
-        live = {attempt.key: snapshot.sweep for snapshot in snapshots for attempt in snapshot.live_attempts}
+    def keep_claims(self, snapshots: Sequence[Snapshot], now: float, *, ended: Collection[str] = ()) -> None:
+        """Renew the claims of running jobs, and release those that no sweep here needs any more.
+
+        ``ended``: attempts that run no more, although a journal that cannot be written now has them as running.
+        """
+        live = {
+            attempt.key: snapshot.sweep
+            for snapshot in snapshots
+            for attempt in snapshot.live_attempts
+            if attempt.attempt_id not in ended
+        }
         self._claims.keep(live, now)
         idle = set(self._claims.held) - live.keys()
         self._claims.release(*sorted(idle - (_pending_keys(snapshots) if idle else set())))

@@ -21,6 +21,7 @@ MLFLOW_TOKEN_VARIABLE = "ORCHESTRATOR_MLFLOW_TOKEN_PATH"  # noqa: S105 - the var
 """Environment variable for all processes of the stack, so that they hide the token in their output."""
 METRICS_VARIABLE = "RAY_enable_metrics_collection"
 """Ray's variable; 1 in the environment of the start of a stack opens its metrics to all users of this machine."""
+_METRIC_PORTS = ("DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT")
 _NO_PORT = "65536"  # Ray has no switch for two of its three metrics servers; one that cannot start is a line in a log
 _FOREIGN = ("RAY_", "MLFLOW_")
 # Ray then takes 127.0.0.1 for the node's address, and all of its servers listen there only. The name is Ray's: it was
@@ -78,9 +79,9 @@ def _metrics(environment: Mapping[str, str]) -> dict[str, str]:
     """Ray's metrics ports require no token, and name sweeps and actors: they are opened only on request."""
     if environment.get(METRICS_VARIABLE, "0").lower() in {"1", "true"}:
         # Ray has one number for each of them, which another cluster of this machine may have: then it starts without.
-        dashboard, autoscaler = map(str, free_ports(2))
-        return {METRICS_VARIABLE: "1", "DASHBOARD_METRIC_PORT": dashboard, "AUTOSCALER_METRIC_PORT": autoscaler}
-    return {METRICS_VARIABLE: "0", "DASHBOARD_METRIC_PORT": _NO_PORT, "AUTOSCALER_METRIC_PORT": _NO_PORT}
+        ports = zip(_METRIC_PORTS, free_ports(len(_METRIC_PORTS)), strict=True)
+        return {METRICS_VARIABLE: "1"} | {name: environment.get(name) or str(port) for name, port in ports}
+    return {METRICS_VARIABLE: "0"} | dict.fromkeys(_METRIC_PORTS, _NO_PORT)
 
 
 def python_path(environment: Mapping[str, str]) -> str:

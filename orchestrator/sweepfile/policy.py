@@ -21,7 +21,10 @@ _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def _deadline(text: str) -> str:
-    if not duration_s(text) and moment_s(text) is None:
+    moment = moment_s(text)
+    if moment is not None and moment not in POLICY_RANGES["deadline_s"]:
+        raise PydanticCustomError("refused", "{value} is outside of the years 1 to 9999 (UTC)", {"value": repr(text)})
+    if not duration_s(text) and moment is None:
         message = (
             "{value} is neither a duration above zero ('90m', '36h', '3d', counted from submission) nor a moment with "
             "its time zone ('2026-12-01T18:00:00+01:00')"

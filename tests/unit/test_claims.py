@@ -292,6 +292,21 @@ def test_claim_stays_while_its_sweep_cannot_be_served(harm: str, monkeypatch: py
     assert claim.expires_at_s > lab.clock()
 
 
+def test_claim_of_an_attempt_that_ended_while_its_journal_is_damaged_is_given_up() -> None:
+    job = make_job("pretrain/a")
+    lab = Lab([job], {job.name: [Hang()]})
+    lab.tick()
+    [attempt] = lab.backends["a"].launched
+    lab.store.put(journal_segment("one", len(lab.store.list_children(journal_folder("one")))), b"{}")
+    lab.controllers["a"].wake("one")
+    lab.tick("a")
+    lab.backends["a"].kill(attempt.attempt_id, "its node is gone")
+    for _ in range(30):
+        lab.clock.advance(10.0)
+        lab.tick("a", "b")
+    assert lab.launches() == {job.name: 2}
+
+
 def lab_progress_sweeps(lab: Lab) -> set[str]:
     return {sweep for sweep in ("one", "two") if client.read_progress(lab.store, sweep)}
 

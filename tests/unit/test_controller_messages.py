@@ -95,6 +95,20 @@ def test_attempt_that_does_not_stop_is_killed_after_its_grace(tmp_path: Path) ->
     assert "had 12" in failure.message
 
 
+def test_attempt_is_asked_and_killed_in_time_though_the_clock_was_set_back(tmp_path: Path) -> None:
+    world = make_world(tmp_path, dataset_tree=[Hang(obeys=0), Succeed()])
+    start(world, "dataset/tree")
+    tell(world, client.pause, running=Running.CHECKPOINT)
+    world.tick()
+    num_asked = len(world.backend.stopped)
+    world.clock.advance(-3600.0)
+    for _ in range(int(ATTEMPT_STOP_GRACE_S / 10) + 2):
+        world.clock.advance(10.0)
+        world.tick()
+    assert len(world.backend.stopped) > num_asked
+    assert world.backend.killed
+
+
 def test_attempt_that_could_not_save_in_an_outage_is_not_killed_at_the_first_look_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

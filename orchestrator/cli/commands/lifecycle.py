@@ -29,7 +29,7 @@ from orchestrator.services.terminal import confirmed, stderr_console
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.values import PriorityClass
+from orchestrator.sweepfile.values import POLICY_RANGES, PriorityClass
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Running, SweepLedger
 from orchestrator.sweeps.lease import read_lease
@@ -229,11 +229,14 @@ def parse_priority(text: str) -> int:
     if text.lower() in names:
         return names[text.lower()]
     try:
-        return int(text)
+        priority = int(text)
     except ValueError:
         listed = ", ".join(f"{name} ({number})" for name, number in names.items())
         message = f"priority {text!r} is neither a whole number nor one of {listed}"
         raise typer.BadParameter(message) from None
+    if priority not in POLICY_RANGES["priority"]:
+        raise typer.BadParameter(f"priority {priority} is outside of [-1000, 1000]")
+    return priority
 
 
 def send_request(
