@@ -79,8 +79,9 @@ def _metrics(environment: Mapping[str, str]) -> dict[str, str]:
     """Ray's metrics ports require no token, and name sweeps and actors: they are opened only on request."""
     if environment.get(METRICS_VARIABLE, "0").lower() in {"1", "true"}:
         # Ray has one number for each of them, which another cluster of this machine may have: then it starts without.
-        ports = zip(_METRIC_PORTS, free_ports(len(_METRIC_PORTS)), strict=True)
-        return {METRICS_VARIABLE: "1"} | {name: environment.get(name) or str(port) for name, port in ports}
+        chosen = dict(zip(_METRIC_PORTS, map(str, free_ports(len(_METRIC_PORTS))), strict=True))
+        given = {name: environment.get(name, "") for name in _METRIC_PORTS}
+        return {METRICS_VARIABLE: "1", **chosen} | {n: port for n, port in given.items() if port not in {"", _NO_PORT}}
     return {METRICS_VARIABLE: "0"} | dict.fromkeys(_METRIC_PORTS, _NO_PORT)
 
 

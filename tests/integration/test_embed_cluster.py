@@ -201,7 +201,7 @@ def test_embed_by_two_ranks_gives_the_same_bytes(embedded: Plane, tmp_path: Path
         said = raise_errors(pool.run(tmp_path, 2, embed_in_gang, tmp_path, other.embed()))
     finally:
         pool.close()
-    assert said == ["committed [256, 768, 1100]", "already_committed [512, 1024]"]
+    assert said == ["committed [256, 512, 768]", "already_committed [1024, 1100]"]
     everything, whole = np.arange(NUM_TRAIN), embedded.features(embedded.embed())
     assert other.features(other.embed()).take(everything).tobytes() == whole.take(everything).tobytes()
 

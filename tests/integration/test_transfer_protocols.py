@@ -309,7 +309,8 @@ def test_features_of_another_split_are_refused(ran: Ran) -> None:
 
 def measure_in_gang(rank: int, world_size: int, folder: Path, request: JobRequest) -> tuple[float, float]:
     """With six batches of validation samples: four ranks do not have the same number of them."""
-    probe.EVAL_BATCH_SIZE = samples.EVAL_BATCH_SIZE = 16  # type: ignore[misc] # in a process of this test
+    for module in (probe, samples):
+        vars(module)["EVAL_BATCH_SIZE"] = 16  # in a process of this test
     store = LocalStore(folder / "store")
     scratch = folder / f"scratch{rank}"
     scratch.mkdir(exist_ok=True)

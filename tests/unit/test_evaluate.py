@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workloads.data.index import SplitIndex
-from workloads.runtime.ranks import Ranks
+from workloads.runtime.ranks import Ranks, share_of
 from workloads.train.evaluate import EvalInputs, EvalLevel, OutcomeTally, evaluate, order_digest
 from workloads.train.freezing import freeze, train_mode
 from workloads.train.linear_form import Targets
@@ -47,6 +47,7 @@ class Split:
 
     def batches(self, size: int, *, rank: int = 0, world_size: int = 1) -> list[EvalInputs]:
         starts = range(0, len(self.logits_NK), size)
+        mine = share_of(len(starts), rank, world_size)
         return [
             EvalInputs(
                 inputs=self.logits_NK[start : start + size],
@@ -54,8 +55,7 @@ class Split:
                 subsets_B=self.subsets_N[start : start + size],
                 ordinals_B=np.arange(start, min(start + size, len(self.logits_NK))),
             )
-            for number, start in enumerate(starts)
-            if number % world_size == rank
+            for start in starts[mine.start : mine.stop]
         ]
 
 

@@ -212,9 +212,13 @@ def test_stack_is_tended_while_the_store_does_not_answer():
 def test_metrics_servers_of_a_stack_have_ports_of_their_own(tmp_path, monkeypatch):
     """Ray has one number for each, and a second cluster of the machine would start without, or show the first one's."""
     names = ("DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT")
-    assert {child_environment(tmp_path)[name] for name in names} == {"65536"}
+    found = child_environment(tmp_path)
+    assert {found[name] for name in names} == {"65536"}
+    for name in names:
+        monkeypatch.setenv(name, found[name])  # as a process of a stack without metrics has it
     monkeypatch.setenv(METRICS_VARIABLE, "1")
-    ports = [int(child_environment(tmp_path)[name]) for name in names]
+    found = child_environment(tmp_path)
+    ports = [int(found[name]) for name in names]
     assert len(set(ports)) == 2
     assert all(FIRST_PORT <= port < LAST_PORT for port in ports)  # not Ray's own, which are above
     monkeypatch.setenv(names[1], "9999")
