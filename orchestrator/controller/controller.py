@@ -39,7 +39,8 @@ from orchestrator.state.snapshot import Attempt, JobTable, Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
-from orchestrator.sweepfile.values import POLICY_RANGES, Policy
+from orchestrator.sweepfile.policy import POLICY_RANGES, policy_problem
+from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
 from orchestrator.sweeps.inbox_polling import is_time
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
@@ -527,7 +528,7 @@ class _News:
 def _check_numbers(_: ClusterView, snapshot: Snapshot) -> None:
     """Raise ``ControllerError`` for a policy or priority that no client can have set: earlier versions took any."""
     plan, priorities = snapshot.plan, POLICY_RANGES["priority"]
-    problem = "" if plan is None else plan.policy.problem
+    problem = "" if plan is None else policy_problem(plan.policy)
     if not problem and snapshot.priority is not None and snapshot.priority not in priorities:
         problem = f"its priority is {snapshot.priority!r:.80}, which is not {priorities}"
     if problem:

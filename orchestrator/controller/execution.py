@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TypeAlias
 
 from orchestrator.backends.protocol import ANYWHERE, Backend, Placement
@@ -122,7 +123,9 @@ class Executor:
         side.
         """
         batches: list[_Batch] = []
-        mtbf = _ObservedMtbf(owned, now)
+        # Once for each expected value in a batch: all jobs of all sweeps tell it.
+        snapshots = [owned_sweep.snapshot for owned_sweep in owned.all()]
+        mtbf_s = cache(lambda prior_s: observed_mtbf_s(snapshots, prior_s=prior_s, now=now))
         with self._pool.batch(self._on_alive) as requests:
             numbers = [
                 requests.start(self._claim, one.snapshot, command, now)
@@ -142,7 +145,7 @@ class Executor:
                     batch = _Batch(owned_sweep=owned_sweep)
                     for command, number in pairs:
                         self._on_alive()
-                        self._add(batch, mtbf, command, number, now)
+                        self._add(batch, mtbf_s, command, number, now)
                     batches.append(batch)
         return batches
 
@@ -192,7 +195,7 @@ class Executor:
     def _add(
         self,
         batch: _Batch,
-        mtbf: _ObservedMtbf,
+        mtbf_s: Callable[[float], float],
         command: Command,
         number: Callable[[], Claim | int] | None,
         now: float,
@@ -200,7 +203,7 @@ class Executor:
         owned_sweep = batch.owned_sweep
         if isinstance(command, LaunchJob):
             if number is not None:
-                self._add_launch(batch, mtbf, command, number(), now)
+                self._add_launch(batch, mtbf_s, command, number(), now)
         elif isinstance(command, StopAttempt):
             batch.stops.append(_StopOrder(attempt_id=command.attempt_id, reason="nobody wants its outcome any more"))
         elif isinstance(command, PreemptAttempt):
@@ -223,7 +226,7 @@ class Executor:
         )
 
     def _add_launch(
-        self, batch: _Batch, mtbf: _ObservedMtbf, command: LaunchJob, number: Claim | int, now: float
+        self, batch: _Batch, mtbf_s: Callable[[float], float], command: LaunchJob, number: Claim | int, now: float
     ) -> None:
         owned_sweep = batch.owned_sweep
         snapshot = owned_sweep.snapshot
@@ -233,7 +236,7 @@ class Executor:
             owned_sweep.board.show(job.name, "", Progress(phase=reason))
             return
         owned_sweep.board.remove(job.name)
-        given = _as_given(_with_history(job, snapshot.jobs[job.name], mtbf), command)
+        given = _as_given(_with_history(job, snapshot.jobs[job.name], mtbf_s), command)
         request = make_request(plan, given, number)
         placement = Placement(nodes=command.nodes, exclude=command.exclude)
         batch.launches.append(_Launch(request=request, resources=given.resources, placement=placement))
@@ -291,27 +294,12 @@ def _sweep_event_of(command: FinishSweep | TripSweep | ExcludeNode, now: float) 
             return events.NodeExcluded(at_s=now, node=command.node, reason=command.reason, until_s=command.until_s)
 
 
-class _ObservedMtbf:
-    """The mean time between failures by what was expected of it, as of one batch: all jobs of all sweeps tell it."""
-
-    def __init__(self, owned: OwnedSweeps, now: float) -> None:
-        self._owned, self._now = owned, now
-        self._known: dict[float, float] = {}
-
-    def of(self, prior_s: float) -> float:
-        """Seconds; ``prior_s`` is what the plan expects, which few jobs of a cluster differ in."""
-        if prior_s not in self._known:
-            snapshots = [owned_sweep.snapshot for owned_sweep in self._owned.all()]
-            self._known[prior_s] = observed_mtbf_s(snapshots, prior_s=prior_s, now=self._now)
-        return self._known[prior_s]
-
-
-def _with_history(job: Job, view: JobView, mtbf: _ObservedMtbf) -> Job:
+def _with_history(job: Job, view: JobView, mtbf_s: Callable[[float], float]) -> Job:
     """A job whose execution knows how attempts ended so far, which the plan cannot."""
     execution = replace(job.execution, memory_retries=view.failures.get(FailureKind.OUT_OF_MEMORY, 0))
     if execution.checkpoint_mtbf_s:
         # The plan says only where to start from.
-        execution = replace(execution, checkpoint_mtbf_s=mtbf.of(execution.checkpoint_mtbf_s))
+        execution = replace(execution, checkpoint_mtbf_s=mtbf_s(execution.checkpoint_mtbf_s))
     return replace(job, execution=execution)
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -12,12 +15,69 @@ from pydantic_core import PydanticCustomError
 from orchestrator.sweepfile.fields import Count, Strict
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.resources import ResourceGroups, ResourcesSpec
-from orchestrator.sweepfile.values import POLICY_RANGES, Policy, PriorityClass
+from orchestrator.sweepfile.values import Policy, PriorityClass
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberRange:
+    """The numbers that a field takes, in sweep files and in messages; never NaN, an infinity or a boolean."""
+
+    least: int
+    excludes_least: bool = False
+    most: int | None = None
+    is_whole: bool = False
+    is_optional: bool = False
+    """Whether it may be None, which is no bound."""
+
+    def __contains__(self, value: object) -> bool:
+        if value is None:
+            return self.is_optional
+        if isinstance(value, bool) or not isinstance(value, int if self.is_whole else int | float):
+            return False
+        is_above = value > self.least if self.excludes_least else value >= self.least
+        return is_above and value <= (sys.float_info.max if self.most is None else self.most)
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """Arguments of a field of the schema."""
+        least = {"gt" if self.excludes_least else "ge": self.least}
+        return least if self.most is None else {**least, "le": self.most}
+
+    def __str__(self) -> str:
+        number = "a whole number" if self.is_whole else "a number"
+        least = f"above {self.least}" if self.excludes_least else f"from {self.least} on"
+        return f"{number} {least}" + (f", at most {self.most}" if self.most is not None else "")
+
+
+POLICY_RANGES: Mapping[str, NumberRange] = {
+    "priority": NumberRange(least=-1000, most=1000, is_whole=True),
+    "weight": NumberRange(least=0, excludes_least=True, most=1000),
+    "max_gpus": NumberRange(least=0, excludes_least=True, is_optional=True),
+    "max_concurrent": NumberRange(least=1, is_whole=True, is_optional=True),
+    "max_failures": NumberRange(least=1, is_whole=True),
+    "max_preemptions": NumberRange(least=0, most=1000, is_whole=True),
+    "breaker": NumberRange(least=0, most=100_000, is_whole=True),
+    "gpu_hours": NumberRange(least=0, excludes_least=True, is_optional=True),
+    "cost": NumberRange(least=0, excludes_least=True, is_optional=True),
+    "gpu_hour_price": NumberRange(least=0),
+    # Moments that have a date: the years 1 to 9999.
+    "deadline_s": NumberRange(least=-62_135_596_800, most=253_402_300_799, is_optional=True),
+    "time_limit_s": NumberRange(least=0, excludes_least=True, is_optional=True),
+}
+"""By field of ``Policy``. The schema takes its ranges from here, and so does the check of plans in messages."""
 PriorityName = Literal["low", "normal", "high", "urgent"]
 Priority = Annotated[int, Field(**POLICY_RANGES["priority"].bounds)]
 _DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[mhd])")
 _UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+def policy_problem(policy: Policy) -> str:
+    """Which value of a policy no sweep file can have given it, and what it can be; empty if all are sound."""
+    for name, numbers in POLICY_RANGES.items():
+        if (value := getattr(policy, name)) not in numbers:
+            return f"policy.{name} is {value!r:.80}, which is not {numbers}"
+    flag: Any = policy.fails_on_expectations  # of a plan that was read, it may be anything
+    return "" if isinstance(flag, bool) else f"policy.fails_on_expectations is {flag!r:.80}, which is no boolean"
 
 
 def _deadline(text: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any, Self, TypeAlias
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.core.number_range import NumberRange
 
 BLOCK_FACTOR = "block"
 """The factor whose values are the named blocks of ``pretrain:``."""
@@ -460,37 +459,10 @@ class Policy:
         bounds += [self.cost / self.gpu_hour_price] if self.cost is not None and self.gpu_hour_price else []
         return min(bounds, default=None)
 
-    @property
-    def problem(self) -> str:
-        """Which of its values no sweep file can have given it, and what it can be; empty if all are sound."""
-        for name, numbers in POLICY_RANGES.items():
-            if (value := getattr(self, name)) not in numbers:
-                return f"policy.{name} is {value!r:.80}, which is not {numbers}"
-        flag: Any = self.fails_on_expectations  # of a plan that was read, it may be anything
-        return "" if isinstance(flag, bool) else f"policy.fails_on_expectations is {flag!r:.80}, which is no boolean"
-
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``dataclasses.asdict``."""
         return cls(**{**document, "users": tuple(document.get("users", ()))})
-
-
-POLICY_RANGES: Mapping[str, NumberRange] = {
-    "priority": NumberRange(least=-1000, most=1000, is_whole=True),
-    "weight": NumberRange(least=0, excludes_least=True, most=1000),
-    "max_gpus": NumberRange(least=0, excludes_least=True, is_optional=True),
-    "max_concurrent": NumberRange(least=1, is_whole=True, is_optional=True),
-    "max_failures": NumberRange(least=1, is_whole=True),
-    "max_preemptions": NumberRange(least=0, most=1000, is_whole=True),
-    "breaker": NumberRange(least=0, most=100_000, is_whole=True),
-    "gpu_hours": NumberRange(least=0, excludes_least=True, is_optional=True),
-    "cost": NumberRange(least=0, excludes_least=True, is_optional=True),
-    "gpu_hour_price": NumberRange(least=0),
-    # Moments that have a date: the years 1 to 9999.
-    "deadline_s": NumberRange(least=-62_135_596_800, most=253_402_300_799, is_optional=True),
-    "time_limit_s": NumberRange(least=0, excludes_least=True, is_optional=True),
-}
-"""By field of ``Policy``. The schema takes its ranges from here, and so does the check of plans in messages."""
 
 
 # --------------------------------------------------------------------------------------------------------------- notify

@@ -30,6 +30,7 @@ from orchestrator.state.events import (
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.protocol import ObjectStore, check_name
+from orchestrator.sweepfile.policy import policy_problem
 from orchestrator.sweeps.ledger import SweepLedger, misaddressed, write_provenance
 from orchestrator.sweeps.requests import ClientMessage, Consent, Message, RefusalError, Submit, Superseded, Unreadable
 
@@ -127,7 +128,7 @@ def _misfit(plan: Plan, sweep: str, store_uri: str) -> str:
         return f"the plan names the store {plan.store_uri}, this controller serves {store_uri}; submit to that one"
     # The scheduler compares these with those of other sweeps: one that it cannot compare would stop them all.
     owner: object = plan.owner
-    problem = plan.policy.problem or ("" if isinstance(owner, str) else f"its owner {owner!r:.80} is no name")
+    problem = policy_problem(plan.policy) or ("" if isinstance(owner, str) else f"its owner {owner!r:.80} is no name")
     return f"{problem}; plan the sweep again with `orchestrator`" if problem else ""
 
 

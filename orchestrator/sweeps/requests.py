@@ -36,7 +36,7 @@ from orchestrator.storage.bounds import PLAN_BYTES, check_writable
 from orchestrator.storage.layout import MARKERS, inbox_folder, inbox_message, marker_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
-from orchestrator.sweepfile.values import POLICY_RANGES
+from orchestrator.sweepfile.policy import POLICY_RANGES
 from orchestrator.sweeps.ledger import check_exists
 
 _HOPELESS = (JobState.FAILED, JobState.SKIPPED, JobState.CANCELLED)

@@ -105,7 +105,7 @@ class ProbeTask(ImageTask):
         for batch in range(first, stop):
             start, end = share(batch * size, (batch + 1) * size)
             ordinals_B = features.present(order, start, end)
-            targets = _sent(self._samples.train.labels.take(ordinals_B), self._job.device)
+            targets = _copy_to(self._samples.train.labels.take(ordinals_B), self._job.device)
             yield TrainInputs(inputs=features.take(ordinals_B), targets=targets)
 
     def _fresh_batches(
@@ -264,7 +264,7 @@ class Features:
 
     def take(self, ordinals_B: NDArray[np.int64]) -> Tensor:
         """Features (B, num_features) of samples that are there."""
-        return self.features_NF[_sent(self.rows[ordinals_B], self.features_NF.device)]
+        return self.features_NF[_copy_to(self.rows[ordinals_B], self.features_NF.device)]
 
     def present(self, order: Order, start: int, stop: int) -> NDArray[np.int64]:
         """Ordinals at the positions ``start <= p < stop``; what could not be decoded is replaced as in loading.
@@ -288,7 +288,7 @@ class Features:
         raise BadDataError(message + "look at the shards")
 
 
-def _sent(values: NDArray[Any], device: torch.device) -> Tensor:
+def _copy_to(values: NDArray[Any], device: torch.device) -> Tensor:
     """An array on the device, without waiting for what the device still does, as copies of pageable memory may."""
     tensor = torch.from_numpy(values)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

@@ -94,7 +94,11 @@ def attempt_place(
         folder: first part of the scratch folder's name.
         on_error: called with the error that ends the attempt, before its log is stored, which may take long.
     """
-    gpu_share = assigned_gpu_share()
+    num_gpus = assigned_gpus()
+    if not num_gpus:
+        # Ray leaves the variable as the node has it. Where that names GPUs, as on Slurm, a job that asked for none
+        # would compute on one of them, beside the attempt to which it is assigned.
+        os.environ[_VISIBLE_GPUS] = ""
     store, cache = open_store(request.store_uri), make_cache()
     with scratch_folder(folder) as scratch:
         # The log lies beside the scratch directory: a job may empty its scratch.
@@ -102,26 +106,21 @@ def attempt_place(
         with AttemptLog(store, log_name, log_path, every_s=settings.log_every_s):
             try:
                 process = logged_process(log_path, log_name)
-                yield AttemptPlace(store=store, scratch=scratch, cache=cache, process=process, gpu_share=gpu_share)
+                yield AttemptPlace(
+                    store=store, scratch=scratch, cache=cache, process=process, gpu_share=min(1.0, num_gpus or 1.0)
+                )
             except BaseException as error:
                 traceback.print_exc(file=sys.stderr)  # into the attempt's log
                 on_error(error)
                 raise
 
 
-def assigned_gpu_share() -> float:
-    """The share of one GPU that Ray assigned to this process, 1 for whole ones. Without any, all GPUs are hidden.
-
-    Ray leaves the variable of a process without GPUs as its node has it. Where that names GPUs, as on Slurm, a job that
-    asked for none would compute on one of them, beside the attempt to which it is assigned.
-    """
+def assigned_gpus() -> float:
+    """GPUs that Ray has assigned to this process, or the part of one; 1 outside of Ray's workers."""
     context = ray.get_runtime_context()
     if context.worker.mode != ray.WORKER_MODE:
         return 1.0
-    num_gpus: float = context.get_assigned_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
-    if not num_gpus:
-        os.environ[_VISIBLE_GPUS] = ""
-    return min(1.0, num_gpus or 1.0)
+    return float(context.get_assigned_resources().get("GPU", 0.0))  # type: ignore[no-untyped-call]
 
 
 def retire_reason(outcome: JobFailure) -> str:

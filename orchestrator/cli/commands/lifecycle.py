@@ -29,7 +29,8 @@ from orchestrator.services.terminal import confirmed, stderr_console
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.values import POLICY_RANGES, PriorityClass
+from orchestrator.sweepfile.policy import POLICY_RANGES
+from orchestrator.sweepfile.values import PriorityClass
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Running, SweepLedger
 from orchestrator.sweeps.lease import read_lease

@@ -23,11 +23,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.planning.estimate.power import CONFIDENCE
+from orchestrator.report.statistics.intervals import NO_SPREAD
 from orchestrator.sweepfile.values import Expectation, Level, cell_name
 
 Floats = NDArray[np.float64]
-_NO_SPREAD = 1e-12
-"""Relative to the values: what is left of a spread of zero after rounding."""
 
 
 class Judgement(StrEnum):
@@ -170,7 +169,7 @@ def _jackknife(contrast: _Contrast, runs: SimulationRuns) -> _Measured:
     outcomes = [_are_outcomes(runs.values[metric]) for metric, _ in contrast.columns]
     untried_N = np.where(outcomes, (values_SN == 0).all(axis=0) * 1.0 - (values_SN == 1).all(axis=0), 0.0)
     spread_N, scale_N = np.ptp(values_SN, axis=0), np.abs(values_SN).max(axis=0)
-    is_flat = bool((spread_N <= _NO_SPREAD * scale_N).all()) or error <= _NO_SPREAD * abs(value)
+    is_flat = bool((spread_N <= NO_SPREAD * scale_N).all()) or error <= NO_SPREAD * abs(value)
     return _Measured(
         contrast=contrast,
         value=value if np.isfinite(value) else None,
