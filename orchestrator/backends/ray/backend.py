@@ -403,7 +403,9 @@ class RayBackend:
                 progress=Progress(phase=RECONNECTING),
                 placed_for_s=None,
             )
-        return replace(lost(attempt_id, "no runner of this cluster has it"), placed_for_s=None)
+        return replace(
+            lost(attempt_id, "its runner has ended: no runner of this cluster works on it"), placed_for_s=None
+        )
 
 
 def _waits_for_room(link: RunnerLink) -> bool:

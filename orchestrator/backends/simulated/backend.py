@@ -138,7 +138,7 @@ class SimulatedBackend:
         if self.is_stale:
             return AttemptReport(attempt_id=attempt_id, status=AttemptStatus.OVERTAKEN)
         if attempt is None:
-            return _lost(attempt_id, "no runner of this cluster has it")
+            return _lost(attempt_id, "its runner has ended: no runner of this cluster works on it")
         is_reachable = not self._flaps(attempt_id)
         if attempt.report is not None and is_reachable and not self._strikes(self.turbulence.report_late):
             if attempt.report.failure is not None and self._strikes(self.turbulence.wrong_blame):
