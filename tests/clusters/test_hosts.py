@@ -63,6 +63,7 @@ class Site:
             **aws,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
+            "RAY_worker_niceness": "0",  # other tests run beside it, and would starve it
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "ORCHESTRATOR_DIRECTORY": str(folder / "project"),

@@ -57,6 +57,7 @@ class Lab:
         self.variables = {
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
+            "RAY_worker_niceness": "0",  # other tests run beside it, and would starve it
             "ORCHESTRATOR_DIRECTORY": str(folder / "project"),
             "ORCHESTRATOR_STORE": self.store.uri,
             "ORCHESTRATOR_STORE_SHARED": "true",

@@ -48,6 +48,7 @@ def problems_of(tmp_path: Path, text: str) -> list[str]:
     return [line.replace(f"{tmp_path}/", "") for line in caught.value.problems]
 
 
+@pytest.mark.slow
 def test_sweep_of_the_page_runs_with_a_plugin_of_each_kind(installed: None, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(TEXT)
     sweep, text = load_sweep(str(tmp_path / "sweep.yaml"))
@@ -79,6 +80,7 @@ def _check_identities(plan: Plan) -> None:
     assert (recipe["augment_plugin"], recipe["augment_arguments"]) == (f"{REFERENCE}:erase", {"side": 4})
 
 
+@pytest.mark.slow
 def test_wrong_arguments_of_each_kind_are_refused_at_their_place(installed: None, tmp_path: Path) -> None:
     text = TEXT.replace("letters: 2", "letters: 0").replace("width: 16", "width: sixteen")
     text = text.replace("gamma: 1.5", "gama: 1.5").replace("side: 4", "share: 2")
