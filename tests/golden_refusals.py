@@ -30,7 +30,7 @@ from unittest.mock import patch
 import yaml
 
 from orchestrator.core.plugins import LABEL_SPACES, OBJECTIVES
-from orchestrator.sweepfile.labels import Counted
+from orchestrator.sweepfile.label_counts import Counted
 from orchestrator.sweepfile.survey import table_of
 from tests.commands import Ended, run_captured
 from tests.scripted_sweep import World, diamond

@@ -19,7 +19,8 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.dataset_files import DatasetFile, ShardEntry
 from orchestrator.sweepfile.datasets import Survey
-from orchestrator.sweepfile.labels import Counted, Definition, LabelSources
+from orchestrator.sweepfile.label_counts import Counted, Definition
+from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.load import canonical_text, shipped_recipes
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
 from orchestrator.sweepfile.parse.tree import _compose

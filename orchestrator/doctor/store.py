@@ -37,11 +37,12 @@ def store_checks(uri: str) -> Iterator[Check]:
         impatient = Impatient(bucket, prefix)
         yield from s3_checks(impatient)
         yield from _object_checks(impatient.store, "bucket")
-    else:
-        assert isinstance(store, LocalStore)  # noqa: S101 - for the type checker
+    elif isinstance(store, LocalStore):
         root = store.root
         yield Check(name="folder", run=lambda: _check_folder(root), needs=["store URI"])
         yield from _object_checks(store, "folder")
+    else:
+        yield from _object_checks(store, "store URI")
 
 
 def check_free_space(folder: Path, purpose: str) -> str:

@@ -7,8 +7,8 @@ has its computation in ``workloads.labels.rules`` and a short name in ``orchestr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -18,6 +18,7 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import SYNSET, Count, OneRule, Seed, Strict, canonical, refuse_unread
+from orchestrator.sweepfile.label_counts import CountClasses, Counted, Definition, check_declared, counted_as_declared
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
@@ -26,7 +27,6 @@ from orchestrator.sweepfile.values import Dataset, LabelSpace
 AtLeastTwo = Annotated[int, Field(ge=2)]
 ClassName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
 Synset = Annotated[str, Field(pattern=SYNSET)]
-Definition = Mapping[str, Any]
 _LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
 _TAXONOMIC_CLASS = "taxonomic_class"  # name of the rank "class" where `class` numbers the leaf classes
 
@@ -180,89 +180,7 @@ class LabelEntry(OneRule):
         return self
 
 
-# ------------------------------------------------------------------------------------------- how many classes they have
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Counted:
-    """The data plane's answer for one definition."""
-
-    num_classes: int = 0
-    multi_label: bool = False
-    """A leaf class has several targets."""
-    space: Definition = field(default_factory=dict)
-    """The definition with the digests of its files."""
-    problem: str = ""
-    """Why it does not fit the data set; empty if it fits."""
-    files: Mapping[str, str] = field(default_factory=dict)
-    """Where its files lie, as absolute paths or URIs."""
-
-
-def counted_as_declared(
-    complaints: Complaints,
-    name: str,
-    entry: LabelEntry,
-    *,
-    dataset: Dataset,
-    known: Sequence[int],
-    spaces: Sequence[Definition],
-) -> list[Counted]:
-    """The label spaces of an entry whose data set is not there.
-
-    Args:
-        complaints: takes what is wrong: a number that neither the rule nor the file tells.
-        name: of the entry.
-        entry: what the file says.
-        dataset: the declared one.
-        known: numbers of classes that follow from the rule, 0 where they do not.
-        spaces: their definitions.
-    """
-    declared = entry.num_classes or ()
-    numbers = list(declared) if len(declared) == len(spaces) else list(known)
-    if not all(numbers):
-        what = "is not there" if dataset.missing else "is not listed"
-        message = f"data set '{dataset.name}' {what}, so its classes cannot be counted; declare num_classes here"
-        complaints.add(("labels", name), f"{message}, or make its files available ({dataset.uncounted})")
-    return [
-        Counted(num_classes=max(2, number), space=space, multi_label=_has_many_targets(space))
-        for number, space in zip(numbers, spaces, strict=True)
-    ]
-
-
-def check_declared(name: str, entry: LabelEntry, spaces: Sequence[LabelSpace], complaints: Complaints) -> None:
-    """Complain where label spaces have other numbers of classes than their entry declares."""
-    if entry.num_classes is None or not spaces:
-        return
-    path: Path = ("labels", name, "num_classes")
-    if len(entry.num_classes) != len(spaces):
-        message = f"{len(entry.num_classes)} numbers for {len(spaces)} label spaces; give one for each"
-        complaints.add(path, message)
-        return
-    for position, (space, number) in enumerate(zip(spaces, entry.num_classes, strict=True)):
-        if not space.num_classes:
-            message = f"the number of classes of '{space.name}' follows from the clusters; remove the line"
-            complaints.add((*path, position), message)
-        elif space.num_classes != number:
-            message = f"{number} is declared, but '{space.name}' has {space.num_classes} classes; correct one"
-            complaints.add((*path, position), message)
-
-
-def _has_many_targets(space: Definition) -> bool:
-    """Whether a class may have several targets, according to the rule."""
-    rule = space.get("wordnet", {})
-    is_level: bool = rule.get("level", 0) > 0 and rule.get("paths") == "all"
-    return is_level
-
-
 # ------------------------------------------------------------------------------------------------- what they resolve to
-
-
-class CountClasses(Protocol):
-    """Asks the data plane for facts that need the class table and other files."""
-
-    def __call__(
-        self, dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]
-    ) -> Sequence[Counted]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -354,12 +272,12 @@ class _LabelResolver:
             return []
         if entry.clusters is not None:
             spaces = self._clusters(name, entry, entry.clusters, dataset)
-            check_declared(name, entry, spaces, self._complaints)
+            check_declared(name, entry.num_classes, spaces, self._complaints)
             return spaces
         drafts = list(_RULES[_rule_of(entry)](self, name, entry, dataset))
         modifiers: dict[str, Any] = {} if entry.classes is None else {"classes": _choice(entry.classes)}
         found = self._counted(name, entry, dataset, drafts, modifiers)
-        check_declared(name, entry, found, self._complaints)
+        check_declared(name, entry.num_classes, found, self._complaints)
         return found
 
     def _counted(
@@ -372,7 +290,8 @@ class _LabelResolver:
             found = [Counted(num_classes=draft.num_classes, space=space) for draft, space in pairs]
         elif dataset.uncounted:
             numbers = [draft.num_classes or draft.num_within for draft in drafts]
-            found = counted_as_declared(self._complaints, name, entry, dataset=dataset, known=numbers, spaces=spaces)
+            given = entry.num_classes or ()
+            found = counted_as_declared(self._complaints, name, given, dataset=dataset, known=numbers, spaces=spaces)
         elif self._count is None:
             self._complaints.add(("labels", name), "its classes can only be counted where the data set can be read")
             return []

@@ -54,7 +54,7 @@ from orchestrator.sweepfile.datasets import (
     Surveys,
     source_arguments,
 )
-from orchestrator.sweepfile.labels import Counted, Definition
+from orchestrator.sweepfile.label_counts import Counted, Definition
 from orchestrator.sweepfile.parse.tree import Path as TreePath
 from orchestrator.sweepfile.parse.tree import Tree
 from orchestrator.sweepfile.sweep import SweepSpec

@@ -8,6 +8,7 @@ import secrets
 import threading
 from collections import namedtuple
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,12 @@ from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
 from orchestrator.core.checks import Check, Verdict, run_checks
 from orchestrator.core.errors import OrchestratorError, StorageError, UnsupportedStoreError
+from orchestrator.doctor.store import store_checks
 from orchestrator.stack.description import BUCKET
+from orchestrator.storage.local import FILE
 from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.store import S3Store
+from orchestrator.testing.memory_store import MemoryStore
 from tests.s3_proxy import Damage, Faults, faulty_proxy
 from tests.s3_server import s3_server
 
@@ -247,6 +251,14 @@ def test_doctor_tracking_that_cannot_work_fails(doctor: Doctor, tmp_path: Path, 
 
 
 # ----------------------------------------------------------------------------------------------------------- checks
+def test_doctor_store_of_another_scheme_has_the_checks_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    another = replace(FILE, name="memory", check=lambda *_: None, open=lambda *_: MemoryStore())
+    monkeypatch.setattr("orchestrator.storage.open._SCHEMES", {"memory": another})
+    judged = list(run_checks(list(store_checks("memory://here"))))
+    assert [found.name for found in judged][:2] == ["store URI", "read and write"]
+    assert {found.verdict for found in judged} == {Verdict.OK}
+
+
 def test_check_that_hangs_ends_at_its_limit() -> None:
     never = threading.Event()
     (result,) = run_checks([Check(name="slow", run=lambda: str(never.wait()), limit_s=0.05)])

@@ -6,7 +6,6 @@
   const SCALE = DATA.isFraction ? 100 : 1;
   const UNIT = DATA.unit ? ` [${DATA.unit}]` : "";
   const PERCENT = DATA.isFraction ? " [%]" : UNIT;
-  const POINTS = DATA.isFraction ? " [points]" : UNIT;
   const ANY = "all", SELECTED = "selected";
   const MAX_RUNS = 500, MAX_PAIRS = 60, MAX_LEARNING = 300, MAX_TRANSFERS = 24;
   const PLOT = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
@@ -42,8 +41,6 @@
     return (signed && value > 0 ? "+" : "") + String(Number(value.toPrecision(4)));
   }
   const plusMinus = (mean, std) => (isThere(mean) ? number(mean) + (isThere(std) ? ` ± ${number(std)}` : "") : "missing");
-  const money = (x) => (x && x < 1e-6 ? "<0.000001" : x && x < 0.01 ? x.toFixed(1 - Number(x.toExponential(1).split("e")[1])) : x.toFixed(2));
-  const pText = (p) => (!isThere(p) ? "-" : p < 0.0005 ? "<0.001" : p.toFixed(3));
 
   // --------------------------------------------------------------------------------------------------------- filters
   const FACETS = ["transfer", "pretrain", "checkpoint", "fraction"];
@@ -123,13 +120,13 @@
   // ------------------------------------------------------------------------------------------------------------ rows
   function visibleRows(table) { // under another cell than the selected one only its own mean, spread and count are known
     const grid = state.cell === SELECTED ? null : currentGrid();
-    const rows = table.rows.map((row) => {
-      if (!grid) return row;
+    const rows = table.rows.map((row, index) => {
+      if (!grid) return { ...row, index };
       const place = grid.rows.findIndex((other) => other.labelSpace === row.labelSpace);
       const cell = grid.rows[place].cells[grid.values.indexOf(state.cell)];
       const summary = isThere(cell.mean) ? { mean: cell.mean, std: cell.std, low: null, high: null } : null;
       const n = cell.n === cell.expected ? String(cell.n) : `${cell.n}/${cell.expected} runs`;
-      return { ...row, summary, n, subsets: {}, improvement: null, difference: null, canBeBest: null, meanInterval: "-", familyInterval: "-", cell: state.cell };
+      return { ...row, index, summary, n, improvement: null, cell: state.cell };
     });
     const baseline = rows.find((row) => row.labelSpace === baselineOf(table) && row.summary);
     if (grid && baseline && baseline.summary.mean > 0) {
@@ -231,39 +228,17 @@
   }
 
   // --------------------------------------------------------------------------------------------------- results table
-  // [header, text of a row, value to sort by]; `_row` of report/render/page.py makes the rows.
-  function columnsOf(table, rows) {
-    const hours = rows.some((row) => row.compute && row.compute.gpu_hours) ? "gpu_hours" : "cpu_hours";
-    const has = (test) => rows.some(test);
-    const columns = [
-      [table.factors ? table.factors.join(" + ") : "pretrained on", (row) => row.labelSpace, (row) => row.labelSpace],
+  // [header, text of a row, value to sort by]. The columns are those of report/render/columns.py; of a grid's cell that
+  // was not selected, only its own runs are known.
+  function columnsOf(table) {
+    if (state.cell === SELECTED) return table.columns.map((column) => [column.header, (row) => column.texts[row.index], (row) => column.values[row.index]]);
+    return [
+      [table.columns[0].header, (row) => row.labelSpace, (row) => row.labelSpace],
       ["G", (row) => row.granularity ?? "-", (row) => row.granularity],
       [DATA.metric + PERCENT, (row) => (row.summary ? plusMinus(row.summary.mean, row.summary.std) : "missing"), (row) => row.summary && row.summary.mean],
       ["n", (row) => row.n, (row) => parseInt(row.n, 10)],
-      ["seeds", (row) => (row.summary && row.summary.num_pretrain_seeds ? row.summary.num_pretrain_seeds : "-"), (row) => row.summary && row.summary.num_pretrain_seeds],
-      ["95 % CI of the mean", (row) => row.meanInterval, (row) => row.summary && row.summary.low],
-    ];
-    if (has((row) => row.published)) columns.push(["published" + PERCENT, (row) => (row.published ? plusMinus(row.published.value, row.published.std) : "-"), (row) => row.published && row.published.value]);
-    for (const name of distinct(rows.flatMap((row) => Object.keys(row.subsets)))) {
-      columns.push([name + PERCENT, (row) => (row.subsets[name] ? plusMinus(...row.subsets[name]) : "-"), (row) => row.subsets[name] && row.subsets[name][0]]);
-    }
-    columns.push(
       ["improvement [%]", (row) => (row.labelSpace === baselineOf(table) ? "baseline" : isThere(row.improvement) ? fixed(100 * row.improvement, 1, true) : "-"), (row) => row.improvement],
-      ["difference" + POINTS, (row) => (row.difference ? number(row.difference.mean, true) : "-"), (row) => row.difference && row.difference.mean],
-      ["corrected 95 % CI", (row) => row.familyInterval, (row) => row.difference && row.difference.family_low],
-      ["corrected p", (row) => (row.difference ? pText(row.difference.p_family) : "-"), (row) => row.difference && row.difference.p_family]);
-    if (has((row) => row.difference && isThere(row.difference.p_pooled))) columns.push(["pooled p", (row) => (row.difference ? pText(row.difference.p_pooled) : "-"), (row) => row.difference && row.difference.p_pooled]);
-    if (has((row) => isThere(row.canBeBest))) columns.push(["possibly best", (row) => (isThere(row.canBeBest) ? (row.canBeBest ? "yes" : "no") : "-"), (row) => row.canBeBest]);
-    if (has((row) => row.cell)) columns.push(["cell", (row) => row.cell || "-", (row) => row.cell]);
-    if (has((row) => row.compute)) columns.push([hours === "gpu_hours" ? "GPU-hours" : "CPU-hours", (row) => (row.compute ? (row.compute.num_unknown ? "\u2265 " : "") + row.compute[hours].toPrecision(3) : "-"), (row) => row.compute && row.compute[hours]]);
-    const priced = rows.map((row) => row.compute).find((compute) => compute && isThere(compute.cost));
-    if (priced) columns.push(["cost" + (priced.currency ? ` [${priced.currency}]` : ""), (row) => (row.compute && isThere(row.compute.cost) ? (row.compute.is_cost_partial ? "\u2265 " : "") + money(row.compute.cost) : "unknown"), (row) => row.compute && row.compute.cost]);
-    if (has((row) => row.summary && row.summary.components && isThere(row.summary.components.transfer_std))) {
-      const part = (row, name) => row.summary && row.summary.components ? row.summary.components[name] : null;
-      columns.push(["std of pretrain seeds" + PERCENT, (row) => number(part(row, "pretrain_std")), (row) => part(row, "pretrain_std")],
-        ["std of transfer seeds" + PERCENT, (row) => number(part(row, "transfer_std")), (row) => part(row, "transfer_std")]);
-    }
-    return columns;
+    ];
   }
   function sorted(rows, columns, by = state.sort, descending = state.descending) {
     const column = columns.find(([name]) => name === by);
@@ -276,7 +251,7 @@
     });
   }
   function renderResults(table, rows) {
-    const columns = columnsOf(table, rows), best = bestOf(rows);
+    const columns = columnsOf(table), best = bestOf(rows);
     const head = element("thead"), names = element("tr"), body = element("tbody");
     for (const [name] of columns) {
       const cell = element("th", null, state.sort === name ? { "aria-sort": state.descending ? "descending" : "ascending" } : {});

@@ -1,8 +1,8 @@
 """The columns of a report: as text, for tables that people read, and as plain values, for CSV and Parquet.
 
 A new column is a field of ``results.Row``, which ``report.tables`` fills, and an entry here: in ``_own_columns``,
-``_comparison_columns`` or ``_other_columns`` for text, in ``_RESULT_COLUMNS`` for files. The HTML page has columns of
-its own: ``_row`` of ``render.page`` and ``columnsOf`` of ``report/assets/page.js``.
+``_comparison_columns`` or ``_other_columns`` for text (the HTML page shows and sorts the same columns), in
+``_RESULT_COLUMNS`` for files.
 
 In files, numbers are fractions, and None means that a value does not exist (yet). In text, numbers are formatted for
 people. The statements below the tables are here, too.
@@ -65,13 +65,15 @@ class TextTable:
 class _Column:
     header: str
     cell: Callable[[Row], str]
+    value: Callable[[Row], Value]
+    """What the HTML page sorts by; None = unknown."""
     leaves: int = 0
     """Columns with 1 are left out first on a narrow terminal, then 2, ...; 0 always stays."""
 
 
 def text_table(table: Table) -> TextTable:
     """Cells of a table, in the unit of its metric."""
-    columns = [*_own_columns(table), *_comparison_columns(table), *_other_columns(table)]
+    columns = _columns(table)
     best = table.ranked[:1]
     turns = sorted({column.leaves for column in columns if column.leaves})
     return TextTable(
@@ -84,6 +86,32 @@ def text_table(table: Table) -> TextTable:
         best=table.rows.index(best[0]) if best and not is_tied(table) else None,
         caption="; ".join((*_selection_caption(table), *family_caption(table), *not_in_intervals(table))),
     )
+
+
+def page_columns(table: Table) -> list[dict[str, Any]]:
+    """The columns of ``text_table`` for the HTML page: their texts, and the values to sort by, by row."""
+    return [
+        {
+            "header": column.header,
+            "texts": [column.cell(row) for row in table.rows],
+            "values": [column.value(row) for row in table.rows],
+        }
+        for column in _columns(table)
+    ]
+
+
+def _columns(table: Table) -> list[_Column]:
+    return [*_own_columns(table), *_comparison_columns(table), *_other_columns(table)]
+
+
+def _of(part: str, name: str) -> Callable[[Row], Value]:
+    """A value of a part of a row (``summary``, ``difference``, ...); None where the row has no such part."""
+
+    def value(row: Row) -> Value:
+        found = getattr(row, part)
+        return None if found is None else getattr(found, name)
+
+    return value
 
 
 def _selection_caption(table: Table) -> list[str]:
@@ -213,17 +241,25 @@ def units(metric: str) -> tuple[str, str]:
 def _own_columns(table: Table) -> list[_Column]:
     metric, (percent, _) = table.metric, units(table.metric)
     columns = [
-        _Column(header=table.row_title, cell=lambda row: row.label_space),
-        _Column(header="G", cell=lambda row: MISSING if row.granularity is None else str(row.granularity)),
+        _Column(header=table.row_title, cell=attrgetter("label_space"), value=attrgetter("label_space")),
+        _Column(
+            header="G",
+            cell=lambda row: MISSING if row.granularity is None else str(row.granularity),
+            value=attrgetter("granularity"),
+        ),
         _Column(
             header=f"{metric}{percent}",
             cell=lambda row: "missing" if row.summary is None else plus_minus(row.summary, metric),
+            value=_of("summary", "mean"),
         ),
-        _Column(header="n", cell=count),
-        _Column(header="seeds", cell=_num_seeds),
+        _Column(header="n", cell=count, value=lambda row: len(row.results)),
+        _Column(header="seeds", cell=_num_seeds, value=_of("summary", "num_pretrain_seeds")),
     ]
     if any(row.published for row in table.rows):
-        columns.append(_Column(header=f"published{percent}", cell=lambda row: published_text(row, metric)))
+        header = f"published{percent}"
+        columns.append(
+            _Column(header=header, cell=lambda row: published_text(row, metric), value=_of("published", "value"))
+        )
     return columns + [_subset_column(name, metric) for name in table.subsets]
 
 
@@ -236,7 +272,10 @@ def _subset_column(name: str, metric: str) -> _Column:
     def cell(row: Row) -> str:
         return plus_minus(row.subsets[name], metric) if name in row.subsets else MISSING
 
-    return _Column(header=f"{name}{units(metric)[0]}", cell=cell, leaves=5)
+    def value(row: Row) -> Value:
+        return row.subsets[name].mean if name in row.subsets else None
+
+    return _Column(header=f"{name}{units(metric)[0]}", cell=cell, value=value, leaves=5)
 
 
 def _comparison_columns(table: Table) -> list[_Column]:
@@ -253,37 +292,53 @@ def _comparison_columns(table: Table) -> list[_Column]:
         return lambda row: MISSING if row.difference is None else render(row.difference)
 
     return [
-        _Column(header="improvement [%]", cell=improvement),
+        _Column(header="improvement [%]", cell=improvement, value=attrgetter("improvement")),
         _Column(
             header=f"difference{units(metric)[1]}",
             cell=of_difference(lambda found: number(found.mean, metric, sign="+")),
+            value=_of("difference", "mean"),
         ),
-        _Column(header="corrected 95 % CI", cell=of_difference(lambda found: family_interval(found, metric)), leaves=6),
-        _Column(header="corrected p", cell=of_difference(lambda found: p_text(found.p_family)), leaves=7),
+        _Column(
+            header="corrected 95 % CI",
+            cell=of_difference(lambda found: family_interval(found, metric)),
+            value=_of("difference", "family_low"),
+            leaves=6,
+        ),
+        _Column(
+            header="corrected p",
+            cell=of_difference(lambda found: p_text(found.p_family)),
+            value=_of("difference", "p_family"),
+            leaves=7,
+        ),
         *_pooled_column(table, of_difference(lambda found: p_text(found.p_pooled))),
     ]
 
 
 def _pooled_column(table: Table, cell: Callable[[Row], str]) -> list[_Column]:
     has_any = any(row.difference and row.difference.p_pooled is not None for row in table.rows)
-    return [_Column(header="pooled p", cell=cell, leaves=4)] if has_any else []
+    value = _of("difference", "p_pooled")
+    return [_Column(header="pooled p", cell=cell, value=value, leaves=4)] if has_any else []
 
 
 def _other_columns(table: Table) -> list[_Column]:
     metric, (percent, _) = table.metric, units(table.metric)
     columns = []
     if any(row.can_be_best is not None for row in table.rows):
-        columns.append(_Column(header="possibly best", cell=_can_be_best, leaves=4))
+        columns.append(_Column(header="possibly best", cell=_can_be_best, value=attrgetter("can_be_best"), leaves=4))
     if any(row.cell for row in table.rows):
-        columns.append(_Column(header="cell", cell=lambda row: row.cell or MISSING, leaves=3))
+        columns.append(_Column(header="cell", cell=lambda row: row.cell or MISSING, value=attrgetter("cell"), leaves=3))
     if (unit := hours_unit(table)) is not None:
-        columns.append(_Column(header=f"{unit}-hours", cell=lambda row: _hours(row, unit), leaves=2))
+        used = _of("compute", f"{unit.lower()}_hours")
+        columns.append(_Column(header=f"{unit}-hours", cell=lambda row: _hours(row, unit), value=used, leaves=2))
     if any(row.compute and row.compute.cost is not None for row in table.rows):
         currency = next(row.compute.currency for row in table.rows if row.compute)
-        columns.append(_Column(header=f"cost [{currency}]" if currency else "cost", cell=_cost, leaves=2))
+        header = f"cost [{currency}]" if currency else "cost"
+        columns.append(_Column(header=header, cell=_cost, value=_of("compute", "cost"), leaves=2))
     if any(row.summary and row.summary.low is not None for row in table.rows):
         header = f"95 % CI of the mean{percent}"
-        columns.append(_Column(header=header, cell=lambda row: _mean_interval(row, metric), leaves=1))
+        columns.append(
+            _Column(header=header, cell=lambda row: _mean_interval(row, metric), value=_of("summary", "low"), leaves=1)
+        )
     known = [name for name in ("pretrain", "transfer") if any(_component(row, name) is not None for row in table.rows)]
     return columns + [_component_column(name, metric) for name in known]
 
@@ -334,7 +389,8 @@ def _component_column(name: str, metric: str) -> _Column:
         value = _component(row, name)
         return MISSING if value is None else number(value, metric)
 
-    return _Column(header=f"std of {name} seeds{units(metric)[0]}", cell=cell, leaves=1)
+    header = f"std of {name} seeds{units(metric)[0]}"
+    return _Column(header=header, cell=cell, value=lambda row: _component(row, name), leaves=1)
 
 
 def columns_left(table: TextTable, left_out: Sequence[tuple[int, ...]]) -> list[int]:

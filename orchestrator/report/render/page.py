@@ -1,6 +1,6 @@
 """The report as one interactive HTML page, which needs no server, no network and no other file.
 
-A new column of the page's table is a value in ``_row`` here and an entry in ``columnsOf`` of ``report/assets/page.js``.
+The columns of its tables are those of ``render.columns``.
 """
 
 from __future__ import annotations
@@ -18,10 +18,17 @@ from orchestrator.report.factors import FactorLayout
 from orchestrator.report.inputs import Curve, Learning
 from orchestrator.report.render.analyses import analyses_html
 from orchestrator.report.render.answers import answers, headline
-from orchestrator.report.render.columns import caveats, describe_place, effect_table, family_caption, is_tied
+from orchestrator.report.render.columns import (
+    caveats,
+    describe_place,
+    effect_table,
+    family_caption,
+    is_tied,
+    page_columns,
+)
 from orchestrator.report.render.files import fields_of, json_text
 from orchestrator.report.render.label_efficiency import label_efficiency_html
-from orchestrator.report.render.numbers import MISSING, count, family_interval, mean_interval, not_in_intervals
+from orchestrator.report.render.numbers import count, not_in_intervals
 from orchestrator.report.render.other_tables import hours_unit, parameter_names, sentences
 from orchestrator.report.render.simulations import page_document
 from orchestrator.report.render.study import study_facts
@@ -126,7 +133,8 @@ def _table(table: Table) -> dict[str, Any]:
         "isHeadline": table.is_headline,
         "criteria": [criterion.value for criterion in table.criteria],
         "images": "; ".join(not_in_intervals(table)),
-        "rows": [_row(row, table.metric) for row in table.rows],
+        "columns": page_columns(table),
+        "rows": [_row(row) for row in table.rows],
         "onePass": one_pass if one_pass and one_pass.summary else None,
         # Label spaces by number, then the first minus the second: a large sweep has tens of thousands of pairs.
         "pairs": [
@@ -158,22 +166,14 @@ def _effects(table: EffectTable) -> dict[str, Any]:
     }
 
 
-def _row(row: Row, metric: str) -> dict[str, Any]:
-    """Everything but the single runs, which are listed apart."""
+def _row(row: Row) -> dict[str, Any]:
+    """What curves, filters and the choice of another cell of a grid need besides the columns."""
     return {
         "labelSpace": row.label_space,
         "series": row.series,
         "granularity": row.granularity,
         "n": count(row),
         "summary": row.summary,
-        "subsets": {name: [summary.mean, summary.std] for name, summary in row.subsets.items()},
-        "improvement": row.improvement,
-        "difference": row.difference,
-        "canBeBest": row.can_be_best,
-        # As text: where an interval says only that seeds are too few is decided in one place.
-        "meanInterval": mean_interval(row.summary, metric) if row.summary else MISSING,
-        "familyInterval": family_interval(row.difference, metric) if row.difference else MISSING,
-        "compute": row.compute,
         "published": row.published,
         "cell": row.cell,
     }
