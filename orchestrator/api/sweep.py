@@ -323,7 +323,7 @@ def agree(check: SubmitCheck, changed: Changed) -> bool:
 
 
 def is_same_answer(plan: Plan, submitted: Plan | None) -> bool:
-    """Whether a report of one plan is a report of the other: the same keys, compared the same way."""
+    """Whether a report of one plan is a report of the other: the same jobs, shown, compared and judged the same way."""
     return submitted is not None and _answer(plan) == _answer(submitted)
 
 
@@ -343,7 +343,9 @@ def difference(plan: Plan, snapshot: Snapshot) -> str:
 
 
 def _answer(plan: Plan) -> tuple[Any, ...]:
-    return _keys(plan), plan.metric, plan.baseline, plan.published
+    jobs = [(job.name, job.key, job.facets, job.resources) for job in plan.jobs]
+    compared = (plan.metric, plan.baseline, plan.baseline_values, plan.rows)
+    return jobs, compared, plan.published, plan.simulations
 
 
 def _keys(plan: Plan) -> dict[str, str]:

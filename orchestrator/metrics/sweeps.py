@@ -11,7 +11,7 @@ from orchestrator.core.errors import FailureKind
 from orchestrator.metrics import catalog
 from orchestrator.metrics.catalog import Metric
 from orchestrator.metrics.exporter import Exporter
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
@@ -26,12 +26,13 @@ _OUTCOMES: Final = (SUCCEEDED, *(kind.value for kind in FailureKind))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """Seconds that the ended attempts of one job held, and how many of them were useful."""
+    """GPU-seconds that the ended attempts of one job held, and what of them counts for goodput at present."""
 
-    ran_s: float = 0.0
+    gpu_s: float = 0.0
     held_s: float = 0.0
-    """Its useful seconds for goodput at present, by weight."""
+    """GPU-seconds, or core-seconds in sweeps without GPUs."""
     useful_s: float = 0.0
+    """The useful part of ``held_s``."""
 
 
 _NONE = Share()
@@ -47,7 +48,6 @@ class SweepAccount:
         self._held_s = self._useful_s = self._gpu_s = 0.0
         self._steps: dict[str, Progress] = {}
         """Furthest known step of jobs that are not done."""
-        self._jobs: Mapping[str, Job] = {}
         self._has_gpus = False
 
     def follow(self, snapshot: Snapshot) -> dict[str, int]:
@@ -95,10 +95,9 @@ class SweepAccount:
         return useful_s / held_s if held_s > 0.0 else None
 
     def _begin(self, plan: Plan) -> None:
-        self._jobs = plan.by_name()
         self._has_gpus = any(job.resources.gpus for job in plan.jobs)
         self._shares, self._held_s, self._useful_s, self._gpu_s = {}, 0.0, 0.0, 0.0
-        self._steps = {name: one for name, one in self._steps.items() if name in self._jobs}
+        self._steps = {name: one for name, one in self._steps.items() if name in plan.by_name()}
 
     def _add_ended(self, view: JobView) -> None:
         """Replace the job's use by that of its present ended attempts."""
@@ -106,16 +105,15 @@ class SweepAccount:
         if not view.ran_s and old is _NONE:
             return
         # A running job is evaluated as a whole in ``goodput``: its steps include those of earlier attempts.
-        share = Share(ran_s=view.ran_s) if view.state is JobState.RUNNING else self._ended(view)
+        share = Share(gpu_s=view.gpu_s) if view.state is JobState.RUNNING else self._ended(view)
         self._held_s += share.held_s - old.held_s
         self._useful_s += share.useful_s - old.useful_s
-        self._gpu_s += (share.ran_s - old.ran_s) * self._jobs[view.name].resources.gpus
+        self._gpu_s += share.gpu_s - old.gpu_s
         self._shares[view.name] = share
         if view.state.is_final:
             self._steps.pop(view.name, None)
 
     def _ended(self, view: JobView) -> Share:
-        weight, ran_s = self._weight(view.name), view.ran_s
         useful_s, steps = 0.0, self._steps.get(view.name)
         if view.state is JobState.SUCCEEDED and view.timings is not None:
             useful_s = view.timings.work_s - view.timings.setup_s
@@ -124,27 +122,25 @@ class SweepAccount:
                 useful_s *= steps.total_steps / (steps.total_steps - resumed)
         elif not view.state.is_final and steps is not None:
             useful_s = steps.step * steps.step_s
-        return Share(ran_s=ran_s, held_s=ran_s * weight, useful_s=_between(useful_s, ran_s) * weight)
+        return _share(view.gpu_s, view.gpu_s if self._has_gpus else view.cpu_s, useful_s, view.ran_s)
 
     def _running(self, name: str, now: float) -> Share:
         view, steps = self._view(name), self._steps.get(name)
         if view.attempt is None or steps is None:
             return _NONE
-        ran_s = view.ran_s + view.attempt.ran_s(now)
-        weight = self._weight(name)
-        return Share(ran_s=ran_s, held_s=ran_s * weight, useful_s=_between(steps.step * steps.step_s, ran_s) * weight)
+        live_s, held = view.attempt.ran_s(now), view.attempt.resources
+        gpu_s, cpu_s = view.gpu_s + live_s * held.gpus, view.cpu_s + live_s * held.cpus
+        return _share(gpu_s, gpu_s if self._has_gpus else cpu_s, steps.step * steps.step_s, view.ran_s + live_s)
 
     def _view(self, name: str) -> JobView:
         assert self._snapshot is not None  # noqa: S101 - for the type checker
         return self._snapshot.jobs[name]
 
-    def _weight(self, name: str) -> float:
-        resources = self._jobs[name].resources
-        return resources.gpus if self._has_gpus else resources.cpus
 
-
-def _between(useful_s: float, ran_s: float) -> float:
-    return min(max(0.0, useful_s), ran_s)
+def _share(gpu_s: float, held_s: float, useful_s: float, ran_s: float) -> Share:
+    """``useful_s`` of the ``ran_s`` seconds were useful; attempts of other sizes count by their mean."""
+    part = min(max(0.0, useful_s), ran_s) / ran_s if ran_s else 0.0
+    return Share(gpu_s=gpu_s, held_s=held_s, useful_s=held_s * part)
 
 
 def _outcome(before: JobView, view: JobView) -> str:

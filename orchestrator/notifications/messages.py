@@ -115,8 +115,7 @@ def may_stall(snapshot: Snapshot) -> bool:
 
 def used_gpu_hours(snapshot: Snapshot, now: float) -> float:
     """GPU-hours of all attempts so far, also of running ones."""
-    jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
-    ended_s = sum(view.ran_s * jobs[view.name].resources.gpus for view in snapshot.jobs.values() if view.ran_s)
+    ended_s = sum(view.gpu_s for view in snapshot.jobs.values())
     live_s = sum(one.ran_s(now) * one.resources.gpus for one in snapshot.live_attempts)
     return (snapshot.spent_gpu_s + ended_s + live_s) / 3600.0
 

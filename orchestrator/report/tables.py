@@ -202,8 +202,8 @@ def _took(
     known = [seconds for seconds in spent if seconds is not None]
     if len(known) < len(jobs) or not jobs:
         return None
-    held = [job.resources.gpus if metric == "gpu_hours" else job.resources.cpus for job in jobs]
-    return math.fsum(seconds * num for seconds, num in zip(known, held, strict=True)) / 3600
+    uses = [use for job, seconds in zip(jobs, known, strict=True) for use in _uses(job, seconds, views)]
+    return math.fsum(use.gpu_s if metric == "gpu_hours" else use.cpu_s for use in uses) / 3600
 
 
 def seconds_of(job: Job, committed: Mapping[str, Committed], views: Mapping[str, JobView]) -> float | None:
@@ -213,6 +213,14 @@ def seconds_of(job: Job, committed: Mapping[str, Committed], views: Mapping[str,
         return view.ran_s
     found = committed.get(job.name)
     return None if found is None else found.measured_s
+
+
+def _uses(job: Job, seconds: float, views: Mapping[str, JobView]) -> Sequence[ResourceUse]:
+    """By sort of node; what another sweep made, it made on nodes of which nothing is known here."""
+    view = views.get(job.name)
+    if view is not None and view.used:
+        return view.used
+    return uses_of((), replace(job.resources, accelerator=""), job.execution.num_workers, seconds)
 
 
 class TableBuilder:
@@ -422,22 +430,16 @@ class TableBuilder:
         )
         if not known:
             return None
-        bill = bill_of((use for job, seconds in known for use in self._uses(job, seconds)), self._prices)
+        uses = [use for job, seconds in known for use in _uses(job, seconds, self._views)]
+        bill = bill_of(uses, self._prices)
         return Compute(
-            gpu_hours=math.fsum(seconds * job.resources.gpus for job, seconds in known) / 3600,
-            cpu_hours=math.fsum(seconds * job.resources.cpus for job, seconds in known) / 3600,
+            gpu_hours=math.fsum(use.gpu_s for use in uses) / 3600,
+            cpu_hours=math.fsum(use.cpu_s for use in uses) / 3600,
             num_unknown=unknown,
             cost=bill.amount if bill.is_known else None,
             is_cost_partial=bill.is_partial or unknown > 0,
             currency=self._prices.currency if self._prices else "",
         )
-
-    def _uses(self, job: Job, seconds: float) -> Sequence[ResourceUse]:
-        """By sort of node; what another sweep made, it made on nodes of which nothing is known here."""
-        view = self._views.get(job.name)
-        if view is not None and view.used:
-            return view.used
-        return uses_of((), replace(job.resources, accelerator=""), job.execution.num_workers, seconds)
 
 
 def by_seeds(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:

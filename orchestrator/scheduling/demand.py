@@ -16,8 +16,8 @@ Amount: TypeAlias = tuple[int, int, int]
 """CPUs and GPUs in ten-thousandths (Ray's unit) and memory in MiB."""
 
 NOTHING: Amount = (0, 0, 0)
-_UNITS_PER_RESOURCE = 10_000
-_MIB_PER_GIB = 1024
+UNITS_PER_RESOURCE = 10_000
+MIB_PER_GIB = 1024
 _LIMIT = 10**15  # stands for infinity
 _ROUNDING = 1e-6
 
@@ -25,9 +25,9 @@ _ROUNDING = 1e-6
 def amount_of(resources: Resources) -> Amount:
     """The amounts, rounded down to whole units."""
     return (
-        _whole(resources.cpus * _UNITS_PER_RESOURCE),
-        _whole(_gpu_share(resources.gpus) * _UNITS_PER_RESOURCE),
-        _whole(resources.memory_gib * _MIB_PER_GIB),
+        _whole(resources.cpus * UNITS_PER_RESOURCE),
+        _whole(_gpu_share(resources.gpus) * UNITS_PER_RESOURCE),
+        _whole(resources.memory_gib * MIB_PER_GIB),
     )
 
 

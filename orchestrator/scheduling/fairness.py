@@ -6,11 +6,22 @@ one goes first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.scheduling.demand import NOTHING, Amount, AttemptDemand, DemandTable, dominant, plus, times
+from orchestrator.scheduling.demand import (
+    MIB_PER_GIB,
+    NOTHING,
+    UNITS_PER_RESOURCE,
+    Amount,
+    AttemptDemand,
+    DemandTable,
+    dominant,
+    plus,
+    times,
+)
 from orchestrator.state.snapshot import Attempt
+from orchestrator.state.spending import ResourceUse
 
 # ------------------------------------------------------------------------------------------------------------- past use
 HALF_LIFE_S = 24 * 3600.0
@@ -31,18 +42,23 @@ class UsageHistory:
     @property
     def gpu_hours(self) -> float:
         """GPU-hours of all time."""
-        return self._gpu_ms / 10_000 / 3.6e6
+        return self._gpu_ms / 3.6e6
 
-    def add(self, amount: Amount, ran_s: float, ended_at_s: float, count: int) -> None:
-        """Add what a job used (``count`` 1), or take it out again (-1)."""
-        hour, ms = int(ended_at_s // _BUCKET_S), count * int(ran_s * 1000)
-        old = self._hours.get(hour, NOTHING)
-        new = (old[0] + amount[0] * ms, old[1] + amount[1] * ms, old[2] + amount[2] * ms)
+    def add(self, used: Sequence[ResourceUse], demand: AttemptDemand, ended_at_s: float, count: int) -> None:
+        """Add what the ended attempts at a job held (``count`` 1), or take it out again (-1)."""
+        hour, gpu_ms = int(ended_at_s // _BUCKET_S), int(sum(use.gpu_s for use in used) * 1000)
+        amount_ms = (
+            int(sum(use.cpu_s for use in used) * UNITS_PER_RESOURCE * 1000),
+            # A part of a GPU that leaves no room for another attempt counts as the whole one.
+            gpu_ms * (round(demand.total[1] / demand.gpus) if demand.gpus else UNITS_PER_RESOURCE),
+            int(sum(use.memory_gib_s for use in used) * MIB_PER_GIB * 1000),
+        )
+        new = plus(self._hours.get(hour, NOTHING), times(amount_ms, count))
         if new == NOTHING:
             self._hours.pop(hour, None)
         else:
             self._hours[hour] = new
-        self._gpu_ms += amount[1] * ms
+        self._gpu_ms += count * gpu_ms
 
     def decayed_s(self, now: float) -> tuple[float, float, float]:
         """Amount-seconds, halved for every half-life since."""
@@ -83,7 +99,7 @@ class Holdings:
     @property
     def num_gpus(self) -> float:
         """GPUs of all live attempts."""
-        return self.total[1] / 10_000
+        return self.total[1] / UNITS_PER_RESOURCE
 
     def change(self, old: Attempt | None, new: Attempt | None) -> None:
         """Replace a job's live attempt by another one, or none."""

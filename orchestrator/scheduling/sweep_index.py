@@ -255,7 +255,7 @@ class SweepIndex:
     def _count(self, place: int, view: JobView, count: int) -> None:
         job, demand = self.jobs[place], self.demands[place]
         if view.ran_s:
-            self.holdings.history.add(demand.total, view.ran_s, _last_end_s(view), count)
+            self.holdings.history.add(view.used, demand, _last_end_s(view), count)
         if view.num_attempts:
             self.proven[demand] = self.proven.get(demand, 0) + count
         if view.state is JobState.SUCCEEDED and view.ran_s:

@@ -59,7 +59,7 @@ def saving_of(plan: SearchPlan, trials: Sequence[TrialView]) -> Saving:
     for view in trials:
         if view.state in done:
             done[view.state] += 1
-        length = _length(plan, view)
+        length = plan.epochs_of(view.params)
         reached = length if view.state is TrialState.COMPLETED else view.epoch
         missing = length - reached if view.state is TrialState.STOPPED else 0.0
         epochs, full_epochs = epochs + reached, full_epochs + reached + missing
@@ -153,11 +153,6 @@ def _edges(plan: SearchPlan, best: TrialView) -> list[str]:
             is_edge = not 0.05 < (value - low) / (high - low) < 0.95
         found += [f"{one.field} = {value}"] if is_edge else []
     return found
-
-
-def _length(plan: SearchPlan, view: TrialView) -> float:
-    """Epochs of a trial that runs to its end."""
-    return float(view.params.get("epochs", plan.max_epochs))
 
 
 def _line(view: TrialView) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import product
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -53,6 +54,13 @@ class Dimension:
         if self.scale is Spacing.VALUES:
             return len(self.values)
         return self.high - self.low + 1 if self.scale in {Spacing.INTEGER, Spacing.LOG_INTEGER} else math.inf
+
+    @property
+    def every(self) -> Sequence[Any]:
+        """All values in order; none of a continuous range, which has too many."""
+        if self.scale in {Spacing.INTEGER, Spacing.LOG_INTEGER}:
+            return range(int(self.low), int(self.high) + 1)
+        return self.values
 
     @property
     def ends(self) -> tuple[Any, ...]:
@@ -204,10 +212,11 @@ class OptunaSampler:
 
 def first_untried(space: Space, known: Collection[str]) -> Mapping[str, Any]:
     """The first combination, in order, that is not among the known ones (by ``mark_of``). Raises ``UserError``."""
-    combinations: list[dict[str, Any]] = [{}]
-    for one in space.dimensions:
-        combinations = [{**chosen, one.field: value} for chosen in combinations for value in one.values]
-    for params in combinations:
+    fields = [one.field for one in space.dimensions]
+    # So many values of a field have one that is not known; ``product`` would hold all of a long range.
+    enough = len(known) + 1
+    for values in product(*(one.every[:enough] for one in space.dimensions)):
+        params = dict(zip(fields, values, strict=True))
         if params and mark_of(params) not in known:
             return params
     message = f"all {space.size:g} combinations of the space are tried; lower trials, or add values to search.space"

@@ -73,6 +73,10 @@ class SearchPlan:
         varied = [one.ends for one in self.space.dimensions if one.field == "epochs"]
         return float(max(varied[0]) if varied else self.template["parameters"]["recipe"].get("epochs", 0.0))
 
+    def epochs_of(self, params: Mapping[str, Any]) -> float:
+        """Epochs of a trial with these values that runs to its end."""
+        return float(params.get("epochs", self.max_epochs))
+
     @property
     def rule(self) -> AshaRule | None:
         """The rule that stops trials; None if all run to their end."""

@@ -242,7 +242,8 @@ class Study:
 
     def _judged(self, event: TrialTold) -> TrialStopped | None:
         verdict = self._ladder.judge(event.trial, event.epoch, event.value)
-        if verdict is None or verdict.goes_on or event.epoch >= self.plan.max_epochs:
+        is_at_end = event.epoch >= self.plan.epochs_of(self._state[event.trial].params)
+        if verdict is None or verdict.goes_on or is_at_end:
             return None
         return TrialStopped(
             trial=event.trial,

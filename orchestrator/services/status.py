@@ -140,12 +140,9 @@ def _closed_by_quota(store: ObjectStore, snapshot: Snapshot) -> str:
 
 def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:
     """GPU-hours and core-hours of all attempts, those that run and those of former revisions included."""
-    jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
     gpu_s, cpu_s = snapshot.spent_gpu_s, snapshot.spent_cpu_s
     for view in snapshot.jobs.values():
-        if view.ran_s:
-            gpu_s += view.ran_s * jobs[view.name].resources.gpus
-            cpu_s += view.ran_s * jobs[view.name].resources.cpus
+        gpu_s, cpu_s = gpu_s + view.gpu_s, cpu_s + view.cpu_s
     for attempt in snapshot.live_attempts:
         ran_s = attempt.ran_s(now)
         gpu_s, cpu_s = gpu_s + ran_s * attempt.resources.gpus, cpu_s + ran_s * attempt.resources.cpus

@@ -14,7 +14,6 @@ from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any, TypeAlias
 
-from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind, TransitionError
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
@@ -282,12 +281,11 @@ class _Folding:
                 continue
             if view.attempt is not None:
                 self._leaving[view.attempt.attempt_id] = view.attempt
-            if view.ran_s and self._sweep.plan is not None:
-                self._spend(view.ran_s, self._sweep.plan.by_name()[view.name].resources, view.used)
+            self._spend(view.used)
 
-    def _spend(self, ran_s: float, resources: Resources, uses: Sequence[ResourceUse]) -> None:
-        gpu_s = self._sweep.spent_gpu_s + ran_s * resources.gpus
-        cpu_s = self._sweep.spent_cpu_s + ran_s * resources.cpus
+    def _spend(self, uses: Sequence[ResourceUse]) -> None:
+        gpu_s = self._sweep.spent_gpu_s + sum(use.gpu_s for use in uses)
+        cpu_s = self._sweep.spent_cpu_s + sum(use.cpu_s for use in uses)
         spent = added(self._sweep.spent, uses)
         self._sweep = replace(self._sweep, spent_gpu_s=gpu_s, spent_cpu_s=cpu_s, spent=spent)
 
@@ -333,7 +331,7 @@ class _Folding:
         left = self._leaving.pop(event.attempt_id, None)
         if left is not None:
             left = replace(left, awaits_room=left.awaits_room or _had_no_room(event))
-            self._spend(left.ran_s(event.at_s), left.resources, left.uses(event.at_s))
+            self._spend(left.uses(event.at_s))
             return
         view, live = self._job(event), self._live(event)
         live = replace(live, awaits_room=live.awaits_room or _had_no_room(event))

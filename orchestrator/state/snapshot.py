@@ -26,7 +26,7 @@ from orchestrator.state.transitions import JobState, SweepState
 KEPT_NUMERICS = 4
 _CHUNK = 64
 """Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
-SNAPSHOT_VERSION = 4
+SNAPSHOT_VERSION = 5
 """Raise it whenever the fold of the same events gives another state, or a state another meaning."""
 _APART = {"plan", "jobs"}
 
@@ -118,7 +118,7 @@ class JobView:
     ran_s: float = 0.0
     """Seconds of all its ended attempts."""
     used: tuple[ResourceUse, ...] = ()
-    """Resources that these held, by type of node, for costs."""
+    """Resources that these held, by type of node: a gang may hold less than its job requests."""
     last_failure: Failure | None = None
     numerics: tuple[Failure, ...] = ()
     """The latest failures of numerics, at most ``KEPT_NUMERICS``: a replay from the checkpoint shows their cause."""
@@ -137,6 +137,16 @@ class JobView:
     resumed_from_step: int | None = None
     quarantined: tuple[str, ...] = ()
     """Samples that its training could not read and replaced."""
+
+    @property
+    def gpu_s(self) -> float:
+        """GPU-seconds of all its ended attempts."""
+        return sum(use.gpu_s for use in self.used)
+
+    @property
+    def cpu_s(self) -> float:
+        """Core-seconds of the same."""
+        return sum(use.cpu_s for use in self.used)
 
     @property
     def overhead_s(self) -> float | None:

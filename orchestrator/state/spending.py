@@ -45,6 +45,7 @@ class ResourceUse:
     gpu_s: float = 0.0
     cpu_s: float = 0.0
     """Core-seconds. Where there are GPU-seconds, those of the cores beside the GPUs."""
+    memory_gib_s: float = 0.0
     amount: float | None = None
     """Cost by the labels of the nodes; None = they had none."""
 
@@ -150,8 +151,14 @@ def uses_of(
 ) -> tuple[ResourceUse, ...]:
     """The use of an attempt in so many seconds."""
     if not lots:
-        gpu_s, cpu_s = ran_s * resources.gpus, ran_s * resources.cpus
-        return (ResourceUse(accelerator=resources.accelerator, gpu_s=gpu_s, cpu_s=cpu_s),)
+        return (
+            ResourceUse(
+                accelerator=resources.accelerator,
+                gpu_s=ran_s * resources.gpus,
+                cpu_s=ran_s * resources.cpus,
+                memory_gib_s=ran_s * resources.memory_gib,
+            ),
+        )
     worker = resources.share(num_workers)
     return tuple(
         ResourceUse(
@@ -159,6 +166,7 @@ def uses_of(
             is_spot=lot.is_spot,
             gpu_s=ran_s * worker.gpus * lot.num_workers,
             cpu_s=ran_s * worker.cpus * lot.num_workers,
+            memory_gib_s=ran_s * worker.memory_gib * lot.num_workers,
             amount=None if lot.hourly is None else ran_s / _HOUR_S * lot.hourly,
         )
         for lot in lots
@@ -167,21 +175,27 @@ def uses_of(
 
 def added(uses: Sequence[ResourceUse], more: Iterable[ResourceUse]) -> tuple[ResourceUse, ...]:
     """The uses with some more, those of one sort as one."""
-    new = tuple(use for use in more if use.gpu_s or use.cpu_s)
+    new = tuple(use for use in more if use.gpu_s or use.cpu_s or use.memory_gib_s)
     if not uses and len(new) < 2:  # nearly every job: it ran once
         return new
     sums: dict[_Sort, list[float]] = {}
     for use in (*uses, *new):  # thousands, whenever a large sweep is read
         key = (use.accelerator, use.is_spot, use.gpu_s > 0, use.amount is None)
-        total = sums.setdefault(key, [0.0, 0.0, 0.0])
+        total = sums.setdefault(key, [0.0, 0.0, 0.0, 0.0])
         total[0] += use.gpu_s
         total[1] += use.cpu_s
-        total[2] += use.amount or 0.0
+        total[2] += use.memory_gib_s
+        total[3] += use.amount or 0.0
     return tuple(
         ResourceUse(
-            accelerator=accelerator, is_spot=is_spot, gpu_s=gpu_s, cpu_s=cpu_s, amount=None if is_bare else amount
+            accelerator=accelerator,
+            is_spot=is_spot,
+            gpu_s=gpu_s,
+            cpu_s=cpu_s,
+            memory_gib_s=memory_gib_s,
+            amount=None if is_bare else amount,
         )
-        for (accelerator, is_spot, _, is_bare), (gpu_s, cpu_s, amount) in sums.items()
+        for (accelerator, is_spot, _, is_bare), (gpu_s, cpu_s, memory_gib_s, amount) in sums.items()
     )
 
 

@@ -79,7 +79,8 @@ def best_backbone(plan: Plan, report: Report) -> Best | None:
 
 
 def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best, run_id: str) -> None:
-    """Attach the backbone's files to its run and make them the model's newest version, unless they are one already.
+    """Attach the backbone's files to its run and make them a version of the model, unless they are one already; the
+    alias `best` points to it from now on.
 
     Raises:
         TrackingError: the server refuses; nothing but the registry lacks anything.
@@ -96,7 +97,10 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
         unless_tagged=("key", best.job.key),
         description=f"{what} {best.metric} under the transfer {best.transfer!r}; timm reads it",
     )
-    if server.has_version(version):
+    known = server.number_of(version)
+    if known:
+        # Another one may have been the best since, or an earlier publisher died before it named this one.
+        server.call_best(version.name, known)
         return
     record = read_record(store, best.job.key)
     with tempfile.TemporaryDirectory(prefix="orchestrator-backbone-") as folder:

@@ -278,12 +278,12 @@ class TrackingServer:
         with failures_named("attaching files", self.shown):
             self._client.log_artifacts(run_id, str(folder), below or None)
 
-    def has_version(self, version: ModelVersion) -> bool:
-        """Whether the registered model has a version like this one already."""
+    def number_of(self, version: ModelVersion) -> str:
+        """Number of the registered model's version that is like this one; empty without one."""
         with failures_named(f"reading the registered model {version.name!r}", self.shown):
             known = self._client.search_model_versions(f"name = '{version.name}'")
             name, value = version.unless_tagged
-            return any(found.tags.get(name) == value for found in known)
+            return next((str(found.version) for found in known if found.tags.get(name) == value), "")
 
     def register(self, version: ModelVersion) -> None:
         """Make files of a run the newest version of a model, which the alias `best` points to from now on."""
@@ -303,7 +303,12 @@ class TrackingServer:
                 tags=dict(version.tags),
                 description=version.description,
             )
-            self._client.set_registered_model_alias(version.name, "best", made.version)
+        self.call_best(version.name, made.version)
+
+    def call_best(self, model: str, number: str) -> None:
+        """Let the alias `best` of a registered model point to a version."""
+        with failures_named(f"naming the best version of the model {model!r}", self.shown):
+            self._client.set_registered_model_alias(model, "best", number)
 
     # ------------------------------------------------------------------------------------------------------ connection
     @property

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from orchestrator.core.errors import FailureKind
@@ -21,7 +22,7 @@ from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.tracking.links import compare_url, find_compare_link, find_run_links, run_url, share_key
 from orchestrator.tracking.provenance import Provenance, capture, save
 from orchestrator.tracking.publication import Publisher
-from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal
@@ -218,7 +219,7 @@ def test_registry_best_backbone_of_a_sweep_is_registered_once(client, store, pla
     assert third.num_written == 0  # nothing is left to do, and nothing is done
 
 
-def test_registry_better_backbone_of_a_later_submit_is_registered_too(client, store, plan, uri):
+def test_registry_better_backbone_of_a_later_submit_is_registered_too(client, store, plan, uri, monkeypatch):
     small, large = (
         sample_plan(store.uri, sweep=plan.sweep, spaces=spaces, seeds=(0, 1), transfers=("superclass",))
         for spaces in ((BASELINE, "levels/depth4"), (BASELINE, "levels/depth4", "levels/depth3"))
@@ -232,10 +233,27 @@ def test_registry_better_backbone_of_a_later_submit_is_registered_too(client, st
         if job.name not in small.by_name():
             journal.run(job)
     journal.finish()
+
+    def fail(*_: object) -> None:
+        raise ConnectionError("the server went away")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MlflowClient, "set_registered_model_alias", fail)
+        with pytest.raises(TrackingError, match="went away"):
+            publisher.publish_once(plan.sweep)
+
+    def best() -> str:
+        return str(client.get_model_version_by_alias(plan.sweep, "best").tags["label_space"])
+
+    assert best() == "levels/depth4"
     assert publisher.publish_once(plan.sweep)
+    assert best() == "levels/depth3", "its version was made before, and not named the best"
+    journal.accept(replace(small, register="best", revision=3))
+    journal.finish()
+    assert publisher.publish_once(plan.sweep)
+    assert best() == "levels/depth4", "it is the best once more"
     versions = client.search_model_versions(f"name = '{plan.sweep}'")
-    assert {version.tags["label_space"] for version in versions} == {"levels/depth3", "levels/depth4"}
-    assert client.get_model_version_by_alias(plan.sweep, "best").tags["label_space"] == "levels/depth3"
+    assert sorted(version.tags["label_space"] for version in versions) == ["levels/depth3", "levels/depth4"]
 
 
 def test_registry_sweep_that_does_not_ask_registers_nothing(client, store, plan, uri):

@@ -6,19 +6,23 @@ import os
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 
 import orchestrator
 from orchestrator.api import Sweep
-from orchestrator.api.sweep import Where
+from orchestrator.api.sweep import Where, is_same_answer
+from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, NotFoundError, SpecError
+from orchestrator.planning.graph.plan import Plan, PlannedSimulation, Published
 from orchestrator.report.render.files import DOCUMENT
 from orchestrator.state import events
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.values import Expectation, Policy
 from tests.report_sweeps import StudyPlan, accept
 from tests.unit.test_declared_datasets import ABSENT, Declared
 
@@ -93,6 +97,35 @@ def test_report_of_a_variant_does_not_replace_that_of_what_was_submitted(submitt
         assert not submitted.exists(name), overrides
     Sweep.from_yaml("quickstart", store=submitted.uri).report()
     assert submitted.exists(name)
+
+
+CLAIM = Expectation(rule="mean", low=0.9)
+SIMULATION = PlannedSimulation(
+    name="s", run="x", factors={"k": (2, 4)}, first_seed=0, num_seeds=2, metric="m", expectations=(CLAIM,)
+)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"simulations": (replace(SIMULATION, expectations=(replace(CLAIM, low=0.5),)),)},
+        {"simulations": (replace(SIMULATION, metric="other"),)},
+        {"rows": ("label_space",)},
+        {"baseline_values": {"optimizer": "adamw"}},
+        {"published": (Published(transfer="main", label_space="levels/depth1", value=0.1),)},
+        {"jobs": tuple(replace(job, facets={**job.facets, "note": "b"}) for job in StudyPlan().plan().jobs)},
+        {"jobs": StudyPlan(resources=Resources(cpus=2, gpus=8)).plan().jobs},
+        {"jobs": StudyPlan().plan().jobs[::-1]},
+    ],
+)
+def test_report_of_a_plan_with_the_same_keys_is_another_where_it_shows_or_judges_otherwise(
+    changes: dict[str, Any],
+) -> None:
+    plan = replace(StudyPlan().plan(), simulations=(SIMULATION,))
+    changed = replace(plan, **changes)
+    assert {job.key for job in changed.jobs} == {job.key for job in plan.jobs}
+    assert not is_same_answer(changed, plan)
+    assert is_same_answer(replace(plan, revision=7, policy=Policy(priority=3)), Plan.from_json(plan.to_json()))
 
 
 def test_report_of_what_was_never_submitted_leaves_no_sweep_behind(submitted: LocalStore) -> None:

@@ -18,6 +18,7 @@ from orchestrator.services import stores
 from orchestrator.services.status import SweepStatus, describe_progress, status_lines
 from orchestrator.services.stores import ANSWER_S
 from orchestrator.state.snapshot import Failure, JobTable, JobView, Snapshot
+from orchestrator.state.spending import ResourceUse
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import checkpoints_folder, lease_name
 from orchestrator.storage.local import LocalStore
@@ -39,7 +40,13 @@ def gpu_sweep(ran_s: float, policy: Policy, *, state: SweepState = SweepState.RU
     job = make_job("pretrain/a")
     job = replace(job, resources=replace(job.resources, gpus=1.0))
     plan = replace(make_plan(job), policy=policy)
-    view = JobView(name=job.name, key=job.key, ran_s=ran_s, state=JobState.PENDING)
+    view = JobView(
+        name=job.name,
+        key=job.key,
+        ran_s=ran_s,
+        used=(ResourceUse(gpu_s=ran_s),) if ran_s else (),
+        state=JobState.PENDING,
+    )
     return Snapshot(sweep="s", state=state, plan=plan, accepted_at_s=NOW, jobs=JobTable([view]))
 
 

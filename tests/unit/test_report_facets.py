@@ -24,6 +24,7 @@ from orchestrator.report.render.numbers import fixed, number, p_text
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Criterion, Facet
 from orchestrator.state.snapshot import JobView
+from orchestrator.state.spending import ResourceUse
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.artifacts import Record
 from tests.report_sweeps import LEVELS, StudyPlan, committed
@@ -353,6 +354,12 @@ def test_cost_prefers_what_all_attempts_of_this_sweep_took():
     report = compute_report(plan, committed(plan, _metrics, measured_s=3600.0), views)
     assert _compute(report, 0).gpu_hours == pytest.approx(4 * (10 + 5))
     assert _compute(report, 1).gpu_hours == pytest.approx(4 * 6)
+    held = ResourceUse(gpu_s=10 * 3600.0, cpu_s=5 * 3600.0)  # it ran on one of its four GPUs
+    smaller = compute_report(
+        plan, committed(plan, _metrics, measured_s=3600.0), {name: replace(views[name], used=(held,))}
+    )
+    assert _compute(smaller, 0).gpu_hours == pytest.approx(10 + 4 * 5)
+    assert _compute(smaller, 0).cpu_hours == pytest.approx(5 + 2 * 5)
 
 
 @pytest.mark.parametrize(

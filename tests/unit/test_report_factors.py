@@ -17,6 +17,7 @@ import pytest
 
 from orchestrator.api.views import committed_results
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.pairing import Sharing, sharing_of
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
@@ -29,6 +30,8 @@ from orchestrator.report.render.curves import draw_curve, draw_effects
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import FactorReport, Report
+from orchestrator.state.snapshot import JobView
+from orchestrator.state.spending import ResourceUse
 from tests.report_sweeps import REPORT_FILES
 from tests.sweep_fields import plan_of
 
@@ -286,6 +289,19 @@ def test_what_pretraining_took_is_a_metric_of_its_transfers_with_direction_and_u
     sentences = " ".join(sentence for answer in answers(report) for sentence in answer.sentences)
     assert f"{metric} {values[1]} {unit}" in sentences
     assert (f"lowest mean: {best}" in sentences) == (metric != "images_per_s")
+
+
+def test_hours_of_backbones_are_of_the_gpus_that_their_attempts_held() -> None:
+    plan = plan_of(NO_MIX, "report={metric: gpu_hours}", text=TEXT)
+    used = (ResourceUse(gpu_s=3 * 3600.0),)
+    views = {
+        job.name: JobView(name=job.name, key=job.key, ran_s=3600.0, used=used)
+        for job in plan.jobs
+        if job.kind is JobKind.PRETRAIN
+    }
+    found = {name: Committed(metrics={"val_error": 0.1}, measured_s=60.0) for name in committed(plan)}
+    means = [row.summary.mean for row in compute_report(plan, found, views).headlines[0].rows if row.summary]
+    assert means == [3.0, 3.0]
 
 
 def test_files_of_factors_hold_every_effect_beside_the_usual_ones() -> None:

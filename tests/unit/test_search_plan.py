@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.core.contract import Resources
+from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.commands import FailJob
 from orchestrator.search.search_plan import SearchPlan, combined
 from orchestrator.state.nodes import Node
-from orchestrator.sweepfile.load import load_sweep
+from orchestrator.sweepfile.load import load_sweep, parse_sweep
 from tests.builders import request_of
 from tests.integration.search_jobs import SWEEP, search_request
 from tests.scheduler_cases import after, decide
@@ -54,6 +55,45 @@ def test_search_over_labels_makes_the_backbones_itself(tmp_path):
     best = jobs["finetune/tuned/best/seed0/seed0"]
     assert best.identity["inputs"]["search"] == search.key
     assert "backbone" not in best.identity["inputs"]
+
+
+ALIKE = """
+version: 1
+name: alike
+datasets:
+  tree: {builtin: synthetic-hierarchy, branching: [2, 2], image_size: 16, patch_size: 4, num_train: 96, num_val: 48}
+labels: {animals: {dataset: tree, modulo: 2}, plants: {dataset: tree, modulo: 3}}
+pretrain:
+  model: {name: test_vit, image_size: 16}
+  labels: [animals, plants]
+  recipe: {epochs: 9, batch_size: 16, lr: 0.05}
+transfer:
+  - name: animals
+    target: animals
+    protocol: probe
+    recipe: &cached {features: cached}
+    search: {over: labels, asha: {}}
+  - {name: other, target: animals, protocol: probe, recipe: *cached}
+"""
+
+
+def test_features_of_a_searched_backbone_are_apart_from_those_of_a_label_space_of_its_name() -> None:
+    jobs = build_plan(parse_sweep(ALIKE, "sweep.yaml", {}), store_uri="file:///store").jobs
+    before: dict[str, str] = {}
+    for job in jobs:
+        assert job.name not in before
+        assert set(job.needs) <= before.keys()
+        assert set(job.identity["inputs"].values()) <= {before[need] for need in job.needs}, job.name
+        before[job.name] = job.key
+    assert {"embed/search/animals/seed0/tree/train", "embed/animals/seed0/tree/train"} <= before.keys()
+
+
+def test_two_different_jobs_of_one_name_are_refused() -> None:
+    text = ALIKE.replace("animals", "best").replace("    search:", "    baselines: [retrain]\n    search:")
+    with pytest.raises(
+        UserError, match="two different jobs of sweep 'alike' have the name 'probe/best/best/seed0/seed0'"
+    ):
+        build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri="file:///store")
 
 
 def test_trials_over_labels_are_the_pretrainings_that_a_plan_without_a_search_has(tmp_path):

@@ -103,6 +103,17 @@ def test_random_sampler_finds_every_combination_of_a_small_space_and_then_says_s
         RandomSampler(space, 0).ask(6, tried, ())
 
 
+@pytest.mark.parametrize("scale", ["integer", "log_integer"])
+def test_last_value_of_a_range_of_integers_is_found_where_draws_miss_it(scale, monkeypatch):
+    monkeypatch.setattr("orchestrator.search.samplers._REDRAWS", 0)
+    space = Space.from_json({"batch_size": {scale: [1, 4]}, "optimizer": {"values": ["lamb"]}})
+    tried = [{"batch_size": number, "optimizer": "lamb"} for number in (1, 2, 3)]
+    last = RandomSampler(space, 5).ask(3, tried, ())
+    assert last == {"batch_size": 4, "optimizer": "lamb"}
+    with pytest.raises(UserError, match="all 4 combinations"):
+        RandomSampler(space, 5).ask(4, [*tried, last], ())
+
+
 def test_in_order_gives_each_value_once():
     space = Space.from_json({"label_space": {"values": ["a", "b"]}})
     assert [InOrder(space).ask(0, [], ()), InOrder(space).ask(1, [{"label_space": "a"}], ())] == [

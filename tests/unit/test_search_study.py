@@ -25,7 +25,7 @@ from orchestrator.storage.layout import search_log_folder, search_log_head, sear
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.trials import TrialState, encode_head, read_trials
 from orchestrator.testing.memory_store import MemoryStore
-from tests.integration.search_jobs import error_after, search_request
+from tests.integration.search_jobs import SWEEP, error_after, search_request
 
 ASHA = "{asha: {}, space: {lr: {uniform: [0.01, 0.8]}}, trials: 6}"
 
@@ -199,6 +199,26 @@ def test_value_that_was_told_before_a_crash_is_not_told_twice(store, tmp_path):
     before = len(read_search(store, request.key))
     assert again.tell(task.number, told)
     assert len(read_search(store, request.key)) == before
+
+
+def test_trial_that_is_shorter_than_others_is_complete_at_its_own_end(store, tmp_path, monkeypatch):
+    silent = SWEEP.replace("recipe: {epochs: 9, batch_size: 16}", "recipe: {batch_size: 16, lr: 0.1}")
+    monkeypatch.setattr("tests.integration.search_jobs.SWEEP", silent)
+    runner = Runner(store, search_request(store, tmp_path, "{asha: {}, space: {epochs: [9, 27]}, trials: 2}"))
+    study, tasks = runner.study, {}
+    for task in (next_of(runner.study), next_of(runner.study)):
+        tasks[task.request.parameters["recipe"]["epochs"]] = task
+
+    def tell(epochs: int, value: float) -> bool:
+        metrics = {"select_error": value}
+        return study.tell(tasks[epochs].number, Evaluation(step=9, epoch=9.0, metrics=metrics, spent_s=9.0))
+
+    assert tell(27, 0.1)
+    assert tell(9, 0.5), "below the cut at a rung, which is its end"
+    metrics = {"select_error": 0.5}
+    ended = JobResult(attempt_id="", key=tasks[9].request.key, outcome=Outcome.COMMITTED, metrics=metrics)
+    study.end(tasks[9].number, ended, 9.0)
+    assert study.trials[tasks[9].number].state is TrialState.COMPLETED
 
 
 def test_failure_that_would_come_again_is_the_trials_answer(store, tmp_path):

@@ -1,11 +1,17 @@
 """What attempts cost, by the prices of their nodes and by a table."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from orchestrator.core.contract import Outcome, Resources
+from orchestrator.core.contract import Execution, Outcome, Resources
+from orchestrator.metrics.sweeps import SweepAccount
+from orchestrator.notifications.messages import used_gpu_hours
 from orchestrator.planning.estimate.prices import PriceTable
+from orchestrator.scheduling.demand import DemandTable
+from orchestrator.scheduling.sweep_index import SweepIndex
+from orchestrator.services.status import used_hours
 from orchestrator.state import events
 from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node
@@ -19,7 +25,7 @@ from orchestrator.state.spending import (
     price_of,
     priced_allocations,
 )
-from tests.scripted_sweep import make_job, make_plan
+from tests.builders import done, launched, make_job, make_plan
 
 GPU_NODE = Node(
     name="g", resources=Resources(cpus=96.0, gpus=8.0), labels={"price": "24.00"}, accelerator="H100", is_spot=True
@@ -164,3 +170,48 @@ def test_fold_of_a_journal_without_prices_leaves_them_unknown() -> None:
     bill = bill_of(_fold(_launched(0.0, 1), _ended(3600.0, 1)).uses(4000.0), TABLE)
     assert bill.amount == 0.0
     assert bill.unpriced_gpu_hours == pytest.approx(1.0)
+
+
+# --------------------------------------------------------------------------------------------------------------- hours
+def _counted(snapshot: Snapshot) -> Iterator[float]:
+    """GPU-hours of a sweep without live attempts, as ``status``, messages, Prometheus and the budget count them."""
+    yield used_hours(snapshot, 9e9)[0]
+    yield used_gpu_hours(snapshot, 9e9)
+    account = SweepAccount()
+    account.follow(snapshot)
+    yield account.gpu_hours(9e9)
+    assert snapshot.plan is not None
+    index = SweepIndex(snapshot.plan, DemandTable(), {})
+    index.update(snapshot)
+    yield index.holdings.history.gpu_hours + snapshot.spent_gpu_s / 3600.0
+
+
+def test_hours_are_those_of_the_gpus_that_a_smaller_gang_held_whatever_the_plan_asks() -> None:
+    gang, end_s = make_job("pretrain/a", cpus=32.0, gpus=8.0, min_gpus=2.0, workers=8), 10 * 3600.0
+    plans = {1: make_plan(gang), 2: make_plan(replace(gang, resources=Resources(cpus=4.0, gpus=1.0))), 3: make_plan()}
+    journal: list[events.Event] = [
+        events.PlanAccepted(at_s=0.0, message_id="m1", revision=1),
+        launched(gang, at_s=0.0, resources=Resources(cpus=8.0, gpus=2.0), num_workers=2),
+        done(gang, end_s),
+    ]
+    for revision in plans:
+        if revision > 1:
+            journal.append(events.PlanAccepted(at_s=end_s + revision, message_id=f"m{revision}", revision=revision))
+        snapshot = fold("s", journal, lambda event: plans[event.revision])
+        assert list(_counted(snapshot)) == pytest.approx([20.0] * 4), f"revision {revision}"
+        assert used_hours(snapshot, 9e9)[1] == pytest.approx(80.0)
+
+
+def test_past_use_for_fair_shares_is_what_a_smaller_gang_held() -> None:
+    gang = replace(make_job("pretrain/a"), resources=Resources(cpus=32.0, gpus=8.0, memory_gib=80.0, min_gpus=2.0))
+    plan = make_plan(replace(gang, execution=Execution(num_workers=8)))
+    held = Resources(cpus=8.0, gpus=2.0, memory_gib=20.0)
+    journal = [
+        events.PlanAccepted(at_s=0.0, message_id="m", revision=1),
+        launched(gang, at_s=0.0, resources=held, num_workers=2),
+        done(gang, 100.0),
+    ]
+    index = SweepIndex(plan, DemandTable(), {})
+    index.update(fold("s", journal, lambda _: plan))
+    cpus, gpus, memory = index.holdings.history.decayed_s(100.0)
+    assert (cpus / 1e4, gpus / 1e4, memory / 1024) == pytest.approx((800.0, 200.0, 2000.0))

@@ -21,6 +21,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.sweepfile.values import LABELS_FACTOR
 
 CONFIDENCE: Final = 0.95
+"""Of all intervals and verdicts. Texts of reports, their page (``report/assets``) and docs name it: 95 %, p < 0.05."""
 ALPHA: Final = 1 - CONFIDENCE
 FAMILY_METHOD: Final = "paired t tests over pretrain seeds, Bonferroni"
 _BASELINE_SHARE: Final = 0.5

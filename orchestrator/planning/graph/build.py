@@ -8,6 +8,7 @@ from itertools import chain
 from typing import Any
 
 from orchestrator.core.contract import Execution
+from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
 from orchestrator.core.simulation_files import FILE_ROLE
 from orchestrator.planning.graph.analyses import analysis_jobs
@@ -105,6 +106,13 @@ class _PlanBuilder:
         if "target_index" in draft.inputs:
             execution = replace(execution, target_location=self._location(draft.inputs["target_index"]))
         resources = self._sweep.resources[kind]
+        known = self._jobs.get(draft.name)
+        if known is not None and known.key != key:
+            message = (
+                f"two different jobs of sweep {self._sweep.name!r} have the name {draft.name!r}; rename a label space, "
+                "a block of pretrain or a transfer that is in it"
+            )
+            raise UserError(message)
         self._names.setdefault(key, draft.name)
         self._jobs[draft.name] = Job(
             name=draft.name,

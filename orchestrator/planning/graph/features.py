@@ -93,9 +93,11 @@ class Features:
         """Its last part names the preprocessing that differs from the pretraining."""
         usual, mine = {**_preprocessing_of_pretraining(self.pretrain), "precision": "fp32"}, self.preprocessing()
         unusual = [f"{name}={_text(mine[name])}" for name in mine if mine[name] != usual[name]]
+        # With `search` before it: a transfer that searches may have the name of a label space.
+        backbone = self.backbone if self.role == JobKind.SEARCH.value else self.backbone.partition("/")[2]
         parts = (
             "embed",
-            self.backbone.partition("/")[2],
+            backbone,
             *(f"epoch{epoch}" for epoch in self.checkpoint.values()),
             self.dataset,
             split,
