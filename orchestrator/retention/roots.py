@@ -27,8 +27,8 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SWEEP_TRANSITIONS
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.bounds import SMALL_BYTES
-from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import inbox_folder, journal_segment
+from orchestrator.storage.journal import Journal, JournalDamagedError, journal_exists, read_snapshots
+from orchestrator.storage.layout import inbox_folder, journal_segment, segment_numbers, snapshots_folder, sweep_folder
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweeps.ledger import read_plan
@@ -201,9 +201,12 @@ def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
         ControllerError: its journal or plan is damaged, or of a newer version.
     """
     journal = Journal(store, sweep)
+    covered = segment_numbers(store.list_children(snapshots_folder(sweep)))  # before the journal, which only grows
     try:
-        events = [decode_event(document) for document in journal.read_new()]
+        events = [decode_event(document) for document in journal.read_whole()]
         snapshot = fold(sweep, events, lambda event: read_plan(store, sweep, event.revision, event.documents))
+        if witness := _witness_of_more(store, sweep, journal.next_sequence, max(covered, default=0)):
+            raise JournalDamagedError(sweep, journal.next_sequence, f"it is missing, and {witness}")
     except (ControllerError, NotFoundError, ValueError, TypeError, KeyError) as error:
         message = (
             f"sweep {sweep} cannot be read, so that what it needs is unknown and nothing can be collected: {error}; "
@@ -211,6 +214,22 @@ def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
         )
         raise ControllerError(message) from error
     return snapshot, journal.next_sequence
+
+
+def _witness_of_more(store: ObjectStore, sweep: str, num_segments: int, covered: int) -> str:
+    """What shows that a journal had more segments than can be read; empty if nothing does.
+
+    ``covered`` is the largest number of segments that a stored snapshot covers by its name, as listed before.
+    """
+    if covered > num_segments and any(stored.next_sequence == covered for stored in read_snapshots(store, sweep)):
+        return f"a stored snapshot covers {covered} segments"
+    # A plan is stored while its message is in the inbox, and the message leaves it only after it is in the journal.
+    has_plan = not num_segments and any(
+        name.startswith("plan-") for name in store.list_children(f"{sweep_folder(sweep)}/")
+    )
+    if has_plan and not store.list_children(inbox_folder(sweep)) and not journal_exists(store, sweep):
+        return "the sweep has a plan"
+    return ""
 
 
 def forget(store: ObjectStore, sweep: str, *, now: float) -> None:
@@ -235,7 +254,7 @@ def is_forgotten(store: ObjectStore, sweep: str) -> bool:
     name = forgotten_name(sweep)
     try:
         num_segments = int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
-        later = Journal(store, sweep, next_sequence=num_segments).read_new()
+        later = Journal(store, sweep, next_sequence=num_segments).read_whole()
     except (NotFoundError, ValueError, KeyError, TypeError, TooLargeError, ControllerError):
         return False  # no mark; or the mark or the journal is damaged: keep the results
     return all(document.get("type") in _STAYS_ENDED for document in later)

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+_NUMBERED = re.compile(r"(\d{8,})\.jsonl", re.ASCII)
+
 
 def artifact_folder(key: str) -> str:
     """Folder of everything that belongs to a key; its kind is the key's first part."""
@@ -140,6 +145,11 @@ def journal_folder(sweep: str) -> str:
 def journal_segment(sweep: str, sequence: int) -> str:
     """One segment of a sweep's journal."""
     return f"{journal_folder(sweep)}{sequence:08d}.jsonl"
+
+
+def segment_numbers(children: Iterable[str]) -> list[int]:
+    """Numbers of the segments (of a journal, of the log of a search) or snapshots in a folder, ascending."""
+    return sorted(int(match[1]) for child in children if (match := _NUMBERED.fullmatch(child)))
 
 
 def snapshots_folder(sweep: str) -> str:

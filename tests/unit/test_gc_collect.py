@@ -12,6 +12,7 @@ from orchestrator.retention.roots import RootReader, forget, is_forgotten
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.journal import write_snapshot
 from orchestrator.storage.layout import journal_folder, journal_segment, metrics_folder, record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, with_own_key
@@ -208,6 +209,23 @@ def test_collect_unreadable_sweep_stops_before_anything_is_touched(lab) -> None:
     assert lab.payload() == before
 
 
+@pytest.mark.parametrize("lost", ["first", "middle", "last", "all"])
+def test_collect_sweep_that_lost_segments_of_its_journal_stops_before_anything_is_touched(lab, lost: str) -> None:
+    """A journal that seems to end early must not release what the rest of it keeps."""
+    lab.run_sweep("kept", JOBS)
+    names = sorted(lab.names(journal_folder("kept")))
+    if lost == "last":  # only a stored state can tell
+        write_snapshot(lab.store, "kept", len(names), {})
+    chosen = {"first": names[:1], "middle": names[1:2], "last": names[-1:], "all": names}[lost]
+    for name in chosen:
+        lab.store.delete(name)
+    lab.clock.advance(GRACE_S + 1)
+    before = lab.payload()
+    with pytest.raises(ControllerError, match=rf"segment {names.index(chosen[0])} of .*it is missing, and"):
+        lab.collect()
+    assert lab.payload() == before
+
+
 def test_collect_damaged_pin_stops_before_anything_is_touched(lab) -> None:
     lab.commit(DATASET)
     lab.store.put("pins/x.json", b"[]")
@@ -301,6 +319,16 @@ def test_forgotten_sweep_stays_so_until_it_is_opened_again(lab, event: events.Ev
     assert is_forgotten(lab.store, "kept") is stays
     lab.store.put(journal_segment("kept", len(lab.store.list_children(journal_folder("kept")))), b"{}")
     assert not is_forgotten(lab.store, "kept"), "what a damaged segment tells is not known"
+
+
+def test_forgotten_sweep_with_a_lost_segment_is_kept(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    num_segments = len(lab.store.list_children(journal_folder("kept")))
+    lab.append("kept", events.SweepReopened(at_s=9.0, message_id="m"))
+    lab.append("kept", events.NodeExcluded(at_s=9.0, node="n", reason="ECC", until_s=99.0))
+    lab.store.delete(journal_segment("kept", num_segments))
+    assert not is_forgotten(lab.store, "kept")
 
 
 def test_roots_are_read_again_only_for_sweeps_that_changed(lab) -> None:
