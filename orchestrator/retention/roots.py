@@ -31,7 +31,7 @@ from orchestrator.storage.journal import Journal, JournalDamagedError, journal_e
 from orchestrator.storage.layout import inbox_folder, journal_segment, segment_numbers, snapshots_folder, sweep_folder
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
-from orchestrator.sweeps.ledger import read_plan
+from orchestrator.sweeps.ledger import list_sweeps, read_plan
 from orchestrator.sweeps.requests import Submit, read_inbox
 
 _STAYS_ENDED = frozenset(
@@ -142,7 +142,7 @@ class RootReader:
         )
 
     def _read_kept(self) -> Iterator[tuple[str, _SweepRoots]]:
-        for sweep in self._store.list_children("sweeps/"):
+        for sweep in list_sweeps(self._store):
             # The inbox before the journal: a message leaves the one only after it is in the other.
             inbox = tuple(self._store.list_children(inbox_folder(sweep)))
             known = self._sweeps.get(sweep)
@@ -262,7 +262,7 @@ def is_forgotten(store: ObjectStore, sweep: str) -> bool:
 
 def current_plans(store: ObjectStore) -> Iterator[Plan]:
     """The current plan of every sweep that is not forgotten, one in memory at a time."""
-    for sweep in store.list_children("sweeps/"):
+    for sweep in list_sweeps(store):
         if not is_forgotten(store, sweep):
             plan = read_sweep(store, sweep)[0].plan
             if plan is not None:

@@ -40,7 +40,7 @@ from orchestrator.storage.files import (
     stat_and_real_path,
 )
 from orchestrator.storage.os_errors import named, our_errors, translated
-from orchestrator.storage.protocol import ObjectStat, Scheme, check_name
+from orchestrator.storage.protocol import ObjectStat, Scheme, check_name, is_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
 _OF_THE_DISK = "lost+found"
@@ -142,7 +142,10 @@ class LocalStore:
         return True
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
-        """See ``ObjectStore.list_objects``; pipes, devices, links out of the store and the like are no objects."""
+        """See ``ObjectStore.list_objects``; pipes, devices, links out of the store and the like are no objects.
+
+        Other programs leave files here, too: NFS its ``.nfs0000``, rsync its partial copies, people their notes.
+        """
         folder = prefix.rpartition("/")[0]
         start = self._folder(folder)
         with our_errors(f"listing {prefix or 'everything'} in {self.uri}"):
@@ -152,7 +155,7 @@ class LocalStore:
                 for file in files:
                     path = Path(directory, file)
                     name = path.relative_to(self.root).as_posix()
-                    found = self._listed(name, path) if name.startswith(prefix) else None
+                    found = self._listed(name, path) if name.startswith(prefix) and is_name(name) else None
                     if found is not None:
                         yield found
 
