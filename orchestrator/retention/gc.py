@@ -254,12 +254,14 @@ class Trash:
 
 
 class Collector:
-    """One garbage collection of one store. ``roots`` reads them anew at every call; ``now`` is in unix seconds."""
+    """One garbage collection of one store. ``roots`` reads them anew at every call, and calls what it is given while
+    it reads; ``now`` is in unix seconds.
+    """
 
     def __init__(
         self,
         store: ObjectStore,
-        roots: Callable[[], Roots],
+        roots: Callable[[Callable[[], None]], Roots],
         *,
         graces: Graces | None = None,
         now: Callable[[], float] = time.time,
@@ -283,7 +285,7 @@ class Collector:
         """What ``collect`` would do now; writes nothing."""
         self._remember_all()
         hidden: set[str] = set()
-        for unit in chain.from_iterable(survey(self._store, self._roots())):
+        for unit in chain.from_iterable(survey(self._store, self._roots(lambda: None))):
             action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
             self._count(action, unit)
             if action is GcAction.HIDE:
@@ -307,7 +309,7 @@ class Collector:
                 self._settle(self._trash.names())
             self._remember_all()
             # One after the other: the decision about a key's metrics depends on that about its record.
-            for garbage in survey(self._store, self._roots()):
+            for garbage in survey(self._store, self._roots(self._lock.keep)):
                 while batch := list(islice(garbage, _BATCH_UNITS)):
                     self._lock.keep()
                     self._act(batch)
@@ -368,7 +370,7 @@ class Collector:
         tombstones = [Tombstone.of(unit, self._read(unit.heads), self._started_s) for unit in units]
         # The tombstones are durable before anything disappears: a crash in between hides nothing.
         batch = self._trash.add_batch(tombstones)
-        roots = self._roots()
+        roots = self._roots(self._lock.keep)
         for tombstone in tombstones:
             if tombstone.heads and not self._is_wanted(tombstone, roots):
                 for head in tombstone.heads:
@@ -386,7 +388,7 @@ class Collector:
     def _destroy(self, units: Sequence[Unit]) -> None:
         # The names to delete are fixed before the roots are read: what is written later is not ours (invariant 2).
         listed = [(unit, self._list_around(unit)) for unit in units]
-        roots = self._roots()
+        roots = self._roots(self._lock.keep)
         due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
         due = [(unit, stats) for unit, stats in due if self._due_now(unit) is GcAction.DESTROY]
         # Durable before any byte is deleted: if this collection is suspended, no later one restores the rest.
@@ -408,7 +410,7 @@ class Collector:
     def _settle(self, batches: Iterable[str], *, finish: bool = False) -> set[str]:
         """Restore needed units, and drop finished tombstones; returns the restored units."""
         spared: set[str] = set()
-        roots = self._roots()
+        roots = self._roots(self._lock.keep)
         for name in batches:
             self._lock.keep()
             tombstones = self._trash.read(name)

@@ -1,5 +1,6 @@
 """What one garbage collection keeps, hides, destroys and brings back."""
 
+import json
 from typing import cast
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from orchestrator.core.errors import ControllerError, CorruptObjectError
 from orchestrator.retention.gc import LOCK_DURATION_S, CollectionBusyError, CollectionLock
 from orchestrator.retention.gc_rules import GcAction, Reason, Tally
-from orchestrator.retention.inventory import artifact_lines
+from orchestrator.retention.inventory import LOCK, artifact_lines
 from orchestrator.retention.roots import RootReader, forget, is_forgotten
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
@@ -339,3 +340,56 @@ def test_roots_are_read_again_only_for_sweeps_that_changed(lab) -> None:
     lab.launch("running", OTHER)
     assert reader().live - first.live == {OTHER.key}
     assert reader().keys == first.keys == {job.key for job in (*JOBS, OTHER)}
+
+
+class SlowJournals(FaultyStore):
+    """Reading a segment takes a while; counts how many were read, and how many of them without a collection's lock."""
+
+    def __init__(self, lab: Lab, read_s: float = 0.0) -> None:
+        super().__init__(lab.store)
+        self.lab, self.read_s = lab, read_s
+        self.num_read = self.num_unlocked = 0
+
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        """See ``ObjectStore.get``."""
+        content = super().get(name, max_bytes=max_bytes)
+        if "/journal/" in name:
+            self.num_read += 1
+            self.lab.clock.advance(self.read_s)
+            is_locked = self.exists(LOCK) and json.loads(super().get(LOCK))["expires_at_s"] > self.lab.clock()
+            self.num_unlocked += not is_locked
+        return content
+
+
+def test_roots_of_a_sweep_that_goes_on_take_one_read_per_new_segment(lab) -> None:
+    """A collection reads the roots three times per batch; thousands of segments each time would take longer."""
+    lab.accept("running", [DATASET, OTHER])
+    counted = SlowJournals(lab)
+    reader = RootReader(counted)
+    reader()
+    assert counted.num_read == 2
+    lab.launch("running", OTHER)
+    assert reader().live == {OTHER.key}
+    assert counted.num_read == 3
+
+
+def test_roots_of_a_forgotten_sweep_are_read_once(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    for number in range(3):
+        lab.append("kept", events.NodeExcluded(at_s=9.0, node=f"n{number}", reason="ECC", until_s=99.0))
+    counted = SlowJournals(lab)
+    reader = RootReader(counted)
+    for _ in range(2):
+        assert reader().keys == frozenset()
+        assert counted.num_read == 3
+
+
+def test_lock_is_held_while_a_long_journal_is_read(lab) -> None:
+    lab.accept("long", [DATASET])
+    for number in range(100):
+        lab.append("long", events.NodeExcluded(at_s=9.0, node=f"n{number}", reason="ECC", until_s=99.0))
+    slow = SlowJournals(lab, read_s=10.0)
+    lab.collect(slow)
+    assert slow.num_read == 102
+    assert slow.num_unlocked == 0

@@ -109,8 +109,8 @@ def test_collect_old_leftovers_of_dead_writers_go_and_young_ones_stay(store, tmp
         (tmp_path / ".tmp" / name).write_bytes(b"half")
         os.utime(tmp_path / ".tmp" / name, (time.time() - age_s,) * 2)
     graces = Graces(age_s=3600.0, trash_s=0.0)
-    preview = Collector(store, Roots, graces=graces).preview()
-    assert Collector(store, Roots, graces=graces).collect().amounts == preview.amounts
+    preview = Collector(store, lambda _: Roots(), graces=graces).preview()
+    assert Collector(store, lambda _: Roots(), graces=graces).collect().amounts == preview.amounts
     assert preview.amounts[GcAction.DESTROY, Reason.LEFTOVER].num_objects == 2
     assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["at-work"]
     assert not store.exists("probes/1")
