@@ -63,6 +63,10 @@ from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.storage.trials import is_whole
 
 LOCK_DURATION_S = 300.0
+_LONGEST_WAIT_S = 2 * LOCK_DURATION_S
+"""A lock that lasts longer was written by a clock that was wrong. Should it belong to a live collection after all, that
+one stops at its next renewal, as one does that was suspended.
+"""
 _RENEW_AFTER_S = 60.0
 _VERSION = 1
 _BATCH_UNITS = 256
@@ -98,7 +102,7 @@ class CollectionLock:
             return self
         document, etag = found
         wait_s = document["expires_at_s"] - self._now()
-        if wait_s > 0:
+        if 0 < wait_s <= _LONGEST_WAIT_S:
             message = (
                 f"{document['holder']} collects garbage in {self._store.uri}, or died while it did: two at once could "
                 f"undo each other's work; try again after its end, or in {wait_s:.0f} s if it is dead"
