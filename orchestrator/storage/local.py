@@ -97,7 +97,7 @@ class LocalStore:
     def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
         """See ``ObjectStore.put_if_match``."""
         with self._locked(name):
-            found = self.stat(name).etag if self.exists(name) else None
+            found = self._etag_of_opened(name)
             if found != etag:
                 message = f"{name} has etag {found}, expected {etag}: another writer was first; read it again"
                 raise PreconditionFailedError(message)
@@ -271,6 +271,16 @@ class LocalStore:
         with file, our_errors(f"reading {name} in {self.uri}"):
             self._check_inside(name, real)
             yield file
+
+    def _etag_of_opened(self, name: str) -> str | None:
+        """The etag of an object as it is now; none if there is none. NFS asks its server when a file is opened, but may
+        answer ``stat`` from memory for a minute, with what another node has replaced since.
+        """
+        try:
+            with self._opened(name) as file:
+                return _stat_of(name, os.fstat(file.fileno())).etag
+        except NotFoundError:
+            return None
 
     @contextmanager
     def _found_errors(self, name: str, what: str) -> Iterator[None]:
