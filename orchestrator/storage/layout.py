@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+_FLIGHT_RECORD = "/flight-record.json"
 _NUMBERED = re.compile(r"(\d{8,})\.jsonl", re.ASCII)
 
 
@@ -84,7 +85,12 @@ def log_name(sweep: str, job: str, attempt_number: int, rank: int = 0, *, key: s
 
 def flight_record_name(name: str) -> str:
     """The flight record of a rank whose gang hung, beside the log of this name."""
-    return f"{name.removesuffix('.log')}/flight-record.json"
+    return f"{name.removesuffix('.log')}{_FLIGHT_RECORD}"
+
+
+def log_beside(name: str) -> str:
+    """Inverse of ``flight_record_name``; any other name stays."""
+    return f"{name.removesuffix(_FLIGHT_RECORD)}.log" if name.endswith(_FLIGHT_RECORD) else name
 
 
 def lease_name(cluster: str) -> str:
