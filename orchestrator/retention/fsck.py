@@ -33,7 +33,7 @@ from orchestrator.retention.inventory import (
     named_objects,
     walk_artifacts,
 )
-from orchestrator.retention.roots import witness_of_more
+from orchestrator.retention.roots import evidence_of_loss
 from orchestrator.state.events import Event, PlanAccepted, decode_event
 from orchestrator.state.fold import fold
 from orchestrator.storage.artifacts import Record
@@ -254,8 +254,8 @@ def check_sweep(store: ObjectStore, sweep: str) -> SweepFindings:
     found = SweepFindings()
     covered = segment_numbers(store.list_children(snapshots_folder(sweep)))  # before the journal, which only grows
     num_segments = _check_journal(store, sweep, found)
-    if witness := witness_of_more(store, sweep, num_segments, max(covered, default=0)):
-        found.add(journal_segment(sweep, num_segments), witness, Problem.MISSING)
+    if evidence := evidence_of_loss(store, sweep, num_segments, max(covered, default=0)):
+        found.add(journal_segment(sweep, num_segments), evidence, Problem.MISSING)
     for event in found.accepted:
         found.findings += _check_revision(store, sweep, event)
     if not found.findings:

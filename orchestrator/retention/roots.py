@@ -251,8 +251,8 @@ class _JournalReader:
     def _read_whole(self) -> list[Event]:
         covered = segment_numbers(self._store.list_children(snapshots_folder(self._sweep)))  # before the journal
         documents = self._journal.read_whole()
-        if witness := witness_of_more(self._store, self._sweep, self.num_segments, max(covered, default=0)):
-            raise JournalDamagedError(self._sweep, self.num_segments, f"it is missing, and {witness}")
+        if evidence := evidence_of_loss(self._store, self._sweep, self.num_segments, max(covered, default=0)):
+            raise JournalDamagedError(self._sweep, self.num_segments, f"it is missing, and {evidence}")
         return documents
 
     def _accepted_plan(self, event: PlanAccepted) -> Plan:
@@ -269,7 +269,7 @@ def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
     return reader.refresh(), reader.num_segments
 
 
-def witness_of_more(store: ObjectStore, sweep: str, num_segments: int, covered: int) -> str:
+def evidence_of_loss(store: ObjectStore, sweep: str, num_segments: int, covered: int) -> str:
     """What shows that a journal had more segments than can be read; empty if nothing does.
 
     ``covered`` is the largest number of segments that a stored snapshot covers by its name, as listed before.
