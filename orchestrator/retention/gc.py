@@ -289,7 +289,7 @@ class Collector:
         """What ``collect`` would do now; writes nothing."""
         self._remember_all()
         hidden: set[str] = set()
-        for unit in chain.from_iterable(survey(self._store, self._roots(lambda: None))):
+        for unit in chain.from_iterable(survey(self._store, self._roots(_nothing), _nothing)):
             action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
             self._count(action, unit)
             if action is GcAction.HIDE:
@@ -313,7 +313,7 @@ class Collector:
                 self._settle(self._trash.names())
             self._remember_all()
             # One after the other: the decision about a key's metrics depends on that about its record.
-            for garbage in survey(self._store, self._roots(self._lock.keep)):
+            for garbage in survey(self._store, self._roots(self._lock.keep), self._lock.keep):
                 while batch := list(islice(garbage, _BATCH_UNITS)):
                     self._lock.keep()
                     self._act(batch)
@@ -510,6 +510,10 @@ class Collector:
             found.append((self._store.delete_leftover, self._store.leftovers()))
         for delete, stats in found:
             yield from ((delete, stat) for stat in stats if stat.modified_at_s <= limit_s)
+
+
+def _nothing() -> None:
+    """Without a lock there is none to keep."""
 
 
 def _is_complete(key: str, head: str, content: bytes, sizes: Mapping[str, int]) -> bool:

@@ -342,18 +342,18 @@ def test_roots_are_read_again_only_for_sweeps_that_changed(lab) -> None:
     assert reader().keys == first.keys == {job.key for job in (*JOBS, OTHER)}
 
 
-class SlowJournals(FaultyStore):
-    """Reading a segment takes a while; counts how many were read, and how many of them without a collection's lock."""
+class SlowStore(FaultyStore):
+    """Reading some objects takes a while; counts them, and those that were read without a collection's lock."""
 
-    def __init__(self, lab: Lab, read_s: float = 0.0) -> None:
+    def __init__(self, lab: Lab, within: str = "/journal/", read_s: float = 0.0) -> None:
         super().__init__(lab.store)
-        self.lab, self.read_s = lab, read_s
+        self.lab, self.within, self.read_s = lab, within, read_s
         self.num_read = self.num_unlocked = 0
 
     def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
         content = super().get(name, max_bytes=max_bytes)
-        if "/journal/" in name:
+        if self.within in name:
             self.num_read += 1
             self.lab.clock.advance(self.read_s)
             is_locked = self.exists(LOCK) and json.loads(super().get(LOCK))["expires_at_s"] > self.lab.clock()
@@ -364,7 +364,7 @@ class SlowJournals(FaultyStore):
 def test_roots_of_a_sweep_that_goes_on_take_one_read_per_new_segment(lab) -> None:
     """A collection reads the roots three times per batch; thousands of segments each time would take longer."""
     lab.accept("running", [DATASET, OTHER])
-    counted = SlowJournals(lab)
+    counted = SlowStore(lab)
     reader = RootReader(counted)
     reader()
     assert counted.num_read == 2
@@ -378,7 +378,7 @@ def test_roots_of_a_forgotten_sweep_are_read_once(lab) -> None:
     forget(lab.store, "kept", now=lab.clock())
     for number in range(3):
         lab.append("kept", events.NodeExcluded(at_s=9.0, node=f"n{number}", reason="ECC", until_s=99.0))
-    counted = SlowJournals(lab)
+    counted = SlowStore(lab)
     reader = RootReader(counted)
     for _ in range(2):
         assert reader().keys == frozenset()
@@ -389,7 +389,18 @@ def test_lock_is_held_while_a_long_journal_is_read(lab) -> None:
     lab.accept("long", [DATASET])
     for number in range(100):
         lab.append("long", events.NodeExcluded(at_s=9.0, node=f"n{number}", reason="ECC", until_s=99.0))
-    slow = SlowJournals(lab, read_s=10.0)
+    slow = SlowStore(lab, read_s=10.0)
     lab.collect(slow)
     assert slow.num_read == 102
+    assert slow.num_unlocked == 0
+
+
+def test_lock_is_held_while_records_are_read_for_little_garbage(lab) -> None:
+    jobs = [make_job(number) for number in range(40)]
+    lab.run_sweep("kept", jobs)
+    for job in jobs:
+        lab.write_checkpoint(job)  # whether it may go, the record says
+    slow = SlowStore(lab, "/record.json", read_s=10.0)
+    lab.collect(slow)
+    assert slow.num_read >= 40
     assert slow.num_unlocked == 0
