@@ -44,6 +44,7 @@ from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
 from orchestrator.sweeps.inbox_polling import is_time
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
+from orchestrator.sweeps.ledger import list_sweeps
 from orchestrator.sweeps.quotas import Cap, read_quotas
 from orchestrator.sweeps.request_handling import handle_request
 from orchestrator.sweeps.requests import Message, Retry, Submit, discard, discard_marker, list_inbox, read_markers
@@ -284,7 +285,7 @@ class Controller:
     def _find_messages(self, woken: Collection[str]) -> tuple[list[str] | None, list[tuple[str, str]]]:
         """The store's sweeps, when it is time to list them, and all markers."""
         lists = is_time(self._list_at_s, self._now(), LIST_EVERY_S) or "" in woken
-        return self._store.list_children("sweeps/") if lists else None, read_markers(self._store)
+        return list_sweeps(self._store) if lists else None, read_markers(self._store)
 
     def _read_drain(self) -> Drain | None:
         try:

@@ -24,7 +24,7 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweeps.inbox_polling import InboxPolling
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
-from orchestrator.sweeps.ledger import SweepLedger
+from orchestrator.sweeps.ledger import SweepLedger, list_sweeps
 from orchestrator.sweeps.progress import ProgressBoard
 from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded, Unreadable, read_inbox
 
@@ -153,7 +153,7 @@ class OwnedSweeps:
 
     def adopt_all(self) -> None:
         """Take every sweep of this cluster; unfinished ones get an adoption at once, which fences dead writers."""
-        for sweep in self._store.list_children("sweeps/"):
+        for sweep in list_sweeps(self._store):
             self._retry_at_s[sweep] = self._now()
         self.reload()
 

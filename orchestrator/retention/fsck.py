@@ -33,12 +33,20 @@ from orchestrator.retention.inventory import (
     named_objects,
     walk_artifacts,
 )
+from orchestrator.retention.roots import evidence_of_loss
 from orchestrator.state.events import Event, PlanAccepted, decode_event
 from orchestrator.state.fold import fold
 from orchestrator.storage.artifacts import Record
 from orchestrator.storage.bounds import PLAN_BYTES, RECORD_BYTES, SEGMENT_BYTES
 from orchestrator.storage.journal import JournalDamagedError, parse_segment, parse_snapshot
-from orchestrator.storage.layout import journal_folder, journal_segment, plan_name, snapshots_folder, spec_name
+from orchestrator.storage.layout import (
+    journal_folder,
+    journal_segment,
+    plan_name,
+    segment_numbers,
+    snapshots_folder,
+    spec_name,
+)
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_nonce, check_seal
 from orchestrator.sweepfile.load import load_all
@@ -244,7 +252,10 @@ class SweepFindings:
 def check_sweep(store: ObjectStore, sweep: str) -> SweepFindings:
     """Read a sweep's journal, plans, specs, provenances and snapshots, and compare all digests."""
     found = SweepFindings()
-    _check_journal(store, sweep, found)
+    covered = segment_numbers(store.list_children(snapshots_folder(sweep)))  # before the journal, which only grows
+    num_segments = _check_journal(store, sweep, found)
+    if evidence := evidence_of_loss(store, sweep, num_segments, max(covered, default=0)):
+        found.add(journal_segment(sweep, num_segments), evidence, Problem.MISSING)
     for event in found.accepted:
         found.findings += _check_revision(store, sweep, event)
     if not found.findings:
@@ -253,16 +264,23 @@ def check_sweep(store: ObjectStore, sweep: str) -> SweepFindings:
     return found
 
 
-def _check_journal(store: ObjectStore, sweep: str, found: SweepFindings) -> None:
-    """Segments behind a damaged one are checked by themselves: what they follow is unknown."""
-    is_whole = True
-    for sequence in range(len(store.list_children(journal_folder(sweep)))):
+def _check_journal(store: ObjectStore, sweep: str, found: SweepFindings) -> int:
+    """Segments behind a damaged one are checked by themselves: what they follow is unknown. The number of segments,
+    with those that are missing before the last one.
+    """
+    is_whole, expected = True, 0
+    for sequence in segment_numbers(store.list_children(journal_folder(sweep))):
+        if sequence > expected:  # one finding for all that are missing here
+            span = f", and all before segment {sequence}" if sequence > expected + 1 else ""
+            found.add(journal_segment(sweep, expected), f"the journal has later segments{span}", Problem.MISSING)
+            is_whole = False
+        expected = sequence + 1
         name = journal_segment(sweep, sequence)
         try:
             segment = parse_segment(sweep, sequence, store.get(name, max_bytes=SEGMENT_BYTES))
             events = [decode_event(event) for event in segment.events]
         except NotFoundError:
-            found.add(name, "the journal has later segments", Problem.MISSING)
+            found.add(name, "it was there a moment ago", Problem.MISSING)
             is_whole = False
         except (CorruptObjectError, *_UNDECODABLE) as error:
             found.add(name, error.args[-1] if isinstance(error, JournalDamagedError) else error)
@@ -274,6 +292,7 @@ def _check_journal(store: ObjectStore, sweep: str, found: SweepFindings) -> None
             if is_whole:
                 found.events += events
                 found.digests.append(segment.sha256)
+    return expected
 
 
 def _check_revision(store: ObjectStore, sweep: str, event: PlanAccepted) -> Iterator[Finding]:

@@ -63,6 +63,10 @@ from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.storage.trials import is_whole
 
 LOCK_DURATION_S = 300.0
+_LONGEST_WAIT_S = 2 * LOCK_DURATION_S
+"""A lock that lasts longer was written by a clock that was wrong. Should it belong to a live collection after all, that
+one stops at its next renewal, as one does that was suspended.
+"""
 _RENEW_AFTER_S = 60.0
 _VERSION = 1
 _BATCH_UNITS = 256
@@ -98,7 +102,7 @@ class CollectionLock:
             return self
         document, etag = found
         wait_s = document["expires_at_s"] - self._now()
-        if wait_s > 0:
+        if 0 < wait_s <= _LONGEST_WAIT_S:
             message = (
                 f"{document['holder']} collects garbage in {self._store.uri}, or died while it did: two at once could "
                 f"undo each other's work; try again after its end, or in {wait_s:.0f} s if it is dead"
@@ -254,12 +258,14 @@ class Trash:
 
 
 class Collector:
-    """One garbage collection of one store. ``roots`` reads them anew at every call; ``now`` is in unix seconds."""
+    """One garbage collection of one store. ``roots`` reads them anew at every call, and calls what it is given while
+    it reads; ``now`` is in unix seconds.
+    """
 
     def __init__(
         self,
         store: ObjectStore,
-        roots: Callable[[], Roots],
+        roots: Callable[[Callable[[], None]], Roots],
         *,
         graces: Graces | None = None,
         now: Callable[[], float] = time.time,
@@ -283,7 +289,7 @@ class Collector:
         """What ``collect`` would do now; writes nothing."""
         self._remember_all()
         hidden: set[str] = set()
-        for unit in chain.from_iterable(survey(self._store, self._roots())):
+        for unit in chain.from_iterable(survey(self._store, self._roots(_nothing), _nothing)):
             action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
             self._count(action, unit)
             if action is GcAction.HIDE:
@@ -307,7 +313,7 @@ class Collector:
                 self._settle(self._trash.names())
             self._remember_all()
             # One after the other: the decision about a key's metrics depends on that about its record.
-            for garbage in survey(self._store, self._roots()):
+            for garbage in survey(self._store, self._roots(self._lock.keep), self._lock.keep):
                 while batch := list(islice(garbage, _BATCH_UNITS)):
                     self._lock.keep()
                     self._act(batch)
@@ -368,7 +374,7 @@ class Collector:
         tombstones = [Tombstone.of(unit, self._read(unit.heads), self._started_s) for unit in units]
         # The tombstones are durable before anything disappears: a crash in between hides nothing.
         batch = self._trash.add_batch(tombstones)
-        roots = self._roots()
+        roots = self._roots(self._lock.keep)
         for tombstone in tombstones:
             if tombstone.heads and not self._is_wanted(tombstone, roots):
                 for head in tombstone.heads:
@@ -386,7 +392,7 @@ class Collector:
     def _destroy(self, units: Sequence[Unit]) -> None:
         # The names to delete are fixed before the roots are read: what is written later is not ours (invariant 2).
         listed = [(unit, self._list_around(unit)) for unit in units]
-        roots = self._roots()
+        roots = self._roots(self._lock.keep)
         due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
         due = [(unit, stats) for unit, stats in due if self._due_now(unit) is GcAction.DESTROY]
         # Durable before any byte is deleted: if this collection is suspended, no later one restores the rest.
@@ -408,7 +414,7 @@ class Collector:
     def _settle(self, batches: Iterable[str], *, finish: bool = False) -> set[str]:
         """Restore needed units, and drop finished tombstones; returns the restored units."""
         spared: set[str] = set()
-        roots = self._roots()
+        roots = self._roots(self._lock.keep)
         for name in batches:
             self._lock.keep()
             tombstones = self._trash.read(name)
@@ -504,6 +510,10 @@ class Collector:
             found.append((self._store.delete_leftover, self._store.leftovers()))
         for delete, stats in found:
             yield from ((delete, stat) for stat in stats if stat.modified_at_s <= limit_s)
+
+
+def _nothing() -> None:
+    """Without a lock there is none to keep."""
 
 
 def _is_complete(key: str, head: str, content: bytes, sizes: Mapping[str, int]) -> bool:

@@ -252,26 +252,40 @@ class Graces:
     """How long it stays restorable once hidden."""
 
 
-def survey(store: ObjectStore, roots: Roots) -> tuple[Iterator[Unit], ...]:
-    """Everything that no root reaches, of any age, streamed: of artifacts, of metrics, of searches, and of logs."""
+def survey(store: ObjectStore, roots: Roots, on_alive: Callable[[], None]) -> tuple[Iterator[Unit], ...]:
+    """Everything that no root reaches, of any age, streamed: of artifacts, of metrics, of searches, and of logs.
+
+    ``on_alive`` is called before each folder: where there is little garbage, nothing is yielded for long.
+    """
+
+    def walk(root: str, depth: int) -> Iterator[tuple[str, Iterator[ObjectStat]]]:
+        for folder in walk_folders(store, root, depth):
+            on_alive()
+            yield folder
+
+    def artifacts() -> Iterator[Unit]:
+        for key, stats in walk_artifacts(store):
+            on_alive()
+            yield from classify(store, key, stats, roots)
+
     return (
-        (unit for key, stats in walk_artifacts(store) for unit in classify(store, key, stats, roots)),
+        artifacts(),
         (
             unit
-            for folder, stats in walk_folders(store, METRICS, METRICS_DEPTH)
+            for folder, stats in walk(METRICS, METRICS_DEPTH)
             for unit in classify_metrics(last_part(folder), folder, stats, roots)
         ),
         *(
             (
                 unit
-                for folder, stats in walk_folders(store, root, SEARCH_DEPTH)
+                for folder, stats in walk(root, SEARCH_DEPTH)
                 for unit in classify_search(last_part(folder), folder, stats, roots)
             )
             for root in (SEARCHES, TRIALS)
         ),
         (
             unit
-            for folder, stats in walk_folders(store, LOGS, LOGS_DEPTH)
+            for folder, stats in walk(LOGS, LOGS_DEPTH)
             for unit in classify_logs(last_part(folder), folder, stats, roots)
         ),
     )

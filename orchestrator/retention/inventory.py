@@ -16,7 +16,8 @@ from orchestrator.core.errors import NotFoundError, TooLargeError
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.artifacts import Record
 from orchestrator.storage.bounds import RECORD_BYTES
-from orchestrator.storage.layout import artifact_folder, checkpoints_folder, record_name, sweep_folder
+from orchestrator.storage.layout import artifact_folder, checkpoints_folder, log_beside, record_name, sweep_folder
+from orchestrator.storage.logs import context_of
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
 ARTIFACTS, METRICS, LOGS = "artifacts/", "metrics/", "logs/"
@@ -231,10 +232,17 @@ def measure_usage(store: ObjectStore, grouping: Grouping) -> dict[str, Usage]:
     for folder, stats in walk_folders(store, METRICS, METRICS_DEPTH):
         _count(usage, "metrics", grouping.of_key(last_part(folder)), Amount.of(stats))
     for stat in store.list_objects(LOGS):
-        parts = stat.name.split("/")
-        groups = grouping.of_log(parts[1], "/".join(parts[2:-2])) if len(parts) > LOGS_DEPTH + 2 else ()
-        _count(usage, "logs", groups, Amount(num_objects=1, num_bytes=stat.size_bytes))
+        _count(usage, "logs", _groups_of_log(grouping, stat.name), Amount(num_objects=1, num_bytes=stat.size_bytes))
     return usage
+
+
+def _groups_of_log(grouping: Grouping, name: str) -> Collection[str]:
+    """Of a log, of a part of one whose attempt runs or was killed, or of a flight record."""
+    try:
+        context = context_of(log_beside(name))
+    except ValueError:
+        return ()
+    return grouping.of_log(context.sweep, context.job)
 
 
 def _count(usage: dict[str, Usage], part: str, groups: Collection[str], amount: Amount) -> None:

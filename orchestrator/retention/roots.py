@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -21,23 +21,27 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc_rules import Roots
 from orchestrator.retention.inventory import PINS, forgotten_name, pin_name
 from orchestrator.search.log import kept_trials
-from orchestrator.state.events import decode_event, event_type
-from orchestrator.state.fold import fold
+from orchestrator.state.events import PlanAccepted, decode_event, event_type
+from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SWEEP_TRANSITIONS
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.bounds import SMALL_BYTES
-from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import inbox_folder, journal_segment
+from orchestrator.storage.journal import Event, Journal, JournalDamagedError, journal_exists, read_snapshots
+from orchestrator.storage.layout import inbox_folder, journal_segment, segment_numbers, snapshots_folder, sweep_folder
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
-from orchestrator.sweeps.ledger import read_plan
+from orchestrator.sweeps.ledger import list_sweeps, read_plan
 from orchestrator.sweeps.requests import Submit, read_inbox
 
 _STAYS_ENDED = frozenset(
     event_type(trigger) for (state, trigger), after in SWEEP_TRANSITIONS.items() if state.is_final and after.is_final
 )
 """Types of events after which a sweep that has ended is still so. What this program does not know is none of them."""
+
+
+def _nothing() -> None:
+    """Nobody waits for signs of life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +102,7 @@ def _decode(name: str, content: bytes) -> Pin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SweepRoots:
-    """What one sweep keeps, as of ``num_segments`` and ``inbox``."""
+    """What one sweep keeps, as of ``num_segments`` and ``inbox``; nothing if it is forgotten."""
 
     planned: frozenset[str] = frozenset()
     """Keys of jobs."""
@@ -109,51 +113,68 @@ class _SweepRoots:
     live: frozenset[str] = frozenset()
     num_segments: int
     inbox: tuple[str, ...]
+    is_forgotten: bool = False
 
 
 class RootReader:
-    """Call it for the roots of this moment; a sweep is read again only if something was written about it."""
+    """Call it for the roots of this moment; a sweep is read again only if something was written about it, and of the
+    journal of one that goes on only the new segments.
+    """
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._sweeps: dict[str, _SweepRoots] = {}
+        self._going_on: dict[str, _JournalReader] = {}
+        """Of sweeps that have not ended: the others would fill the memory with their plans, and hardly ever change."""
         self._inputs: dict[str, tuple[str, ...]] = {}
         """References in the identities of committed keys that no plan has."""
+        self._on_alive: Callable[[], None] = _nothing
 
-    def __call__(self) -> Roots:
-        """Read the roots.
+    def __call__(self, on_alive: Callable[[], None] = _nothing) -> Roots:
+        """Read the roots. ``on_alive`` is called after each thing that was read: of many it takes minutes.
 
         Raises:
             ControllerError: a sweep cannot be read, so that what it needs is unknown.
             CorruptObjectError: the same of a pin, or of the record of an artifact that something depends on.
         """
+        self._on_alive = on_alive
         pinned = [key for pin in read_pins(self._store) for key in pin.keys]
-        self._sweeps = dict(self._read_kept())
-        found = self._sweeps.values()
+        self._sweeps = dict(self._read_sweeps())
+        kept = {sweep: found for sweep, found in self._sweeps.items() if not found.is_forgotten}
+        found = kept.values()
         searches = frozenset[str]().union(*(sweep.searches for sweep in found))
-        planned = frozenset[str]().union(*(sweep.planned for sweep in found), _trials(self._store, searches))
+        trials = _trials(self._store, searches, self._on_alive)
+        planned = frozenset[str]().union(*(sweep.planned for sweep in found), trials)
         references = frozenset(pinned).union(*(sweep.inputs for sweep in found))
         lineage = self._follow(references, planned)
         return Roots(
             keys=planned | lineage,
             checkpoints=checkpoints_among(references | {ref for key in lineage for ref in self._inputs.get(key, ())}),
             live=frozenset[str]().union(*(sweep.live for sweep in found)),
-            sweeps=frozenset(self._sweeps),
+            sweeps=frozenset(kept),
         )
 
-    def _read_kept(self) -> Iterator[tuple[str, _SweepRoots]]:
-        for sweep in self._store.list_children("sweeps/"):
+    def _read_sweeps(self) -> Iterator[tuple[str, _SweepRoots]]:
+        for sweep in list_sweeps(self._store):
             # The inbox before the journal: a message leaves the one only after it is in the other.
             inbox = tuple(self._store.list_children(inbox_folder(sweep)))
             known = self._sweeps.get(sweep)
-            if known and known.inbox == inbox and not self._has_segment(sweep, known.num_segments):
-                yield sweep, known
-            elif inbox or not is_forgotten(self._store, sweep):
-                yield sweep, self._read(sweep, inbox)
+            if known is None or known.inbox != inbox or self._has_segment(sweep, known.num_segments):
+                known = self._read(sweep, inbox)
+            self._on_alive()
+            yield sweep, known
 
     def _read(self, sweep: str, inbox: tuple[str, ...]) -> _SweepRoots:
+        reader = self._going_on.pop(sweep, None)
+        if reader is None and not inbox:
+            num_segments = _segments_if_forgotten(self._store, sweep, self._on_alive)
+            if num_segments is not None:
+                return _SweepRoots(num_segments=num_segments, inbox=inbox, is_forgotten=True)
         jobs = [job for plan in _submitted_plans(self._store, sweep) for job in plan.jobs]
-        snapshot, num_segments = read_sweep(self._store, sweep)
+        reader = reader or _JournalReader(self._store, sweep, self._tell_alive)
+        snapshot = reader.refresh()
+        if not snapshot.state.is_final:
+            self._going_on[sweep] = reader
         jobs += [] if snapshot.plan is None else snapshot.plan.jobs
         jobs += _leaving_jobs(self._store, snapshot)
         return _SweepRoots(
@@ -161,7 +182,7 @@ class RootReader:
             searches=frozenset(job.key for job in jobs if job.kind is JobKind.SEARCH),
             inputs=frozenset(reference for job in jobs for reference in references_in(job.identity)),
             live=frozenset(attempt.key for attempt in snapshot.live_attempts),
-            num_segments=num_segments,
+            num_segments=reader.num_segments,
             inbox=inbox,
         )
 
@@ -180,6 +201,7 @@ class RootReader:
         if key not in self._inputs:
             try:
                 self._inputs[key] = tuple(references_in(read_record(self._store, key).identity))
+                self._on_alive()
             except NotFoundError:
                 return ()  # not committed, or in the trash: after a restore the collection reads the roots again
             except (ValueError, KeyError, TypeError) as error:
@@ -190,8 +212,51 @@ class RootReader:
                 raise CorruptObjectError(message) from error
         return self._inputs[key]
 
+    def _tell_alive(self) -> None:
+        self._on_alive()  # of the call at work
+
     def _has_segment(self, sweep: str, number: int) -> bool:
         return self._store.exists(journal_segment(sweep, number))
+
+
+class _JournalReader:
+    """A sweep by all of its journal, and later by what is new in it. Stored snapshots are not asked: they only save
+    time, and one that is wrong would release what the journal keeps.
+    """
+
+    def __init__(self, store: ObjectStore, sweep: str, on_alive: Callable[[], None] = _nothing) -> None:
+        self._store, self._sweep = store, sweep
+        self._journal = Journal(store, sweep, on_alive=on_alive)
+        self._snapshot: Snapshot | None = None
+
+    @property
+    def num_segments(self) -> int:
+        """Number of segments that were read."""
+        return self._journal.next_sequence
+
+    def refresh(self) -> Snapshot:
+        """The sweep after the segments that are there now. Raises ``ControllerError``: see ``read_sweep``."""
+        try:
+            documents = self._read_whole() if self._snapshot is None else self._journal.read_new()
+            before = self._snapshot or Snapshot(sweep=self._sweep)
+            self._snapshot = apply(before, map(decode_event, documents), self._accepted_plan)
+        except (ControllerError, NotFoundError, ValueError, TypeError, KeyError) as error:
+            message = (
+                f"sweep {self._sweep} cannot be read, so that what it needs is unknown and nothing can be collected: "
+                f"{error}; repair its journal, or delete its folder if its results may go"
+            )
+            raise ControllerError(message) from error
+        return self._snapshot
+
+    def _read_whole(self) -> list[Event]:
+        covered = segment_numbers(self._store.list_children(snapshots_folder(self._sweep)))  # before the journal
+        documents = self._journal.read_whole()
+        if evidence := evidence_of_loss(self._store, self._sweep, self.num_segments, max(covered, default=0)):
+            raise JournalDamagedError(self._sweep, self.num_segments, f"it is missing, and {evidence}")
+        return documents
+
+    def _accepted_plan(self, event: PlanAccepted) -> Plan:
+        return read_plan(self._store, self._sweep, event.revision, event.documents)
 
 
 def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
@@ -200,17 +265,24 @@ def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
     Raises:
         ControllerError: its journal or plan is damaged, or of a newer version.
     """
-    journal = Journal(store, sweep)
-    try:
-        events = [decode_event(document) for document in journal.read_new()]
-        snapshot = fold(sweep, events, lambda event: read_plan(store, sweep, event.revision, event.documents))
-    except (ControllerError, NotFoundError, ValueError, TypeError, KeyError) as error:
-        message = (
-            f"sweep {sweep} cannot be read, so that what it needs is unknown and nothing can be collected: {error}; "
-            "repair its journal, or delete its folder if its results may go"
-        )
-        raise ControllerError(message) from error
-    return snapshot, journal.next_sequence
+    reader = _JournalReader(store, sweep)
+    return reader.refresh(), reader.num_segments
+
+
+def evidence_of_loss(store: ObjectStore, sweep: str, num_segments: int, covered: int) -> str:
+    """What shows that a journal had more segments than can be read; empty if nothing does.
+
+    ``covered`` is the largest number of segments that a stored snapshot covers by its name, as listed before.
+    """
+    if covered > num_segments and any(stored.next_sequence == covered for stored in read_snapshots(store, sweep)):
+        return f"a stored snapshot covers {covered} segments"
+    # A plan is stored while its message is in the inbox, and the message leaves it only after it is in the journal.
+    has_plan = not num_segments and any(
+        name.startswith("plan-") for name in store.list_children(f"{sweep_folder(sweep)}/")
+    )
+    if has_plan and not store.list_children(inbox_folder(sweep)) and not journal_exists(store, sweep):
+        return "the sweep has a plan"
+    return ""
 
 
 def forget(store: ObjectStore, sweep: str, *, now: float) -> None:
@@ -232,18 +304,24 @@ def is_forgotten(store: ObjectStore, sweep: str) -> bool:
 
     Others write into it, too: a controller tells of nodes, or refuses a late request.
     """
+    return _segments_if_forgotten(store, sweep) is not None
+
+
+def _segments_if_forgotten(store: ObjectStore, sweep: str, on_alive: Callable[[], None] = _nothing) -> int | None:
+    """Number of the segments of a forgotten sweep's journal; none if it is not forgotten."""
     name = forgotten_name(sweep)
     try:
         num_segments = int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
-        later = Journal(store, sweep, next_sequence=num_segments).read_new()
+        journal = Journal(store, sweep, next_sequence=num_segments, on_alive=on_alive)
+        later = journal.read_whole()
     except (NotFoundError, ValueError, KeyError, TypeError, TooLargeError, ControllerError):
-        return False  # no mark; or the mark or the journal is damaged: keep the results
-    return all(document.get("type") in _STAYS_ENDED for document in later)
+        return None  # no mark; or the mark or the journal is damaged: keep the results
+    return journal.next_sequence if all(document.get("type") in _STAYS_ENDED for document in later) else None
 
 
 def current_plans(store: ObjectStore) -> Iterator[Plan]:
     """The current plan of every sweep that is not forgotten, one in memory at a time."""
-    for sweep in store.list_children("sweeps/"):
+    for sweep in list_sweeps(store):
         if not is_forgotten(store, sweep):
             plan = read_sweep(store, sweep)[0].plan
             if plan is not None:
@@ -276,7 +354,7 @@ def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _trials(store: ObjectStore, searches: Iterable[str]) -> frozenset[str]:
+def _trials(store: ObjectStore, searches: Iterable[str], on_alive: Callable[[], None]) -> frozenset[str]:
     """Keys of the trials of searches: jobs like any other, which no plan names.
 
     Raises:
@@ -289,6 +367,7 @@ def _trials(store: ObjectStore, searches: Iterable[str]) -> frozenset[str]:
         except (ValueError, KeyError, TypeError) as error:
             message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
             raise ControllerError(message + "repair it, or delete searches/" + key) from error
+        on_alive()
     return frozenset(found)
 
 

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeAlias
 from orchestrator.core.errors import FailureKind, NotFoundError, PreconditionFailedError, PreemptedError
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.bounds import SEGMENT_BYTES
-from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment
+from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment, segment_numbers
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
 from orchestrator.storage.trials import TrialPoint, TrialState, encode_head, find_folder
@@ -217,9 +217,14 @@ class SearchLog:
         return self._folder
 
     def read(self) -> list[SearchEvent]:
-        """Every event so far; later ones are appended behind them."""
+        """Every event so far; later ones are appended behind them.
+
+        Raises:
+            ValueError, KeyError, TypeError: the log is damaged, or of a newer version, or a segment is missing in it.
+        """
         events: list[SearchEvent] = []
         self._folder = self._folder or find_folder(self._store, self._key)
+        last = self._last_number()
         while self._folder and (content := self._find(self._next)) is not None:
             name = search_log_segment(self._key, self._folder, self._next)
             check_seal(name, content)
@@ -228,6 +233,9 @@ class SearchLog:
                 raise ValueError(f"{name} has version {header['version']}, this program reads {LOG_VERSION}: update it")
             events += [decode_search_event(line) for line in lines]
             self._next += 1
+        if last >= self._next:
+            name = search_log_segment(self._key, self._folder, self._next)
+            raise ValueError(f"{name} is missing, and later segments exist: restore it from a copy of the store")
         return events
 
     def append(self, events: Sequence[SearchEvent]) -> None:
@@ -261,6 +269,13 @@ class SearchLog:
             self._store.put_if_absent(name, content)
         except PreconditionFailedError as error:
             raise SearchFencedError(otherwise) from error
+
+    def _last_number(self) -> int:
+        """Of the segments that are there now; -1 if there are none."""
+        if not self._folder:
+            return -1
+        folder = search_log_segment(self._key, self._folder, 0).rpartition("/")[0]
+        return max(segment_numbers(self._store.list_children(f"{folder}/")), default=-1)
 
     def _find(self, sequence: int) -> bytes | None:
         try:

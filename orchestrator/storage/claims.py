@@ -8,6 +8,7 @@ Invariants:
   acknowledgement differs from a lost race.
 - A claim only saves work: when it expires, two clusters may work on one key, and the record decides between them.
 - A live claim is safe while clocks differ by less than ``CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S``, six minutes.
+- A claim that would last longer than any that such a clock writes is nobody's: the clock was wrong, by days perhaps.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from orchestrator.storage.seals import check_nonce, sealed_nonce
 
 CLAIM_DURATION_S = 600.0
 SKEW_TOLERANCE_S = 60.0
+_LONGEST_S = CLAIM_DURATION_S + CLAIM_DURATION_S / 2 + SKEW_TOLERANCE_S
+"""What is left at most of a claim by a clock that is ahead as far as is tolerated."""
 FIRST_POLL_S, LAST_POLL_S = 5.0, 60.0
 """Pauses between two polls of another cluster's claim: the first one, doubled up to the last."""
 _RENEWALS_PER_CALL = 32
@@ -206,8 +209,10 @@ class Claims:
 def _may_replace(found: Claim, claim: Claim, now: float) -> bool:
     """A sweep has one owner, by its journal: a claim under its name is its own, whichever cluster wrote it."""
     is_ours = found.cluster == claim.cluster or found.sweep == claim.sweep
-    return is_ours or now >= found.expires_at_s + SKEW_TOLERANCE_S
+    left_s = found.expires_at_s - now
+    return is_ours or left_s <= -SKEW_TOLERANCE_S or left_s > _LONGEST_S
 
 
 def _is_fresh(claim: Claim, now: float) -> bool:
-    return now < claim.expires_at_s - CLAIM_DURATION_S / 2
+    """Not so if our own clock was set back since it was written: others may take it for nobody's."""
+    return CLAIM_DURATION_S / 2 < claim.expires_at_s - now <= CLAIM_DURATION_S + SKEW_TOLERANCE_S

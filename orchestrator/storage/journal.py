@@ -27,7 +27,13 @@ from typing import Any
 from orchestrator.core.errors import ControllerError, CorruptObjectError, NotFoundError, PreconditionFailedError
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import PLAN_BYTES, SEGMENT_BYTES, check_writable
-from orchestrator.storage.layout import journal_folder, journal_segment, snapshot_name, snapshots_folder
+from orchestrator.storage.layout import (
+    journal_folder,
+    journal_segment,
+    segment_numbers,
+    snapshot_name,
+    snapshots_folder,
+)
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
 
@@ -108,7 +114,7 @@ class JournalFencedError(ControllerError):
 
 
 class JournalDamagedError(ControllerError):
-    """A segment was damaged or altered."""
+    """A segment was damaged or altered, or is missing."""
 
     def __init__(self, sweep: str, sequence: int, reason: str) -> None:
         super().__init__(sweep, sequence, reason)
@@ -116,8 +122,9 @@ class JournalDamagedError(ControllerError):
     def __str__(self) -> str:
         sweep, sequence, reason = self.args
         return (
-            f"segment {sequence} of the journal of sweep {sweep!r} cannot be used ({reason}): it was damaged or "
-            "altered; restore it from a copy of the store, or submit the sweep under another name: its results are kept"
+            f"segment {sequence} of the journal of sweep {sweep!r} cannot be used ({reason}): the journal was damaged "
+            "or altered; restore it from a copy of the store, or submit the sweep under another name: its results are "
+            "kept"
         )
 
 
@@ -191,8 +198,27 @@ class Journal:
         A failed read loses no events: the next call continues and returns all of them.
         """
         # Followers poll often: without new segments no object is read.
-        has_news = self._store.exists(journal_segment(self._sweep, self.next_sequence))
-        while has_news and (content := self._find(self.next_sequence)) is not None:
+        if self._store.exists(journal_segment(self._sweep, self.next_sequence)):
+            self._read_on()
+        return self._take_read()
+
+    def read_whole(self) -> list[Event]:
+        """As ``read_new``, and certain that no segment is missing before the last one that was there at the call.
+
+        Raises:
+            JournalDamagedError: one is missing; without this check the journal would seem to end before it.
+        """
+        # Listed before anything is read: segments that are appended meanwhile are in no list, and raise nothing.
+        listed = segment_numbers(self._store.list_children(journal_folder(self._sweep)))
+        last = max(listed, default=-1)
+        if last >= self.next_sequence:
+            self._read_on()
+        if last >= self.next_sequence:
+            raise JournalDamagedError(self._sweep, self.next_sequence, "it is missing, and later ones exist")
+        return self._take_read()
+
+    def _read_on(self) -> None:
+        while (content := self._find(self.next_sequence)) is not None:
             segment = parse_segment(self._sweep, self.next_sequence, content)
             if segment.previous_sha256 and self.last_sha256 not in {"", segment.previous_sha256}:
                 reason = "the segment before it is another one than its header names"
@@ -200,6 +226,8 @@ class Journal:
             self._read += segment.events
             self._pass(segment.sha256)
             self._on_alive()
+
+    def _take_read(self) -> list[Event]:
         events, self._read = self._read, []
         return events
 

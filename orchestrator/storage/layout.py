@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+_FLIGHT_RECORD = "/flight-record.json"
+_NUMBERED = re.compile(r"(\d{8,})\.jsonl", re.ASCII)
+
 
 def artifact_folder(key: str) -> str:
     """Folder of everything that belongs to a key; its kind is the key's first part."""
@@ -79,7 +85,12 @@ def log_name(sweep: str, job: str, attempt_number: int, rank: int = 0, *, key: s
 
 def flight_record_name(name: str) -> str:
     """The flight record of a rank whose gang hung, beside the log of this name."""
-    return f"{name.removesuffix('.log')}/flight-record.json"
+    return f"{name.removesuffix('.log')}{_FLIGHT_RECORD}"
+
+
+def log_beside(name: str) -> str:
+    """Inverse of ``flight_record_name``; any other name stays."""
+    return f"{name.removesuffix(_FLIGHT_RECORD)}.log" if name.endswith(_FLIGHT_RECORD) else name
 
 
 def lease_name(cluster: str) -> str:
@@ -140,6 +151,11 @@ def journal_folder(sweep: str) -> str:
 def journal_segment(sweep: str, sequence: int) -> str:
     """One segment of a sweep's journal."""
     return f"{journal_folder(sweep)}{sequence:08d}.jsonl"
+
+
+def segment_numbers(children: Iterable[str]) -> list[int]:
+    """Numbers of the segments (of a journal, of the log of a search) or snapshots in a folder, ascending."""
+    return sorted(int(match[1]) for child in children if (match := _NUMBERED.fullmatch(child)))
 
 
 def snapshots_folder(sweep: str) -> str:

@@ -40,7 +40,7 @@ from orchestrator.storage.files import (
     stat_and_real_path,
 )
 from orchestrator.storage.os_errors import named, our_errors, translated
-from orchestrator.storage.protocol import ObjectStat, Scheme, check_name
+from orchestrator.storage.protocol import ObjectStat, Scheme, check_name, is_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
 _OF_THE_DISK = "lost+found"
@@ -97,7 +97,7 @@ class LocalStore:
     def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
         """See ``ObjectStore.put_if_match``."""
         with self._locked(name):
-            found = self.stat(name).etag if self.exists(name) else None
+            found = self._etag_of_opened(name)
             if found != etag:
                 message = f"{name} has etag {found}, expected {etag}: another writer was first; read it again"
                 raise PreconditionFailedError(message)
@@ -142,7 +142,10 @@ class LocalStore:
         return True
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
-        """See ``ObjectStore.list_objects``; pipes, devices, links out of the store and the like are no objects."""
+        """See ``ObjectStore.list_objects``; pipes, devices, links out of the store and the like are no objects.
+
+        Other programs leave files here, too: NFS its ``.nfs0000``, rsync its partial copies, people their notes.
+        """
         folder = prefix.rpartition("/")[0]
         start = self._folder(folder)
         with our_errors(f"listing {prefix or 'everything'} in {self.uri}"):
@@ -152,7 +155,7 @@ class LocalStore:
                 for file in files:
                     path = Path(directory, file)
                     name = path.relative_to(self.root).as_posix()
-                    found = self._listed(name, path) if name.startswith(prefix) else None
+                    found = self._listed(name, path) if name.startswith(prefix) and is_name(name) else None
                     if found is not None:
                         yield found
 
@@ -268,6 +271,16 @@ class LocalStore:
         with file, our_errors(f"reading {name} in {self.uri}"):
             self._check_inside(name, real)
             yield file
+
+    def _etag_of_opened(self, name: str) -> str | None:
+        """The etag of an object as it is now; none if there is none. NFS asks its server when a file is opened, but may
+        answer ``stat`` from memory for a minute, with what another node has replaced since.
+        """
+        try:
+            with self._opened(name) as file:
+                return _stat_of(name, os.fstat(file.fileno())).etag
+        except NotFoundError:
+            return None
 
     @contextmanager
     def _found_errors(self, name: str, what: str) -> Iterator[None]:

@@ -29,6 +29,10 @@ _NAMES: Final[dict[type[StorageError], str]] = {
     StorageError: "other",
 }
 """Subclasses without a line here are answers, not failures."""
+FREE_SPACE: Final = (
+    "free space there; `orchestrator gc --apply` deletes what nothing needs, in two runs: one hides what is older than "
+    "--grace, and one after --trash-grace deletes it (24h each by default)"
+)
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 
@@ -65,7 +69,7 @@ def translated(error: OSError, what: str) -> StorageError:
 def named(error: OSError, what: str) -> StorageError:
     """Our error for one of the operating system's."""
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return NoSpaceError(f"{what} failed: {error}; free space there: orchestrator gc")
+        return NoSpaceError(f"{what} failed: {error}; {FREE_SPACE}")
     if error.errno == errno.EROFS:
         return StorageDeniedError(f"{what} failed: {error}; mount it for writing, or use a store on another disk")
     if error.errno in {errno.EACCES, errno.EPERM}:

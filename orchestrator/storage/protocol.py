@@ -15,7 +15,8 @@ from urllib.parse import SplitResult
 
 from orchestrator.core.errors import StorageError
 
-_PART = re.compile(r"[A-Za-z0-9_=@+,#~-][A-Za-z0-9._=@+,#~-]*")
+_PART = r"[A-Za-z0-9_=@+,#~-][A-Za-z0-9._=@+,#~-]*"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 _MAX_NAME = 1000
 
 
@@ -84,19 +85,28 @@ class ObjectStore(Protocol):
         """Whether an object has this name."""
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
-        """All objects whose name starts with ``prefix``, in no promised order."""
+        """All objects whose name starts with ``prefix``, in no promised order.
+
+        What others put there under names that are refused (``check_name``) is no object.
+        """
 
     def list_children(self, prefix: str) -> list[str]:
-        """Distinct next name parts below a folder ``prefix`` (which ends in ``/`` or is empty), sorted."""
+        """Distinct next name parts below a folder ``prefix`` (which ends in ``/`` or is empty), sorted; none that
+        begins with a dot.
+        """
 
     def delete(self, name: str) -> None:
         """Delete an object; deleting a missing one is success."""
 
 
+def is_name(name: str) -> bool:
+    """Whether an object may have this name."""
+    return len(name) <= _MAX_NAME and _NAME.fullmatch(name) is not None
+
+
 def check_name(name: str) -> str:
     """Return the name, or raise ``StorageError`` if it could leave the store or is ambiguous."""
-    parts = name.split("/")
-    if len(name) > _MAX_NAME or not all(_PART.fullmatch(part) for part in parts):
+    if not is_name(name):
         message = f"object name {name!r} is refused: "
         message += "use parts of letters, digits and ._=@+,#~- (no leading dot) joined by single '/'"
         raise StorageError(message)

@@ -43,7 +43,7 @@ from orchestrator.storage.journal import (
     write_snapshot,
 )
 from orchestrator.storage.layout import journal_segment, plan_name, provenance_name, spec_name
-from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.protocol import ObjectStore, is_name
 from orchestrator.storage.seals import seal
 
 SNAPSHOT_EVERY = 128
@@ -147,6 +147,8 @@ class SweepLedger:
         self._unfolded: list[Event] = []
         """Read, and to be folded once the plan that they need is read, too."""
         self._is_resumed = False
+        self._is_whole = False
+        """Whether the journal was read to its end once, and no segment before that was missing."""
         self._snapshot_sequence = 0
         """Segments that the latest stored snapshot covers, as far as this object knows."""
 
@@ -157,13 +159,19 @@ class SweepLedger:
 
     def refresh(self) -> Snapshot:
         """Read the segments that are new since the last call (one ``exists`` if there are none); the first call starts
-        from a stored snapshot.
+        from a stored snapshot, and lists the journal.
+
+        Raises:
+            JournalDamagedError: a segment is damaged, or, at the first call, missing before others: a writer that took
+                the journal to end there would append in its place, and make the loss final.
         """
         if not self._is_resumed:
             self._resume()
             self._is_resumed = True
         try:
-            self._unfolded += [decode_event(document) for document in self._journal.read_new()]
+            documents = self._journal.read_new() if self._is_whole else self._journal.read_whole()
+            self._is_whole = True
+            self._unfolded += [decode_event(document) for document in documents]
             if self._unfolded:
                 self.snapshot = apply(self.snapshot, self._unfolded, self._accepted_plan)
                 self._unfolded = []
@@ -351,8 +359,8 @@ def _seeds(plan: Plan) -> Mapping[str, list[int]]:
 
 # -------------------------------------------------------------------------------------------------------- what is there
 def list_sweeps(store: ObjectStore) -> list[str]:
-    """Names of all sweeps in the store, sorted."""
-    return store.list_children("sweeps/")
+    """Names of all sweeps in the store, sorted; other things that people put beside them are none."""
+    return [name for name in store.list_children("sweeps/") if is_name(name)]
 
 
 def check_exists(store: ObjectStore, sweep: str) -> None:

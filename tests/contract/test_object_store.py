@@ -15,6 +15,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_initialised
 from orchestrator.storage.overlay import OverlayStore
 from orchestrator.storage.probe import probe_store
+from orchestrator.storage.s3.store import S3Store
 from orchestrator.testing import FaultyStore
 from orchestrator.testing.memory_store import MemoryStore
 from tests.s3_server import s3_store
@@ -176,6 +177,22 @@ def test_list_children_names_one_level_sorted(store: ObjectStore) -> None:
     assert store.list_children("x/") == ["a", "b", "c"]
     assert store.list_children("") == ["x", "y"]
     assert store.list_children("nothing/") == []
+
+
+@pytest.mark.parametrize("kind", ["local", "s3"], indirect=True)
+def test_what_other_programs_put_there_under_refused_names_is_in_no_listing(kind: str, tmp_path: Path) -> None:
+    """Nothing could read or delete it by its name: a garbage collection that finds it would stop there, every time."""
+    store = IMPLEMENTATIONS[kind](tmp_path)
+    store.put("x/good", b"one")
+    for name in ("x/.nfs0000", "x/.model.safetensors.aBcDeF", "x/.git/config", "x/notes 1.txt"):
+        if isinstance(store, S3Store):
+            store._bucket.repeat("put_object", f"{store._root}{name}", Body=b"theirs")
+        else:
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_bytes(b"theirs")
+    assert [stat.name for stat in store.list_objects("")] == ["x/good"]
+    assert [stat.name for stat in store.list_objects("x/")] == ["x/good"]
+    assert store.list_children("x/") == ["good", "notes 1.txt"]
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".hidden", "a/.b", "a b", "a\n"])

@@ -1,7 +1,8 @@
 """Random damage to a store: every change is found, or does no harm, and nothing wrong is ever committed.
 
 Two stores with the same sweep, one finished and one interrupted, get one random change at a time: flipped bits, cut or
-zeroed or appended bytes, contents of two objects exchanged, an earlier version of an object put back. Then every
+zeroed or appended bytes, contents of two objects exchanged, an earlier version of an object put back, a segment of a
+journal lost before others. Then every
 reader must say the truth or refuse with an error of ours, ``fsck`` must find the damage unless all of them say the
 truth, and a controller that takes the sweep over must commit nothing but what the undisturbed run committed.
 
@@ -53,6 +54,8 @@ from workloads.train.step_metrics import MetricsLog
 
 SWEEP, FORMER = "sample", "former"
 _MAX_TICKS = 400
+_LOST = 0.5
+"""Share of cuts of segments that leave nothing of them."""
 _SNAPSHOT_EVERY = 4
 _OPERATIONAL = {"quotas", "memory", "notices", "claims", "trash"}
 """Views of objects that are rewritten: an earlier version changes neither answer, states, keys nor provenance."""
@@ -75,10 +78,10 @@ class RecordingStore(MemoryStore):
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change: what the named objects hold afterwards."""
+    """One change: what the named objects hold afterwards; none = they are gone."""
 
     how: str
-    contents: Mapping[str, bytes]
+    contents: Mapping[str, bytes | None]
 
     def __str__(self) -> str:
         return f"{self.how}: {', '.join(self.contents)}"
@@ -100,7 +103,8 @@ class Scene:
         store = MemoryStore(lambda: 1_800_000_000.0)
         store._uri = self.uri  # the plan names it
         for name, content in {**self.contents, **(change.contents if change else {})}.items():
-            store.put(name, content)
+            if content is not None:
+                store.put(name, content)
         return store
 
 
@@ -249,6 +253,8 @@ def draw_change(scene: Scene, rng: random.Random) -> Change:
     name = rng.choice(sorted(names))
     how = rng.choice(("flip", "flip", "flips", "cut", "append", "zeros", "exchange", "earlier", "digit"))
     content = scene.contents[name]
+    if how == "cut" and _has_later_segment(scene, name) and rng.random() < _LOST:
+        return Change("lost", {name: None})
     if how == "exchange":
         other = rng.choice(sorted(names))
         return Change(how, {name: scene.contents[other], other: content})
@@ -256,6 +262,12 @@ def draw_change(scene: Scene, rng: random.Random) -> Change:
         past = rng.choice(sorted(scene.versions))  # also of objects that were deleted since
         return Change(how, {past: rng.choice(scene.versions[past])})
     return Change(how, {name: _changed(content, how, rng)})
+
+
+def _has_later_segment(scene: Scene, name: str) -> bool:
+    """Whether it is a segment of a journal, and not the last one: whether that was ever there, nothing can tell."""
+    folder, _, _ = name.rpartition("/")
+    return folder.endswith("/journal") and any(other > name for other in scene.contents if other.startswith(folder))
 
 
 def _kind_of(name: str) -> str:

@@ -19,6 +19,7 @@ from orchestrator.storage.journal import Journal, JournalDamagedError
 from orchestrator.storage.layout import (
     inbox_folder,
     inbox_message,
+    journal_folder,
     journal_segment,
     lease_name,
     plan_name,
@@ -32,6 +33,7 @@ from orchestrator.sweeps.ledger import DocumentDamagedError
 from orchestrator.testing import Hang
 from tests.commands import run_command
 from tests.hostile.damage import (
+    SWEEP,
     Change,
     Scene,
     draw_change,
@@ -43,6 +45,14 @@ from tests.hostile.damage import (
 )
 from tests.hostile.sweeps import filled
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job
+
+
+def test_lost_segment_of_a_journal_is_found_or_harmless() -> None:
+    """Readers that start from a stored state need no segment before it; all others refuse the journal."""
+    with many_snapshots():
+        scene = make_scene(is_finished=False)
+        names = sorted(name for name in scene.contents if name.startswith(journal_folder(SWEEP)))
+        judge_all(scene, [Change("lost", {name: None}) for name in (names[0], names[-2])])
 
 
 def test_random_changes_are_found_or_harmless() -> None:
@@ -116,6 +126,21 @@ def test_plan_of_an_earlier_version_is_checked_by_its_keys(tmp_path: Path) -> No
     alter(world, plan_name("sweep", 1), b'"key": "probe/a"', b'"key": "probe/x"')
     with pytest.raises(DocumentDamagedError, match="probe/a does not belong to its identity"):
         world.snapshot()
+
+
+def test_controller_leaves_the_place_of_a_lost_segment_free(tmp_path: Path) -> None:
+    """Once it is restored the sweep goes on; another segment in its place would make the loss final."""
+    world, name = interrupted(tmp_path), journal_segment("sweep", 2)
+    lost = world.store.get(name)
+    world.store.delete(name)
+    world.new_controller()
+    for _ in range(5):
+        world.tick()
+    assert not world.store.exists(name)
+    with pytest.raises(JournalDamagedError, match=r"segment 2 of .*it is missing, and later ones exist"):
+        world.snapshot()
+    world.store.put(name, lost)
+    world.tick_until(lambda: world.snapshot().epoch == 2)
 
 
 def test_segment_of_another_sweep_or_time_is_not_taken_for_the_journal(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ MUTANTS = (
     Mutant(
         name="claim of another is taken before it runs out",
         where="orchestrator.storage.claims:_may_replace",
-        old="return is_ours or now >= found.expires_at_s + SKEW_TOLERANCE_S",
+        old="return is_ours or left_s <= -SKEW_TOLERANCE_S or left_s > _LONGEST_S",
         new="return True",
     ),
     # Policy

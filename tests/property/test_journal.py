@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.core.errors import StorageError
-from orchestrator.storage.journal import Journal, JournalFencedError, journal_exists
+from orchestrator.storage.journal import Journal, JournalDamagedError, JournalFencedError, journal_exists
+from orchestrator.storage.layout import journal_segment
 from orchestrator.storage.local import LocalStore
 from orchestrator.testing import Fault, FaultyStore, Moment
 
@@ -95,3 +96,32 @@ def test_reader_whose_read_fails_between_segments_loses_no_event(tmp_path: Path)
     with pytest.raises(StorageError, match="no answer"):
         reader.read_new()
     assert [event["number"] for event in reader.read_new()] == [0, 1, 2]
+
+
+def test_journal_with_a_lost_segment_is_damaged_until_it_is_restored(tmp_path: Path) -> None:
+    """Without the check it seems to end before the loss, and a writer would put its next segment there."""
+    store = LocalStore(tmp_path)
+    writer, reader = Journal(store, "s", holder="w"), Journal(store, "s", holder="next")
+    for number in range(3):
+        writer.append([{"number": number}])
+    lost = store.get(journal_segment("s", 1))
+    store.delete(journal_segment("s", 1))
+    for _ in range(2):
+        with pytest.raises(JournalDamagedError, match=r"segment 1 of .*it is missing, and later ones exist"):
+            reader.read_whole()
+    store.put(journal_segment("s", 1), lost)
+    assert [event["number"] for event in reader.read_whole()] == [0, 1, 2]
+
+
+class _Appends(LocalStore):
+    """Another writer appends while a listing is on its way."""
+
+    def list_children(self, prefix: str) -> list[str]:
+        found = super().list_children(prefix)
+        Journal(LocalStore(self.root), "s", holder="w", next_sequence=len(found)).append([{"number": len(found)}])
+        return found
+
+
+def test_segment_that_is_appended_meanwhile_is_no_loss(tmp_path: Path) -> None:
+    reader = Journal(_Appends(tmp_path), "s")
+    assert [event["number"] for _ in range(3) for event in reader.read_whole()] == [0, 1]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from orchestrator.core.errors import CorruptObjectError
+from orchestrator.core.errors import CorruptObjectError, NoSpaceError, StorageTimeoutError
 from orchestrator.retention.inventory import named_objects
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
@@ -19,6 +19,7 @@ from tests.checkpoint_cases import (
     KEY,
     PARTS,
     Deaths,
+    Errors,
     HookedStore,
     assert_equal,
     assert_whole,
@@ -65,6 +66,23 @@ def test_checkpoint_loaded_is_independent_of_the_store(store: LocalStore) -> Non
     for step in (8, 9):
         folder.save(checkpoint_of(step))
     assert_equal(loaded, checkpoint_of(7))
+
+
+def test_checkpoint_that_finds_no_space_leaves_nothing(tmp_path: Path) -> None:
+    """Every retry would leave as much again, and only a collection a day later would free it."""
+    store = HookedStore(tmp_path)
+    store.before = Errors([NoSpaceError("full")], within="optimizer.safetensors")
+    with pytest.raises(NoSpaceError):
+        CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    assert list(store.list_objects(f"{checkpoints_folder(KEY)}/")) == []
+
+
+def test_checkpoint_whose_manifest_may_be_there_keeps_its_parts(tmp_path: Path) -> None:
+    store = HookedStore(tmp_path)
+    store.after = Errors([StorageTimeoutError("no answer")], within="manifest.json")
+    with pytest.raises(StorageTimeoutError):
+        CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(7))
 
 
 def test_checkpoint_save_keeps_the_newest_two(store: LocalStore) -> None:

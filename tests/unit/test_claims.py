@@ -89,12 +89,27 @@ def test_claim_that_is_kept_never_runs_out(store: MemoryStore) -> None:
         assert other.take(KEY, "two", NOW_S + 60 * minute) is not None
 
 
-def test_claim_survives_clocks_that_differ_by_five_minutes(store: MemoryStore) -> None:
+@pytest.mark.parametrize("ahead_s", [-359, -300, 300, 359])
+def test_claim_survives_clocks_that_differ_by_six_minutes_at_most(store: MemoryStore, ahead_s: float) -> None:
     holder, other = Claims(store, "a"), Claims(store, "b")
     holder.take(KEY, "one", NOW_S)
     for second in range(0, 3000, 10):
         holder.keep({KEY: "one"}, NOW_S + second)
-        assert other.take(KEY, "two", NOW_S + second + 300) is not None
+        assert other.take(KEY, "two", NOW_S + second + ahead_s) is not None
+
+
+def test_claim_by_a_clock_that_was_a_day_ahead_blocks_nobody(store: MemoryStore) -> None:
+    Claims(store, "a").take(KEY, "one", NOW_S + 86_400)
+    assert Claims(store, "b").take(KEY, "two", NOW_S) is None
+    assert claim_of(store).cluster == "b"
+
+
+def test_claim_whose_holder_sets_its_clock_back_is_renewed_at_once(store: MemoryStore) -> None:
+    holder = Claims(store, "a")
+    holder.take(KEY, "one", NOW_S + 86_400)
+    holder.keep({KEY: "one"}, NOW_S)
+    assert claim_of(store).expires_at_s == NOW_S + CLAIM_DURATION_S
+    assert Claims(store, "b").take(KEY, "two", NOW_S) is not None
 
 
 def test_claim_released_is_free_at_once(store: MemoryStore) -> None:

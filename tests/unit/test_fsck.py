@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.retention.fsck import Census, Depth, Problem, check_store
+from orchestrator.retention.fsck import Census, Depth, Problem, check_store, check_sweep
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import Record
-from orchestrator.storage.layout import checkpoints_folder, record_name
+from orchestrator.storage.layout import checkpoints_folder, journal_folder, journal_segment, record_name
 from orchestrator.storage.local import LocalStore
 from tests.gc_store import Lab, make_job
 from workloads.runtime.manifest import Entry, encode_manifest
@@ -148,3 +148,29 @@ def _is_vouched_for(content: bytearray, damaged: bytearray) -> bool:
     """Whether the flip hit identity, key or parts, which hashes cover; metrics and times are the record's own word."""
     before, after = json.loads(content), json.loads(damaged)
     return any(before[name] != after[name] for name in ("identity", "key", "parts"))
+
+
+@pytest.mark.parametrize(
+    ("lost", "altered", "expected"),
+    [([1], 3, [(1, Problem.MISSING), (3, Problem.ALTERED)]), ([0, 1], None, [(0, Problem.MISSING)])],
+)
+def test_check_looks_at_every_segment_behind_a_lost_one(
+    lost: list[int], altered: int | None, expected: list[tuple[int, Problem]]
+) -> None:
+    lab = Lab()
+    lab.run_sweep("kept", [JOB])
+    for number in lost:
+        lab.store.delete(journal_segment("kept", number))
+    if altered is not None:
+        lab.store.put(journal_segment("kept", altered), b"{}")
+    found = [(finding.name, finding.problem) for finding in check_sweep(lab.store, "kept").findings]
+    assert found == [(journal_segment("kept", number), problem) for number, problem in expected]
+
+
+def test_check_finds_that_a_whole_journal_is_lost() -> None:
+    lab = Lab()
+    lab.run_sweep("kept", [JOB])
+    for name in lab.names(journal_folder("kept")):
+        lab.store.delete(name)
+    (finding,) = check_sweep(lab.store, "kept").findings
+    assert (finding.name, finding.problem) == (journal_segment("kept", 0), Problem.MISSING)

@@ -1,5 +1,6 @@
 """What one garbage collection keeps, hides, destroys and brings back."""
 
+import json
 from typing import cast
 
 import pytest
@@ -7,11 +8,12 @@ import pytest
 from orchestrator.core.errors import ControllerError, CorruptObjectError
 from orchestrator.retention.gc import LOCK_DURATION_S, CollectionBusyError, CollectionLock
 from orchestrator.retention.gc_rules import GcAction, Reason, Tally
-from orchestrator.retention.inventory import artifact_lines
+from orchestrator.retention.inventory import LOCK, artifact_lines
 from orchestrator.retention.roots import RootReader, forget, is_forgotten
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.journal import write_snapshot
 from orchestrator.storage.layout import journal_folder, journal_segment, metrics_folder, record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, with_own_key
@@ -208,6 +210,23 @@ def test_collect_unreadable_sweep_stops_before_anything_is_touched(lab) -> None:
     assert lab.payload() == before
 
 
+@pytest.mark.parametrize("lost", ["first", "middle", "last", "all"])
+def test_collect_sweep_that_lost_segments_of_its_journal_stops_before_anything_is_touched(lab, lost: str) -> None:
+    """A journal that seems to end early must not release what the rest of it keeps."""
+    lab.run_sweep("kept", JOBS)
+    names = sorted(lab.names(journal_folder("kept")))
+    if lost == "last":  # only a stored state can tell
+        write_snapshot(lab.store, "kept", len(names), {})
+    chosen = {"first": names[:1], "middle": names[1:2], "last": names[-1:], "all": names}[lost]
+    for name in chosen:
+        lab.store.delete(name)
+    lab.clock.advance(GRACE_S + 1)
+    before = lab.payload()
+    with pytest.raises(ControllerError, match=rf"segment {names.index(chosen[0])} of .*it is missing, and"):
+        lab.collect()
+    assert lab.payload() == before
+
+
 def test_collect_damaged_pin_stops_before_anything_is_touched(lab) -> None:
     lab.commit(DATASET)
     lab.store.put("pins/x.json", b"[]")
@@ -303,6 +322,16 @@ def test_forgotten_sweep_stays_so_until_it_is_opened_again(lab, event: events.Ev
     assert not is_forgotten(lab.store, "kept"), "what a damaged segment tells is not known"
 
 
+def test_forgotten_sweep_with_a_lost_segment_is_kept(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    num_segments = len(lab.store.list_children(journal_folder("kept")))
+    lab.append("kept", events.SweepReopened(at_s=9.0, message_id="m"))
+    lab.append("kept", events.NodeExcluded(at_s=9.0, node="n", reason="ECC", until_s=99.0))
+    lab.store.delete(journal_segment("kept", num_segments))
+    assert not is_forgotten(lab.store, "kept")
+
+
 def test_roots_are_read_again_only_for_sweeps_that_changed(lab) -> None:
     lab.run_sweep("kept", JOBS)
     lab.accept("running", [OTHER])
@@ -311,3 +340,67 @@ def test_roots_are_read_again_only_for_sweeps_that_changed(lab) -> None:
     lab.launch("running", OTHER)
     assert reader().live - first.live == {OTHER.key}
     assert reader().keys == first.keys == {job.key for job in (*JOBS, OTHER)}
+
+
+class SlowStore(FaultyStore):
+    """Reading some objects takes a while; counts them, and those that were read without a collection's lock."""
+
+    def __init__(self, lab: Lab, within: str = "/journal/", read_s: float = 0.0) -> None:
+        super().__init__(lab.store)
+        self.lab, self.within, self.read_s = lab, within, read_s
+        self.num_read = self.num_unlocked = 0
+
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        """See ``ObjectStore.get``."""
+        content = super().get(name, max_bytes=max_bytes)
+        if self.within in name:
+            self.num_read += 1
+            self.lab.clock.advance(self.read_s)
+            is_locked = self.exists(LOCK) and json.loads(super().get(LOCK))["expires_at_s"] > self.lab.clock()
+            self.num_unlocked += not is_locked
+        return content
+
+
+def test_roots_of_a_sweep_that_goes_on_take_one_read_per_new_segment(lab) -> None:
+    """A collection reads the roots three times per batch; thousands of segments each time would take longer."""
+    lab.accept("running", [DATASET, OTHER])
+    counted = SlowStore(lab)
+    reader = RootReader(counted)
+    reader()
+    assert counted.num_read == 2
+    lab.launch("running", OTHER)
+    assert reader().live == {OTHER.key}
+    assert counted.num_read == 3
+
+
+def test_roots_of_a_forgotten_sweep_are_read_once(lab) -> None:
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    for number in range(3):
+        lab.append("kept", events.NodeExcluded(at_s=9.0, node=f"n{number}", reason="ECC", until_s=99.0))
+    counted = SlowStore(lab)
+    reader = RootReader(counted)
+    for _ in range(2):
+        assert reader().keys == frozenset()
+        assert counted.num_read == 3
+
+
+def test_lock_is_held_while_a_long_journal_is_read(lab) -> None:
+    lab.accept("long", [DATASET])
+    for number in range(100):
+        lab.append("long", events.NodeExcluded(at_s=9.0, node=f"n{number}", reason="ECC", until_s=99.0))
+    slow = SlowStore(lab, read_s=10.0)
+    lab.collect(slow)
+    assert slow.num_read == 102
+    assert slow.num_unlocked == 0
+
+
+def test_lock_is_held_while_records_are_read_for_little_garbage(lab) -> None:
+    jobs = [make_job(number) for number in range(40)]
+    lab.run_sweep("kept", jobs)
+    for job in jobs:
+        lab.write_checkpoint(job)  # whether it may go, the record says
+    slow = SlowStore(lab, "/record.json", read_s=10.0)
+    lab.collect(slow)
+    assert slow.num_read >= 40
+    assert slow.num_unlocked == 0

@@ -11,7 +11,9 @@ import pytest
 from orchestrator.core.errors import StorageError
 from orchestrator.retention.gc import Collector
 from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots
+from orchestrator.retention.roots import RootReader
 from orchestrator.storage.local import LocalStore
+from orchestrator.testing import FakeClock
 
 NUM_WRITERS, NUM_ROUNDS = 6, 60
 
@@ -107,8 +109,24 @@ def test_collect_old_leftovers_of_dead_writers_go_and_young_ones_stay(store, tmp
         (tmp_path / ".tmp" / name).write_bytes(b"half")
         os.utime(tmp_path / ".tmp" / name, (time.time() - age_s,) * 2)
     graces = Graces(age_s=3600.0, trash_s=0.0)
-    preview = Collector(store, Roots, graces=graces).preview()
-    assert Collector(store, Roots, graces=graces).collect().amounts == preview.amounts
+    preview = Collector(store, lambda _: Roots(), graces=graces).preview()
+    assert Collector(store, lambda _: Roots(), graces=graces).collect().amounts == preview.amounts
     assert preview.amounts[GcAction.DESTROY, Reason.LEFTOVER].num_objects == 2
     assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["at-work"]
     assert not store.exists("probes/1")
+
+
+def test_collect_goes_past_what_other_programs_left_in_the_store(store, tmp_path) -> None:
+    """NFS, rsync and people leave files under names that no object may have; one of them must not end a collection."""
+    for key in ("dataset-a-0123456789abcdef", "dataset-b-0123456789abcdef"):
+        store.put(f"artifacts/dataset/{key}/parts/1-a/x", b"of a dead attempt")
+    foreign = tmp_path / "artifacts/dataset/dataset-a-0123456789abcdef/parts/1-a/.nfs0"
+    foreign.write_bytes(b"theirs")
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps/notes 1.txt").write_bytes(b"theirs")
+    clock, graces = FakeClock(time.time()), Graces(age_s=1.0, trash_s=1.0)
+    for _ in range(2):
+        clock.advance(2.0)
+        Collector(store, RootReader(store), graces=graces, now=clock).collect()
+    assert list(store.list_objects("artifacts/")) == []
+    assert foreign.read_bytes() == b"theirs"

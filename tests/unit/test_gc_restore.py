@@ -1,5 +1,7 @@
 """What comes back out of the trash, and how often a folder may live."""
 
+from collections.abc import Callable
+
 import pytest
 
 from orchestrator.retention.gc import LOCK_DURATION_S, Collector
@@ -98,7 +100,7 @@ def test_collect_key_that_a_root_reaches_since_the_survey_is_restored_not_destro
     lab.clock.advance(TRASH_S + 1)
     num_readings = 0
 
-    def roots() -> Roots:
+    def roots(_: Callable[[], None]) -> Roots:
         nonlocal num_readings
         num_readings += 1
         return Roots(keys={DATASET.key} if num_readings > 2 else frozenset())

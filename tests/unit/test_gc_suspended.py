@@ -116,3 +116,16 @@ def test_lock_remembers_that_it_was_taken_from_one_that_never_ended() -> None:
         lab.clock.advance(1.0)
     with pytest.raises(CollectionBusyError):
         dead.keep()
+
+
+def test_lock_by_a_clock_that_was_a_day_ahead_is_deserted() -> None:
+    lab = Lab()
+    ahead = CollectionLock(lab.store, "ahead", lambda: lab.clock() + 86_400.0)
+    ahead.__enter__()
+    with CollectionLock(lab.store, "next", lab.clock) as lock:
+        assert lock.deserted_at_s == lab.clock()
+        with pytest.raises(CollectionBusyError):
+            CollectionLock(lab.store, "third", lambda: lab.clock() - LOCK_DURATION_S).__enter__()
+    lab.clock.advance(ASLEEP_S)
+    with pytest.raises(CollectionBusyError):
+        ahead.keep()

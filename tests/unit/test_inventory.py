@@ -6,9 +6,16 @@ from typing import Final
 
 import pytest
 
-from orchestrator.retention.inventory import ALL_GROUPS, ArtifactLine, Grouping, artifact_lines, measure_usage
+from orchestrator.retention.inventory import (
+    ALL_GROUPS,
+    NO_GROUP,
+    ArtifactLine,
+    Grouping,
+    artifact_lines,
+    measure_usage,
+)
 from orchestrator.storage.digests import digests_of
-from orchestrator.storage.layout import artifact_folder, checkpoints_folder, record_name
+from orchestrator.storage.layout import artifact_folder, checkpoints_folder, flight_record_name, record_name
 from tests.gc_store import Lab, make_job
 
 JOB: Final = make_job(3)
@@ -67,3 +74,19 @@ def test_unfinished_job_has_only_checkpoints(lab: Lab) -> None:
 def test_record_that_cannot_be_read_leaves_nothing_to_free(lab: Lab) -> None:
     lab.store.put(record_name(JOB.key), b"[1, 2")
     assert line_of(lab).checkpoints.num_objects == 0
+
+
+def test_logs_count_for_their_job_whether_its_attempt_ended_runs_or_hung(lab: Lab) -> None:
+    whole = lab.write_log("s", JOB)
+    lab.store.put(f"{whole.removesuffix('.log')}/{0:012d}-{5:012d}.log", b"hello")
+    lab.store.put(flight_record_name(whole), b"{}")
+    lab.store.put("logs/s/notes.txt", b"theirs")
+    asked: set[tuple[str, str]] = set()
+
+    def of_log(sweep: str, job: str) -> set[str]:
+        asked.add((sweep, job))
+        return {"level"}
+
+    usage = measure_usage(lab.store, Grouping(of_key=lambda _: (), of_log=of_log))
+    assert asked == {("s", JOB.name)}
+    assert (usage["level"].logs.num_objects, usage[NO_GROUP].logs.num_objects) == (3, 1)

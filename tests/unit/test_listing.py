@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.errors import NotFoundError
+from orchestrator.core.errors import NotFoundError, StorageError
+from orchestrator.storage import listing
 from orchestrator.storage.listing import folder_shards, list_shards
+from orchestrator.testing.memory_store import MemoryStore
 from tests.unit.test_storage_local_errors import failing
 
 
@@ -35,3 +37,21 @@ def test_shards_of_a_folder_are_those_directly_in_it_whatever_lies_deeper(
         ]
         with pytest.raises(NotFoundError, match=r"1 of 3 shards are not in .*: a-002\.tar"):
             list_shards([f"{folder.as_uri()}/a-{{000..002}}.tar"])
+
+
+class _Bucket(MemoryStore):
+    """A bucket with a shard whose name no object of ours may have."""
+
+    def list_children(self, prefix: str) -> list[str]:
+        return [*super().list_children(prefix), "a-001 copy.tar"]
+
+
+def test_shard_with_a_name_that_is_refused_is_not_left_out_without_a_word(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a-001 copy.tar").write_bytes(b"a shard")
+    with pytest.raises(StorageError, match=r"'a-001 copy\.tar' is refused"):
+        folder_shards(folder.as_uri())
+    monkeypatch.setattr(listing, "open_store", lambda _: _Bucket())
+    with pytest.raises(StorageError, match=r"'a-001 copy\.tar' is refused"):
+        folder_shards("s3://bucket/data")

@@ -87,6 +87,14 @@ def test_settings_come_from_the_environment(monkeypatch) -> None:
     assert settings.deadline_s == 5
 
 
+def test_settings_refuse_parts_that_no_file_gives_at_once(monkeypatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_S3_PART_BYTES", str(2 * 1024**3 - 4096))
+    assert S3Settings().part_bytes == 2 * 1024**3 - 4096
+    monkeypatch.setenv("ORCHESTRATOR_S3_PART_BYTES", str(2 * 1024**3))
+    with pytest.raises(ValueError, match="less than or equal to 2147479552"):
+        S3Settings()
+
+
 def test_store_of_an_odd_prefix_is_refused() -> None:
     with pytest.raises(StorageError, match="refused"):
         S3Store("bucket", "../a")

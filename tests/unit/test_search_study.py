@@ -23,7 +23,7 @@ from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError, Trial
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment
 from orchestrator.storage.local import LocalStore
-from orchestrator.storage.trials import TrialState, encode_head, read_trials
+from orchestrator.storage.trials import TrialState, encode_head, find_folder, read_trials
 from orchestrator.testing.memory_store import MemoryStore
 from tests.integration.search_jobs import SWEEP, error_after, search_request
 
@@ -150,6 +150,15 @@ def test_log_whose_head_is_damaged_or_newer_is_refused(store, tmp_path, head, wh
         SearchLog(store, request.key).read()
     with pytest.raises(ValueError, match=why):
         kept_trials(store, request.key)
+
+
+def test_log_that_lost_a_segment_is_refused(store, tmp_path):
+    """Its attempt would write the next segment there, and a collection would take the trials that the rest names."""
+    study = Runner(store, search_request(store, tmp_path, ASHA)).run()
+    key = study.request.key
+    store.delete(search_log_segment(key, find_folder(store, key), 1))
+    with pytest.raises(ValueError, match=r"00000001\.jsonl is missing, and later segments exist"):
+        kept_trials(store, key)
 
 
 def test_log_whose_writer_died_behind_its_head_goes_on(store, tmp_path):

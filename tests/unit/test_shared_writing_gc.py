@@ -18,7 +18,9 @@ def collect(written: Written, plan: Plan) -> set[str]:
     later_s = max(stat.modified_at_s for stat in written.store.list_objects("")) + A_YEAR_S
     for days in (0, 100):
         now_s = later_s + days * 86_400
-        Collector(written.store, lambda: roots, graces=Graces(age_s=0, trash_s=0), now=partial(float, now_s)).collect()
+        Collector(
+            written.store, lambda _: roots, graces=Graces(age_s=0, trash_s=0), now=partial(float, now_s)
+        ).collect()
     return {stat.name for stat in written.store.list_objects("artifacts/")}
 
 

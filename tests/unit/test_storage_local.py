@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.errors import StorageError
-from orchestrator.storage import open_store
+from orchestrator.core.errors import PreconditionFailedError, StorageError
+from orchestrator.storage import local, open_store
+from orchestrator.storage.files import stat_and_real_path
 from orchestrator.storage.local import LocalStore
 
 _RACER = """
@@ -77,3 +78,16 @@ def test_reader_that_has_opened_an_object_sees_one_version(tmp_path: Path) -> No
 def test_open_store_of_an_unsupported_uri_says_what_is_supported(uri: str) -> None:
     with pytest.raises(StorageError, match="file:///absolute/path"):
         open_store(uri)
+
+
+def test_conditional_write_goes_by_the_file_itself_not_by_what_nfs_remembers(tmp_path: Path, monkeypatch) -> None:
+    """A client of NFS may answer ``stat`` from memory although another node has replaced the file."""
+    store = LocalStore(tmp_path)
+    former = store.put("lease", b"one")
+    remembered = stat_and_real_path(tmp_path / "lease")
+    store.put("lease", b"two")
+    monkeypatch.setattr(local, "stat_and_real_path", lambda _: remembered)
+    assert store.stat("lease") == former
+    with pytest.raises(PreconditionFailedError):
+        store.put_if_match("lease", b"three", former.etag)
+    assert store.get("lease") == b"two"

@@ -11,7 +11,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from functools import partial
 from typing import Any
 
@@ -162,7 +162,8 @@ class CheckpointFolder:
         each write; it may repeat it.
 
         Raises:
-            StorageError: a write failed; the checkpoint does not exist, or its manifest's acknowledgement was lost.
+            StorageError: a write failed; the checkpoint does not exist and its parts are deleted, as far as the store
+                lets it, or its manifest's acknowledgement was lost.
         """
         name = checkpoint_name(snapshot.step, secrets.token_hex(8))
         folder = f"{self._root}/{name}"
@@ -170,19 +171,30 @@ class CheckpointFolder:
         # Whoever resumes from this checkpoint never writes these again.
         for other, content in (before or {}).items():
             persist(partial(self._store.put, other, content))
+        try:
+            objects = self._write_parts(folder, snapshot, persist)
+        except Exception:
+            # Each retry writes another folder: what is left of all of them would fill a store that is short of space.
+            with suppress(StorageError):
+                for part in (*snapshot.files, STATE):
+                    self._store.delete(f"{folder}/{part}")
+            raise
+        # Every part is durable before the manifest names it: a crash before this line leaves a folder that no reader
+        # takes for a checkpoint. From here on nothing of it is deleted: the manifest may be there in spite of an error.
+        persist(partial(self._store.put, f"{folder}/{_MANIFEST}", encode_manifest(snapshot.step, objects)))
+        self._mine.append(name)
+        self._remember_kept(name, json.loads(snapshot.document))
+        # Older ones go only now that a newer one is committed: at every moment one intact checkpoint exists.
+        self._delete_superfluous()
+
+    def _write_parts(self, folder: str, snapshot: Snapshot, persist: Callable[[Write], None]) -> dict[str, Entry]:
         objects = {}
         for part, file in snapshot.files.items():
             objects[part] = Entry.of(file.view)
             persist(partial(self._store.put_file, f"{folder}/{part}", file.path))
         objects[STATE] = Entry.of(snapshot.document)
         persist(partial(self._store.put, f"{folder}/{STATE}", snapshot.document))
-        # Every part is durable before the manifest names it: a crash before this line leaves a folder that no reader
-        # takes for a checkpoint.
-        persist(partial(self._store.put, f"{folder}/{_MANIFEST}", encode_manifest(snapshot.step, objects)))
-        self._mine.append(name)
-        self._remember_kept(name, json.loads(snapshot.document))
-        # Older ones go only now that a newer one is committed: at every moment one intact checkpoint exists.
-        self._delete_superfluous()
+        return objects
 
     def delete_all(self) -> None:
         """Delete every checkpoint of the job; call it only once the job's record is committed."""

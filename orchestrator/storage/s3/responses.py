@@ -32,7 +32,7 @@ from orchestrator.core.errors import (
     StorageTimeoutError,
     UnsupportedStoreError,
 )
-from orchestrator.storage.os_errors import count_error
+from orchestrator.storage.os_errors import FREE_SPACE, count_error
 
 Response = dict[str, Any]
 
@@ -277,7 +277,7 @@ _RULES = (
     ),
     _Rule(
         NoSpaceError,
-        "free space in the store: orchestrator gc",
+        FREE_SPACE,
         "XMinioStorageFull QuotaExceeded XMinioAdminBucketQuotaExceeded InsufficientCapacity",
         (507,),
     ),

@@ -15,6 +15,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.core.security.urls import forbidden_host
 
+_MAX_READ_BYTES = 0x7FFFF000
+"""What Linux reads of a file at once at most (``read(2)``); a piece is read at once."""
+
 
 class Addressing(StrEnum):
     """Position of the bucket in a URL."""
@@ -50,7 +53,7 @@ class S3Settings(BaseSettings):
     connect_timeout_s: float = Field(5.0, gt=0)
     read_timeout_s: float = Field(30.0, gt=0)
     """Longest silence of the server within one request."""
-    part_bytes: int = Field(16 * 1024**2, ge=5 * 1024**2, le=5 * 1024**3)
+    part_bytes: int = Field(16 * 1024**2, ge=5 * 1024**2, le=_MAX_READ_BYTES)
     """Size of the pieces in which large objects travel; larger objects than one piece are sent and read in parallel."""
     num_parallel_parts: int = Field(4, ge=1)
     """Pieces of one object under way at once; a transfer holds at most so many of them in memory."""

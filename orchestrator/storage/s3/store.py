@@ -24,7 +24,7 @@ from orchestrator.core.errors import (
 )
 from orchestrator.storage.bounds import check_size
 from orchestrator.storage.bulk import Piece, size_differs
-from orchestrator.storage.protocol import ObjectStat, check_name
+from orchestrator.storage.protocol import ObjectStat, check_name, is_name
 from orchestrator.storage.s3.client import Bucket
 from orchestrator.storage.s3.responses import TRANSIENT, NoBucketError, OutOfRangeError, Response
 from orchestrator.storage.s3.settings import S3Settings
@@ -142,9 +142,9 @@ class S3Store:
         """See ``ObjectStore.list_objects``."""
         for page in self._pages(prefix):
             for entry in page.get("Contents", []):
+                name = entry["Key"].removeprefix(self._root)
                 # Some tools mark a folder with an empty object whose name ends in a slash: no object of ours.
-                if not entry["Key"].endswith("/"):
-                    name = entry["Key"].removeprefix(self._root)
+                if is_name(name):
                     yield _stat(name, entry["Size"], entry)
 
     def list_children(self, prefix: str) -> list[str]:
@@ -154,7 +154,8 @@ class S3Store:
         for page in self._pages(prefix, Delimiter="/"):
             found.update(entry["Key"] for entry in page.get("Contents", []))
             found.update(entry["Prefix"] for entry in page.get("CommonPrefixes", []))
-        return sorted({name.removeprefix(full).rstrip("/") for name in found} - {""})
+        children = {name.removeprefix(full).rstrip("/") for name in found} - {""}
+        return sorted(child for child in children if not child.startswith("."))
 
     def delete(self, name: str) -> None:
         """See ``ObjectStore.delete``."""
