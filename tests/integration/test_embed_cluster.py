@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -35,6 +37,7 @@ from workloads.labels.label_map import LabelMap, SampleLabels
 from workloads.models.build import build_backbone
 from workloads.models.spec import ModelSpec
 from workloads.run import execute
+from workloads.runtime import ranks
 
 NUM_TRAIN = 1100
 LOOK: dict[str, Any] = {
@@ -113,15 +116,32 @@ def attempt_in_process(folder: Path, request: JobRequest, die_at_row: int) -> No
 
 
 def embed_in_gang(rank: int, world_size: int, folder: Path, request: JobRequest) -> str:
-    """One rank of a gang; which run of rows it was asked to embed first."""
+    """One rank of a gang; which run of rows it was asked to embed first.
+
+    Rank 1 takes longer than a collective operation of the gang may.
+    """
     tiny, seen = TinyTraining(LocalStore(folder / "store"), folder), list[Progress]()
     scratch = folder / f"scratch{rank}"
     scratch.mkdir()
+
+    def report(progress: Progress) -> None:
+        seen.append(progress)
+        if rank == 1 and progress.phase == "embed" and progress.step == NUM_TRAIN:
+            time.sleep(4.0)
+
     context = ExecutionContext(
-        store=tiny.store, scratch=scratch, cache=folder / "cache", report=seen.append, rank=rank, world_size=world_size
+        store=tiny.store,
+        scratch=scratch,
+        cache=folder / "cache",
+        report=report,
+        rank=rank,
+        world_size=world_size,
+        collective_timeout_s=3.0,
     )
-    result = execute(request, context)
-    return f"{result.outcome} {[progress.step for progress in seen if progress.phase == 'embed']}"
+    with mock.patch.object(ranks, "VOTE_EVERY_S", 0.1):
+        result = execute(request, context)
+    steps = [progress.step for progress in seen if progress.phase == "embed"]
+    return f"{result.outcome} {list(dict.fromkeys(steps))}"
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +221,8 @@ def test_embed_by_two_ranks_gives_the_same_bytes(embedded: Plane, tmp_path: Path
         said = raise_errors(pool.run(tmp_path, 2, embed_in_gang, tmp_path, other.embed()))
     finally:
         pool.close()
-    assert said == ["committed [256, 512, 768]", "already_committed [1024, 1100]"]
+    # While it waits, the first rank says what all have done: nothing else of a gang is seen.
+    assert said == ["committed [256, 512, 768, 1100]", "already_committed [1024, 1100]"]
     everything, whole = np.arange(NUM_TRAIN), embedded.features(embedded.embed())
     assert other.features(other.embed()).take(everything).tobytes() == whole.take(everything).tobytes()
 

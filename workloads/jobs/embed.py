@@ -26,7 +26,7 @@ from workloads.runtime.fingerprint import deterministic_numerics, numerics_finge
 from workloads.runtime.npy import from_npy_bytes
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
-from workloads.runtime.ranks import Ranks, check_same_request, share_of
+from workloads.runtime.ranks import Pace, Ranks, check_same_request, share_of
 
 BATCH_SIZE: Final = 256
 """Fixed, because kernels may round differently for other batch sizes; runs of rows are whole batches."""
@@ -62,10 +62,9 @@ def run_embed(request: JobRequest, context: ExecutionContext) -> JobResult:
             embedding = Embedding(
                 request, context, backbone=backbone, source=source, arithmetic=arithmetic, ranks=ranks
             )
-            embedding.run()
-            ranks.barrier()  # every rank's rows are durable
-            result = embedding.commit() if ranks.is_first else _done_elsewhere(request)
-        ranks.barrier()
+            embedding.run()  # of all ranks: then every rank's rows are durable
+            with ranks.at_own_pace():
+                result = embedding.commit() if ranks.is_first else _done_elsewhere(request)
     return result
 
 
@@ -90,7 +89,11 @@ class Embedding:
         """Rows that earlier attempts had finished."""
 
     def run(self) -> None:
-        """Embed what is unfinished of this rank's share. Raises ``PreemptedError`` when asked to stop."""
+        """Embed what is unfinished, each rank its share; returns once all ranks are through.
+
+        Raises:
+            PreemptedError: some rank was asked to stop.
+        """
         self.num_resumed = sum(rows.stop - rows.start for rows in self._finished.find())
         todo = self._shares()
         ordinals = np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in todo)])
@@ -104,8 +107,10 @@ class Embedding:
             device=self._arithmetic.device,
         )
         batches = iter(loader) if len(ordinals) else iter(())
-        for first, last in todo:
-            self._fill(first, last, batches)
+        # Ranks have unequal numbers of runs, and nodes unequal speed.
+        with self._ranks.at_own_pace(self._report_all) as pace:
+            for first, last in todo:
+                self._fill(first, last, batches, pace)
 
     def commit(self) -> JobResult:
         """Publish the artifact."""
@@ -166,7 +171,7 @@ class Embedding:
         batch_bytes = BATCH_SIZE * self._backbone.num_features * 2
         return BATCH_SIZE * (self._request.execution.checkpoint_every_steps or max(1, _PART_BYTES // batch_bytes))
 
-    def _fill(self, first: int, last: int, batches: Iterator[Batch]) -> None:
+    def _fill(self, first: int, last: int, batches: Iterator[Batch], pace: Pace) -> None:
         """Embed the rows ``first <= i < last`` and store them."""
         features_PD = np.zeros((last - first, self._backbone.num_features), dtype=np.float16)
         is_there = np.zeros(last - first, dtype=np.bool_)
@@ -174,7 +179,8 @@ class Embedding:
             batch = next(batches)
             rows = batch.ordinals_B - first  # without the samples that could not be decoded
             features_PD[rows], is_there[rows] = self._embed(batch), True
-            self._tick(min(start + BATCH_SIZE, last))
+            pace.done += min(BATCH_SIZE, last - start)
+            self._tick(min(start + BATCH_SIZE, last), pace)
         self._finished.write(first, features_PD, first + np.flatnonzero(~is_there))
 
     def _embed(self, batch: Batch) -> NDArray[np.float16]:
@@ -188,9 +194,14 @@ class Embedding:
         found: NDArray[np.float16] = features_BF.numpy()
         return found
 
-    def _tick(self, row: int) -> None:
+    def _report_all(self, done: int) -> None:
+        """Of a gang only the first rank's progress is seen: without it, a long wait would look like a hang."""
+        rows = self.num_resumed + done
+        self._context.report(Progress(phase="embed", step=rows, total_steps=self._num_samples))
+
+    def _tick(self, row: int, pace: Pace) -> None:
         self._context.report(Progress(phase="embed", step=row, total_steps=self._num_samples))
-        if self._context.should_stop():
+        if self._context.should_stop() or pace.is_stopping:
             message = f"{self._request.job} was asked to stop; it goes on from its finished rows when it runs again"
             raise PreemptedError(message)
 
