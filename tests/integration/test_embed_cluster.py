@@ -31,7 +31,7 @@ from workloads.data.pixels import PixelSpec, Place
 from workloads.data.reasons import BadSampleError, Reason
 from workloads.data.source import SampleSource
 from workloads.data.split_targets import NO_LABEL
-from workloads.features.artifact import FeatureTable
+from workloads.features.artifact import FeatureTable, FinishedRows
 from workloads.jobs.cluster import Group
 from workloads.labels.label_map import LabelMap, SampleLabels
 from workloads.models.build import build_backbone
@@ -227,23 +227,28 @@ def test_embed_by_two_ranks_gives_the_same_bytes(embedded: Plane, tmp_path: Path
     assert other.features(other.embed()).take(everything).tobytes() == whole.take(everything).tobytes()
 
 
-def test_sample_that_cannot_be_decoded_has_no_features_and_no_label(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plane, render = Plane(tmp_path, num_train=300), PixelSpec.render
-    index = plane.open_index()
-    lenient = replace(index, bad_samples=BadSamples(policy=BadSamplePolicy.REPLACE, budget=0.1))
+def spoil(plane: Plane, patched: pytest.MonkeyPatch, ordinals: list[int], budget: float) -> None:
+    """Let some training samples be undecodable, so many of which the data set allows."""
+    index, render = plane.open_index(), PixelSpec.render
+    lenient = replace(index, bad_samples=BadSamples(policy=BadSamplePolicy.REPLACE, budget=budget))
     bad = SampleSource(plane.store, index, "train", cache_dir=plane.tiny.folder / "cache", image_size=16)
-    (content,) = bad._encoded(np.array([70]))
+    contents = set(bad._encoded(np.array(ordinals)))
 
     def fail(pixels: PixelSpec, encoded: bytes, place: Place, square_HWC: NDArray[np.uint8]) -> None:
-        if encoded == content:
+        if encoded in contents:
             raise BadSampleError(Reason.UNDECODABLE, "is broken")
         render(pixels, encoded, place, square_HWC)
 
+    patched.setattr(PixelSpec, "render", fail)
+    patched.setattr(SampleIndex, "open", lambda *_, **__: lenient)
+
+
+def test_sample_that_cannot_be_decoded_has_no_features_and_no_label(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = Plane(tmp_path, num_train=300)
     with monkeypatch.context() as patched:
-        patched.setattr(PixelSpec, "render", fail)
-        patched.setattr(SampleIndex, "open", lambda *_, **__: lenient)
+        spoil(plane, patched, [70], budget=0.1)
         plane.tiny.run(plane.embed("train"))
         plane.tiny.run(plane.embed("val"))
     table = plane.features(plane.embed())
@@ -253,6 +258,37 @@ def test_sample_that_cannot_be_decoded_has_no_features_and_no_label(
     request = plane.cluster({"k": 2})
     plane.tiny.run(request)
     assert np.flatnonzero(plane.labels(request).targets["train"] == NO_LABEL).tolist() == [70]
+
+
+def test_embed_has_one_budget_of_bad_samples_for_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, spent in the first run of rows, which is kept; the third bad sample ends every attempt."""
+    plane = Plane(tmp_path, num_train=600)
+    spoil(plane, monkeypatch, [10, 20, 300], budget=2 / 600)
+    for attempt in (1, 2):
+        with pytest.raises(BadDataError, match=r"more than 2 samples that cannot be decoded.*undecodable 3: train-\d+"):
+            plane.tiny.run(plane.embed(attempt=attempt))
+        assert FinishedRows(plane.store, plane.embed().key).find()[0].stop == 256
+    monkeypatch.undo()
+    spoil(plane, monkeypatch, [10, 20, 300], budget=1 / 600)
+    seen: list[Progress] = []
+    with pytest.raises(BadDataError, match=r"more than 1 samples.*undecodable 2: .* could not be decoded"):
+        plane.tiny.run(plane.embed(attempt=3), report=seen.append)
+    assert [progress.phase for progress in seen] == ["setup"]
+
+
+def test_embed_does_not_commit_rows_of_all_ranks_that_lack_more_samples_than_the_budget_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = Plane(tmp_path, num_train=300)
+    spoil(plane, monkeypatch, [10], budget=2 / 300)
+
+    def report(progress: Progress) -> None:
+        if progress.step == 300:  # another rank stores rows meanwhile
+            rows = np.zeros((300, plane.dim), np.float16)
+            FinishedRows(plane.store, plane.embed().key).write(0, rows, np.array([10, 20, 290]))
+
+    with pytest.raises(BadDataError, match="more than 2 samples that cannot be decoded"):
+        plane.tiny.run(plane.embed(), report=report)
 
 
 def test_embed_asked_to_stop_keeps_what_is_done_and_passes_over_damaged_rows(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -28,6 +28,7 @@ from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
 FEATURES_PART: Final = "features.json"
 _MANIFEST: Final = "manifest.json"
+_EMPTY_BYTES: Final = len(npy_bytes(np.empty(0, dtype=np.int64)))
 _FEATURES: Final = re.compile(r"features-(\d{12})-(\d{12})\.npy")
 
 
@@ -139,6 +140,15 @@ class FinishedRows:
             if not disjoint or rows.start >= disjoint[-1].stop:
                 disjoint.append(rows)
         return disjoint
+
+    def missing(self, finished: Iterable[RowRange]) -> NDArray[np.int64]:
+        """Ordinals in some of them that could not be decoded; where there are none, nothing is read."""
+        parts = [
+            from_npy_bytes(self._store.get(f"{rows.folder}/{rows.missing}"))
+            for rows in finished
+            if rows.objects[rows.missing].size_bytes > _EMPTY_BYTES
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
     def write(self, start: int, features_PD: NDArray[np.float16], missing: NDArray[np.int64]) -> RowRange:
         """Store rows; they are found from now on."""

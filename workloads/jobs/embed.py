@@ -23,7 +23,6 @@ from workloads.features.artifact import FEATURES_PART, FinishedRows, unfinished
 from workloads.features.backbone import FrozenBackbone, open_backbone
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
-from workloads.runtime.npy import from_npy_bytes
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
 from workloads.runtime.ranks import Pace, Ranks, check_same_request, share_of
@@ -93,8 +92,11 @@ class Embedding:
 
         Raises:
             PreemptedError: some rank was asked to stop.
+            BadDataError: more samples cannot be decoded than the budget allows, those in finished rows included.
         """
-        self.num_resumed = sum(rows.stop - rows.start for rows in self._finished.find())
+        finished = self._finished.find()
+        self.num_resumed = sum(rows.stop - rows.start for rows in finished)
+        self._source.bad_samples.recall(self._finished.missing(finished))
         todo = self._shares()
         ordinals = np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in todo)])
         labels = SplitTargets.of(np.zeros(self._num_samples, dtype=np.int8), 1)
@@ -113,12 +115,18 @@ class Embedding:
                 self._fill(first, last, batches, pace)
 
     def commit(self) -> JobResult:
-        """Publish the artifact."""
+        """Publish the artifact.
+
+        Raises:
+            BadDataError: all ranks and attempts together could not decode more samples than the budget allows.
+        """
         rows = self._finished.find()
         if gaps := list(unfinished(rows, self._num_samples, self._num_samples or 1)):
             raise StorageError(
                 f"finished rows of {self._request.key} are gone from the store: {gaps[:3]}; run it again"
             )
+        missing = self._finished.missing(rows)
+        self._source.bad_samples.recall(missing)
         request, store = self._request, self._context.store
         writer = ArtifactWriter(store, request)
         for run in rows:
@@ -137,11 +145,10 @@ class Embedding:
             ],
         }
         writer.add(FEATURES_PART, json.dumps(document, indent=1).encode())
-        num_missing = sum(len(from_npy_bytes(store.get(f"{run.folder}/{run.missing}"))) for run in rows)
         metrics = {
             "num_samples": float(self._num_samples),
             "dim": float(self._backbone.num_features),
-            "num_missing": float(num_missing),
+            "num_missing": float(len(missing)),
         }
         return publish(writer, request, metrics=metrics, summary=self._summary(document))
 
