@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator, Mapping
@@ -18,11 +19,18 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, Progress
-from orchestrator.core.errors import BadDataError, NumericsError, PreemptedError, StorageError, UserError
+from orchestrator.core.errors import (
+    BadDataError,
+    CorruptObjectError,
+    NumericsError,
+    PreemptedError,
+    StorageError,
+    UserError,
+)
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_part, read_record
 from orchestrator.storage.digests import Digests
-from orchestrator.storage.layout import checkpoints_folder
+from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.local import LocalStore
 from tests.rank_processes import Rank, RankPool, raise_errors
 from tests.tiny_training import DATASET, NO_BATCHNORM, TinyTraining
@@ -260,6 +268,45 @@ def test_sample_that_cannot_be_decoded_has_no_features_and_no_label(
     assert np.flatnonzero(plane.labels(request).targets["train"] == NO_LABEL).tolist() == [70]
 
 
+def damage(store: LocalStore, name: str, at: int = -1) -> None:
+    """As a disk does: other bytes, as many as before."""
+    content = bytearray(store.get(name))
+    content[at] ^= 1
+    store.put(name, bytes(content))
+
+
+def test_embed_without_its_record_makes_damaged_features_anew(tmp_path: Path) -> None:
+    """As the message says; sound ones are kept. The copies on the node are gone."""
+    plane = Plane(tmp_path, num_train=600)
+    table, record = plane.features(plane.embed()), read_record(plane.store, plane.embed().key)
+    damage(plane.store, part_object(record, next(name for name in record.parts if "features-000000000256" in name)))
+    shutil.rmtree(plane.tiny.folder / "cache")
+    with pytest.raises(CorruptObjectError, match=rf"delete it and {record_name(record.key)}, then submit again"):
+        plane.features(plane.embed())
+    plane.store.delete(record_name(record.key))
+    again = plane.features(plane.embed(attempt=2))
+    assert read_record(plane.store, record.key).summary["rows_of_earlier_attempts"] == 600 - 256
+    assert again.take(np.arange(600)).tobytes() == table.take(np.arange(600)).tobytes()
+
+
+def test_damaged_shard_is_made_anew_when_what_the_message_names_is_deleted(tmp_path: Path) -> None:
+    plane = Plane(tmp_path, num_train=300)
+    split = plane.open_index().split("train")
+    shard = split.shards[0]
+    damage(plane.store, shard.object_name, at=int(split.offsets[0]) + 20)
+    shutil.rmtree(plane.tiny.folder / "cache")
+    dataset = read_record(plane.store, plane.index).identity["inputs"]["dataset"]
+    with pytest.raises(CorruptObjectError) as refused:
+        plane.features(plane.embed())
+    assert f"{shard.object_name} in {plane.store.uri} " in str(refused.value)
+    assert f"delete it, {record_name(dataset)} and the records of the indexes that name it" in str(refused.value)
+    for name in (shard.object_name, record_name(dataset), record_name(plane.index)):
+        plane.store.delete(name)
+    again = Plane(tmp_path, num_train=300)
+    assert again.index == plane.index
+    assert len(again.features(again.embed(attempt=2)).missing) == 0
+
+
 def test_embed_has_one_budget_of_bad_samples_for_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two, spent in the first run of rows, which is kept; the third bad sample ends every attempt."""
     plane = Plane(tmp_path, num_train=600)
@@ -273,7 +320,7 @@ def test_embed_has_one_budget_of_bad_samples_for_all_attempts(tmp_path: Path, mo
     seen: list[Progress] = []
     with pytest.raises(BadDataError, match=r"more than 1 samples.*undecodable 2: .* could not be decoded"):
         plane.tiny.run(plane.embed(attempt=3), report=seen.append)
-    assert [progress.phase for progress in seen] == ["setup"]
+    assert {progress.phase for progress in seen} == {"setup"}
 
 
 def test_embed_does_not_commit_rows_of_all_ranks_that_lack_more_samples_than_the_budget_allows(

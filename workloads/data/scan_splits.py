@@ -18,6 +18,7 @@ import numpy as np
 from orchestrator.core.errors import BadDataError, CorruptObjectError
 from orchestrator.core.units import MIB
 from orchestrator.storage import ObjectStore, open_store
+from orchestrator.storage.artifacts import remedy_of
 from orchestrator.storage.dataset_files import ClassRows, ShardEntry, dataset_digest
 from workloads.data.images import ImageCheck
 from workloads.data.index import BadSamples, Column, Shard
@@ -156,7 +157,7 @@ def scan_splits(
         found = table.digests.sha256
         if shard.sha256 not in {"", found}:
             message = f"{shard.name} has sha256 {found[:12]}..., recorded was {shard.sha256[:12]}...: the store "
-            raise CorruptObjectError(message + "lost or changed it; write it again, or index the data set anew")
+            raise CorruptObjectError(f"{message}lost or changed it; {remedy_of(shard.object_name)}")
         columns[split].add(table)
         tick(number, len(expected))
     subset_names = tuple(sorted({subset for split in columns.values() for subset in split.subset_numbers}))

@@ -15,6 +15,7 @@ from pathlib import Path
 from orchestrator.core.errors import CorruptObjectError, NoSpaceError, StorageError
 from orchestrator.core.units import format_bytes
 from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import remedy_of
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests, descriptor_digest
 from workloads.data.cache.folder import (
@@ -280,6 +281,5 @@ class ObjectCache:
                 return
         raise CorruptObjectError(
             f"{wanted.name} in {wanted.store.uri} has {digests.algorithm} {found[:12]}..., its record says "
-            f"{digests.expected[:12]}..., also when read again: the store lost or changed it; delete its "
-            "artifact's record to rebuild it"
+            f"{digests.expected[:12]}..., also when read again: the store lost or changed it; {remedy_of(wanted.name)}"
         )
