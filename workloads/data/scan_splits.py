@@ -38,6 +38,11 @@ _MIN_POOL_BYTES: Final = 64 * MIB
 _QUEUED_PER_PROCESS: Final = 2
 
 
+def most_queued(num_processes: int) -> int:
+    """How many sources are taken at most before the table of the first of them is made; see `scan_sources`."""
+    return max(1, _QUEUED_PER_PROCESS * num_processes)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
     """What to scan."""
@@ -232,7 +237,7 @@ def scan_sources(
         pending: deque[Future[ShardTable]] = deque()
         for source in sources:
             pending.append(pool.submit(scan_source, source, rule, check))
-            if len(pending) >= _QUEUED_PER_PROCESS * num_processes:
+            if len(pending) >= most_queued(num_processes):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
