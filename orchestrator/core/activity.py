@@ -26,7 +26,7 @@ class Activity(StrEnum):
 
 
 class RankActivity:
-    """The present activity of one rank. One thread writes it, any thread reads it.
+    """The present activity of one rank. One thread at a time writes it, any thread reads it.
 
     A gang is looked after once ``stage`` is set: ``setup``, and ``train`` after the first step.
     """

@@ -27,6 +27,7 @@ from orchestrator.core.errors import (
     StorageError,
 )
 from orchestrator.core.ids import canonical_json, sha256_hex
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import RECORD_BYTES, check_writable
 from orchestrator.storage.digests import Digests, descriptor_digest, digest_of, digests_of, file_digests
@@ -268,6 +269,22 @@ def part_object(record: Record, name: str) -> str:
         message = f"artifact {record.key} has no part {name!r}; it has {sorted(record.parts)}"
         raise NotFoundError(message)
     return f"{artifact_folder(record.key)}/{record.parts[name].path}"
+
+
+def remedy_of(object_name: str) -> str:
+    """What a person has to do about an object whose bytes are not those on record, as the end of a sentence.
+
+    A job that starts again takes over what earlier attempts finished, and of shards it compares sizes only: so the
+    object must go, too. Indexes name shards of data sets by their place, which changes.
+    """
+    _, kind, key, *_ = [*object_name.split("/"), "", ""]
+    if not object_name.startswith(f"{artifact_folder(key)}/"):
+        return "write it again, or index the data set again"
+    record = record_name(key)
+    gone = (
+        f"it, {record} and the records of the indexes that name it" if kind == JobKind.DATASET else f"it and {record}"
+    )
+    return f"delete {gone}, then submit again to make it anew"
 
 
 def read_part(store: ObjectStore, record: Record, name: str) -> bytes:

@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import signal
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,11 +19,18 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, Progress
-from orchestrator.core.errors import BadDataError, NumericsError, PreemptedError, StorageError, UserError
+from orchestrator.core.errors import (
+    BadDataError,
+    CorruptObjectError,
+    NumericsError,
+    PreemptedError,
+    StorageError,
+    UserError,
+)
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_part, read_record
 from orchestrator.storage.digests import Digests
-from orchestrator.storage.layout import checkpoints_folder
+from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.local import LocalStore
 from tests.rank_processes import Rank, RankPool, raise_errors
 from tests.tiny_training import DATASET, NO_BATCHNORM, TinyTraining
@@ -29,12 +39,13 @@ from workloads.data.pixels import PixelSpec, Place
 from workloads.data.reasons import BadSampleError, Reason
 from workloads.data.source import SampleSource
 from workloads.data.split_targets import NO_LABEL
-from workloads.features.artifact import FeatureTable
+from workloads.features.artifact import FeatureTable, FinishedRows
 from workloads.jobs.cluster import Group
 from workloads.labels.label_map import LabelMap, SampleLabels
 from workloads.models.build import build_backbone
 from workloads.models.spec import ModelSpec
 from workloads.run import execute
+from workloads.runtime import ranks
 
 NUM_TRAIN = 1100
 LOOK: dict[str, Any] = {
@@ -113,15 +124,32 @@ def attempt_in_process(folder: Path, request: JobRequest, die_at_row: int) -> No
 
 
 def embed_in_gang(rank: int, world_size: int, folder: Path, request: JobRequest) -> str:
-    """One rank of a gang; which run of rows it was asked to embed first."""
+    """One rank of a gang; which run of rows it was asked to embed first.
+
+    Rank 1 takes longer than a collective operation of the gang may.
+    """
     tiny, seen = TinyTraining(LocalStore(folder / "store"), folder), list[Progress]()
     scratch = folder / f"scratch{rank}"
     scratch.mkdir()
+
+    def report(progress: Progress) -> None:
+        seen.append(progress)
+        if rank == 1 and progress.phase == "embed" and progress.step == NUM_TRAIN:
+            time.sleep(4.0)
+
     context = ExecutionContext(
-        store=tiny.store, scratch=scratch, cache=folder / "cache", report=seen.append, rank=rank, world_size=world_size
+        store=tiny.store,
+        scratch=scratch,
+        cache=folder / "cache",
+        report=report,
+        rank=rank,
+        world_size=world_size,
+        collective_timeout_s=3.0,
     )
-    result = execute(request, context)
-    return f"{result.outcome} {[progress.step for progress in seen if progress.phase == 'embed']}"
+    with mock.patch.object(ranks, "VOTE_EVERY_S", 0.1):
+        result = execute(request, context)
+    steps = [progress.step for progress in seen if progress.phase == "embed"]
+    return f"{result.outcome} {list(dict.fromkeys(steps))}"
 
 
 @pytest.fixture(scope="module")
@@ -201,28 +229,34 @@ def test_embed_by_two_ranks_gives_the_same_bytes(embedded: Plane, tmp_path: Path
         said = raise_errors(pool.run(tmp_path, 2, embed_in_gang, tmp_path, other.embed()))
     finally:
         pool.close()
-    assert said == ["committed [256, 512, 768]", "already_committed [1024, 1100]"]
+    # While it waits, the first rank says what all have done: nothing else of a gang is seen.
+    assert said == ["committed [256, 512, 768, 1100]", "already_committed [1024, 1100]"]
     everything, whole = np.arange(NUM_TRAIN), embedded.features(embedded.embed())
     assert other.features(other.embed()).take(everything).tobytes() == whole.take(everything).tobytes()
+
+
+def spoil(plane: Plane, patched: pytest.MonkeyPatch, ordinals: list[int], budget: float) -> None:
+    """Let some training samples be undecodable, so many of which the data set allows."""
+    index, render = plane.open_index(), PixelSpec.render
+    lenient = replace(index, bad_samples=BadSamples(policy=BadSamplePolicy.REPLACE, budget=budget))
+    bad = SampleSource(plane.store, index, "train", cache_dir=plane.tiny.folder / "cache", image_size=16)
+    contents = set(bad._encoded(np.array(ordinals)))
+
+    def fail(pixels: PixelSpec, encoded: bytes, place: Place, square_HWC: NDArray[np.uint8]) -> None:
+        if encoded in contents:
+            raise BadSampleError(Reason.UNDECODABLE, "is broken")
+        render(pixels, encoded, place, square_HWC)
+
+    patched.setattr(PixelSpec, "render", fail)
+    patched.setattr(SampleIndex, "open", lambda *_, **__: lenient)
 
 
 def test_sample_that_cannot_be_decoded_has_no_features_and_no_label(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plane, render = Plane(tmp_path, num_train=300), PixelSpec.render
-    index = plane.open_index()
-    lenient = replace(index, bad_samples=BadSamples(policy=BadSamplePolicy.REPLACE, budget=0.1))
-    bad = SampleSource(plane.store, index, "train", cache_dir=plane.tiny.folder / "cache", image_size=16)
-    (content,) = bad._encoded(np.array([70]))
-
-    def fail(pixels: PixelSpec, encoded: bytes, place: Place, square_HWC: NDArray[np.uint8]) -> None:
-        if encoded == content:
-            raise BadSampleError(Reason.UNDECODABLE, "is broken")
-        render(pixels, encoded, place, square_HWC)
-
+    plane = Plane(tmp_path, num_train=300)
     with monkeypatch.context() as patched:
-        patched.setattr(PixelSpec, "render", fail)
-        patched.setattr(SampleIndex, "open", lambda *_, **__: lenient)
+        spoil(plane, patched, [70], budget=0.1)
         plane.tiny.run(plane.embed("train"))
         plane.tiny.run(plane.embed("val"))
     table = plane.features(plane.embed())
@@ -232,6 +266,76 @@ def test_sample_that_cannot_be_decoded_has_no_features_and_no_label(
     request = plane.cluster({"k": 2})
     plane.tiny.run(request)
     assert np.flatnonzero(plane.labels(request).targets["train"] == NO_LABEL).tolist() == [70]
+
+
+def damage(store: LocalStore, name: str, at: int = -1) -> None:
+    """As a disk does: other bytes, as many as before."""
+    content = bytearray(store.get(name))
+    content[at] ^= 1
+    store.put(name, bytes(content))
+
+
+def test_embed_without_its_record_makes_damaged_features_anew(tmp_path: Path) -> None:
+    """As the message says; sound ones are kept. The copies on the node are gone."""
+    plane = Plane(tmp_path, num_train=600)
+    table, record = plane.features(plane.embed()), read_record(plane.store, plane.embed().key)
+    damage(plane.store, part_object(record, next(name for name in record.parts if "features-000000000256" in name)))
+    shutil.rmtree(plane.tiny.folder / "cache")
+    with pytest.raises(CorruptObjectError, match=rf"delete it and {record_name(record.key)}, then submit again"):
+        plane.features(plane.embed())
+    plane.store.delete(record_name(record.key))
+    again = plane.features(plane.embed(attempt=2))
+    assert read_record(plane.store, record.key).summary["rows_of_earlier_attempts"] == 600 - 256
+    assert again.take(np.arange(600)).tobytes() == table.take(np.arange(600)).tobytes()
+
+
+def test_damaged_shard_is_made_anew_when_what_the_message_names_is_deleted(tmp_path: Path) -> None:
+    plane = Plane(tmp_path, num_train=300)
+    split = plane.open_index().split("train")
+    shard = split.shards[0]
+    damage(plane.store, shard.object_name, at=int(split.offsets[0]) + 20)
+    shutil.rmtree(plane.tiny.folder / "cache")
+    dataset = read_record(plane.store, plane.index).identity["inputs"]["dataset"]
+    with pytest.raises(CorruptObjectError) as refused:
+        plane.features(plane.embed())
+    assert f"{shard.object_name} in {plane.store.uri} " in str(refused.value)
+    assert f"delete it, {record_name(dataset)} and the records of the indexes that name it" in str(refused.value)
+    for name in (shard.object_name, record_name(dataset), record_name(plane.index)):
+        plane.store.delete(name)
+    again = Plane(tmp_path, num_train=300)
+    assert again.index == plane.index
+    assert len(again.features(again.embed(attempt=2)).missing) == 0
+
+
+def test_embed_has_one_budget_of_bad_samples_for_all_attempts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two, spent in the first run of rows, which is kept; the third bad sample ends every attempt."""
+    plane = Plane(tmp_path, num_train=600)
+    spoil(plane, monkeypatch, [10, 20, 300], budget=2 / 600)
+    for attempt in (1, 2):
+        with pytest.raises(BadDataError, match=r"more than 2 samples that cannot be decoded.*undecodable 3: train-\d+"):
+            plane.tiny.run(plane.embed(attempt=attempt))
+        assert FinishedRows(plane.store, plane.embed().key).find()[0].stop == 256
+    monkeypatch.undo()
+    spoil(plane, monkeypatch, [10, 20, 300], budget=1 / 600)
+    seen: list[Progress] = []
+    with pytest.raises(BadDataError, match=r"more than 1 samples.*undecodable 2: .* could not be decoded"):
+        plane.tiny.run(plane.embed(attempt=3), report=seen.append)
+    assert {progress.phase for progress in seen} == {"setup"}
+
+
+def test_embed_does_not_commit_rows_of_all_ranks_that_lack_more_samples_than_the_budget_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plane = Plane(tmp_path, num_train=300)
+    spoil(plane, monkeypatch, [10], budget=2 / 300)
+
+    def report(progress: Progress) -> None:
+        if progress.step == 300:  # another rank stores rows meanwhile
+            rows = np.zeros((300, plane.dim), np.float16)
+            FinishedRows(plane.store, plane.embed().key).write(0, rows, np.array([10, 20, 290]))
+
+    with pytest.raises(BadDataError, match="more than 2 samples that cannot be decoded"):
+        plane.tiny.run(plane.embed(), report=report)
 
 
 def test_embed_asked_to_stop_keeps_what_is_done_and_passes_over_damaged_rows(tmp_path: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -30,9 +32,11 @@ from tests.rank_processes import RankPool, raise_errors
 from workloads.data.index import SampleIndex
 from workloads.data.split_targets import SplitTargets, unseen_notes
 from workloads.features.artifact import FeatureTable
-from workloads.jobs import probe
+from workloads.jobs import knn, probe
+from workloads.jobs.cached_features import Measured
 from workloads.labels.label_map import LabelMap
 from workloads.run import execute
+from workloads.runtime import ranks
 from workloads.train import samples
 
 SWEEP = """\
@@ -317,6 +321,39 @@ def measure_in_gang(rank: int, world_size: int, folder: Path, request: JobReques
     context = ExecutionContext(store=store, scratch=scratch, cache=folder / "cache", rank=rank, world_size=world_size)
     metrics = execute(request, context).metrics
     return metrics["val_error"], metrics["val_loss"]
+
+
+def neighbours_beyond_the_limit(rank: int, world_size: int, folder: Path, request: JobRequest) -> Mapping[str, float]:
+    """The first rank measures for longer than a collective operation of the gang may take."""
+
+    def measure(*arguments: Any) -> Measured:
+        time.sleep(4.0)
+        return knn_measure(*arguments)
+
+    scratch = folder / f"scratch{rank}"
+    scratch.mkdir(exist_ok=True)
+    context = ExecutionContext(
+        store=LocalStore(folder / "store"),
+        scratch=scratch,
+        cache=folder / "cache",
+        rank=rank,
+        world_size=world_size,
+        collective_timeout_s=3.0,
+    )
+    knn_measure = knn.measure
+    with mock.patch.object(knn, "measure", measure), mock.patch.object(ranks, "VOTE_EVERY_S", 0.1):
+        return execute(request, context).metrics
+
+
+def test_gang_measures_on_its_first_rank_for_longer_than_the_others_may_wait_in_one_operation(ran: Ran) -> None:
+    pool, request = RankPool(2), ran.request(ran.job(NEAR))
+    key = f"{request.key}8"
+    gang = replace(request, key=key, attempt_id=f"{key}.1", execution=Execution(num_workers=2, num_threads=1))
+    try:
+        raise_errors(pool.run(ran.folder, 2, neighbours_beyond_the_limit, ran.folder, gang))
+    finally:
+        pool.close()
+    assert read_record(ran.store, key).metrics == ran.metrics(NEAR)
 
 
 @pytest.mark.slow

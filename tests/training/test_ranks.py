@@ -23,6 +23,7 @@ from orchestrator.core.errors import FailureKind, NumericsError, PreemptedError,
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop, network
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
+from workloads.runtime import ranks as ranks_module
 from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import PeerLostError, Ranks, flight_record
 from workloads.train.step import GradientSum
@@ -325,3 +326,45 @@ def _waits_for_the_other(rank: int, world_size: int, released: Path) -> None:
         ranks.barrier()
     finally:
         released.write_text("go on")
+
+
+def test_rank_works_longer_than_the_limit_while_the_others_wait(pool: RankPool, tmp_path: Path) -> None:
+    """All leave together, although rank 0 takes longer than any collective operation may."""
+    told = raise_errors(pool.run(tmp_path, 3, _works_on_rank_0, tmp_path, LONGER_S, None))
+    assert told == ["rank 0 of 3 was told []", "rank 1 of 3 was told [3]", "rank 2 of 3 was told [3]"]
+
+
+def test_rank_that_is_asked_to_stop_at_its_own_pace_stops_all(pool: RankPool, tmp_path: Path) -> None:
+    errors = pool.run(tmp_path, 3, _works_on_rank_0, tmp_path, 60.0, PreemptedError("rank 1 was asked"))
+    assert [type(error) for error in errors] == [PreemptedError] * 3
+    assert str(errors[1]) == "rank 1 was asked"
+
+
+def test_rank_that_fails_at_its_own_pace_ends_those_that_wait(pool: RankPool, tmp_path: Path) -> None:
+    errors = pool.run(tmp_path, 3, _works_on_rank_0, tmp_path, 0.0, ZeroDivisionError())
+    assert [type(error) for error in errors] == [PeerLostError, ZeroDivisionError, PeerLostError]
+
+
+LIMIT_S, LONGER_S = 2.0, 3.0
+
+
+def _works_on_rank_0(rank: int, world_size: int, folder: Path, longest_s: float, error: Exception | None) -> str:
+    """Rank 0 works so long, unless it should stop; rank 1 may raise an error."""
+    context = ExecutionContext(
+        store=LocalStore(folder),
+        scratch=folder,
+        cache=folder,
+        rank=rank,
+        world_size=world_size,
+        collective_timeout_s=LIMIT_S,
+    )
+    ranks, ends_s, told = Ranks.of(context), time.monotonic() + longest_s, list[int]()
+    with mock.patch.object(ranks_module, "VOTE_EVERY_S", 0.1), ranks.aborted_on_error():
+        with ranks.at_own_pace(told.append) as pace:
+            pace.done = 1
+            if rank == 1 and error is not None:
+                raise error
+            while rank == 0 and time.monotonic() < ends_s and not pace.is_stopping:
+                time.sleep(0.01)
+        ranks.barrier()
+    return f"rank {rank} of {world_size} was told {sorted(set(told))}"

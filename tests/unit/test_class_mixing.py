@@ -5,20 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from orchestrator.core.contract import ExecutionContext
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph import data_checks
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle, cut_shards, sorted_shards
 from orchestrator.storage.artifacts import read_record
 from orchestrator.sweepfile.load import load_sweep
 from tests.data_jobs import DataPlane, Member, encoded, tar_of
+from tests.tiny_training import RECIPE
 from tests.unit.test_external_shards import Outside
 from workloads.data.order import DataGroups, SampleOrder
 from workloads.data.reasons import BadCount
 from workloads.data.scan_splits import ScannedSplit
+from workloads.data.subset import SampleView
+from workloads.runtime.streams import Stage
+from workloads.train.recipe import Recipe
+from workloads.train.samples import CHUNKS, POOR, REPAIRED, LabelledSamples, LabelledSplit, poor_mixing
+from workloads.train.task import JobContext
 
 CLASSES = 92
 IMAGE = encoded()
@@ -81,6 +91,47 @@ def test_classes_per_batch_with_data_groups_are_those_of_the_order(
     assert 0.75 * found - 1 <= expected <= 1.15 * found + 1
 
 
+def view_of(leaves: NDArray[Any], shard_samples: int, kept: NDArray[np.bool_]) -> LabelledSplit:
+    """Some samples of shards of equal size."""
+    first_ordinals = np.arange(0, len(leaves) + 1, shard_samples)
+    split = mock.Mock(leaves=leaves, num_samples=len(leaves), leaf_sets=None, shares=None)
+    view = SampleView.selecting(first_ordinals, np.flatnonzero(kept))
+    return LabelledSplit(source=mock.Mock(split=split), labels=mock.Mock(), view=view)
+
+
+def complaint_of(split: LabelledSplit, **recipe: Any) -> str:
+    fields = {**RECIPE, "batch_size": 32, "shuffle_block_shards": 16, **recipe}
+    return poor_mixing(split, Recipe.from_mapping(fields), 0, Stage.PRETRAIN)
+
+
+def test_label_space_of_few_classes_of_sorted_shards_is_complained_of_by_the_job() -> None:
+    """A block of 16 shards holds one or two that have samples at all; the plan knows the whole split only."""
+    leaves = np.repeat(np.arange(400), 400)
+    split = view_of(leaves, 400, leaves % 10 == 0)
+    complaint = complaint_of(split)
+    assert complaint.startswith("of its 400 training shards 40 hold samples to train on, and these are sorted by class")
+    told = int(complaint.partition("a batch of 32 holds ")[2].partition(" ")[0])
+    assert told <= 3
+    assert f"a batch of 32 holds {told} of the 40 classes, fully shuffled 22; `shuffle_chunk_samples: " in complaint
+    chunk = int(complaint.partition("shuffle_chunk_samples: ")[2].partition("`")[0])
+    assert complaint_of(split, shuffle_chunk_samples=chunk) == ""
+    grouped = complaint_of(split, data_groups=2, shuffle_block_shards=2)
+    assert grouped.endswith("; `shuffle_block_shards: 400` in the recipe shuffles all of them")
+    assert complaint_of(split, shuffle_block_shards=400) == ""
+    assert complaint_of(view_of(leaves, 400, leaves >= 0)) == ""  # of a whole split the plan says it
+
+
+def test_few_samples_of_shuffled_shards_are_fine() -> None:
+    """Most shards hold none of them, and a block fewer than a batch."""
+    random = np.random.default_rng(0)
+    leaves = random.permutation(np.repeat(np.arange(100), 400))
+    assert complaint_of(view_of(leaves, 40, random.random(40_000) < 0.02)) == ""
+
+
+def test_jobs_judge_shards_as_plans_do() -> None:
+    assert (POOR, REPAIRED, CHUNKS) == (data_checks._POOR, data_checks._REPAIRED, data_checks._CHUNKS)
+
+
 def test_sorted_shards_of_data_groups_are_repaired_by_larger_blocks() -> None:
     complaint = spread_of(unequal_classes(), 160 * [100]).complaint(Shuffle(data_groups=2, block_shards=2))
     assert "with shuffle_block_shards: 2, data_groups: 2, a batch of 256 holds" in complaint
@@ -132,6 +183,25 @@ def test_index_of_sorted_shards_records_how_classes_are_spread(tmp_path: Path) -
     summary = read_record(plane.store, index.key).summary
     assert summary[SPREAD_FIELD] == {"train": {"num_shards": 40, "rows": [[1.0, 40, 160]]}}
     assert "warnings" not in summary
+
+
+def test_training_on_a_label_space_of_sorted_shards_logs_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane, shards = DataPlane(folder=tmp_path), sorted_tars(40)
+    shards["val-000000.tar"] = shards["train-000000.tar"]
+    index = plane.index(plane.foreign(shards, num_classes=40))
+    space = {"hierarchy": "leaf", "classes": {"names": ["c0", "c9", "c23", "c31"]}}
+    labels = plane.run(JobKind.LABELS, {"space": space}, {"index": index.key})
+    recipe = {**RECIPE, "batch_size": 8, "shuffle_block_shards": 4}
+    parameters = {"model": {"name": "resnet18", "image_size": 16}, "recipe": recipe, "seed": 0}
+    request = plane.request(JobKind.PRETRAIN, parameters, {"index": index.key, "labels": labels.key})
+    context = ExecutionContext(store=plane.store, scratch=plane.folder, cache=plane.cache)
+    LabelledSamples.open(JobContext.of(request, context, Stage.PRETRAIN))
+    (warning,) = (record.getMessage() for record in caplog.records)
+    assert warning.startswith(
+        "pretrain/job: of its 40 training shards 4 hold samples to train on, and these are sorted"
+    )
 
 
 def test_plan_of_sorted_shards_warns_once_per_data_set_and_shuffle(tmp_path: Path) -> None:

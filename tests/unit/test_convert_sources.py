@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import socket
@@ -55,6 +56,34 @@ def test_linked_folder_out_of_the_source_is_refused_unless_links_may_be_followed
     with pytest.raises(UserError, match=r"train/owl is a link to .*--follow-links"):
         listed(source)
     assert listed(source, follow_links=True) == ["cat/0.jpg", "dog/1.jpg", "owl/1.png"]
+
+
+@pytest.mark.parametrize("name", ["../outside/private/1.png", "{outside}/private/1.png", "train/owl/1.png"])
+def test_json_that_names_images_outside_of_the_source_is_refused_unless_links_may_be_followed(
+    source: Path, tmp_path: Path, name: str
+) -> None:
+    (source / "train/owl").symlink_to(source.parent / "outside/private")
+    image = {"id": 0, "file_name": name.format(outside=source.parent / "outside")}
+    category = {"id": 0, "name": "Bubo bubo"}
+    document = {"images": [image], "annotations": [{"image_id": 0, "category_id": 0}], "categories": [category]}
+    fill(source, {"train.json": json.dumps(document).encode()})
+    with pytest.raises(UserError, match=r"private, which is outside of the source; .*--follow-links"):
+        listed(source, "inat2021")
+    _, found = convert("inat2021", source, tmp_path / "out", follow_links=True)
+    assert [content for _, content in found["train"].values()] == [encoded(seed=9)]
+
+
+def test_table_may_name_images_by_absolute_paths(source: Path, tmp_path: Path) -> None:
+    fill(source, {"train.csv": f"path,label\n{source.parent}/outside/private/1.png,owl\n".encode()})
+    _, found = convert("csv", source, tmp_path / "out")
+    assert [content for _, content in found["train"].values()] == [encoded(seed=9)]
+
+
+def test_json_that_names_other_files_than_images_is_refused(source: Path) -> None:
+    image = {"id": 0, "file_name": "train/cat/notes.txt"}
+    fill(source, {"train.json": json.dumps({"images": [image], "annotations": [], "categories": []}).encode()})
+    with pytest.raises(UserError, match=r"names 'train/cat/notes\.txt', which has no extension of an image"):
+        listed(source, "inat2021")
 
 
 def test_links_within_the_source_and_the_source_itself_are_followed(source: Path, tmp_path: Path) -> None:

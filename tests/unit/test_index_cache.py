@@ -4,18 +4,25 @@ import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from orchestrator.core.contract import Execution, ExecutionContext
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
+from tests.data_jobs import DataPlane
 from workloads.data.cache import ObjectCache
 from workloads.data.cache.folder import CacheSettings
+from workloads.data.scan_splits import most_queued
+from workloads.jobs.index import _artifact_shards
 
 CONTENT = b"shard" * 1000
 DIGEST = digests_of(CONTENT)
@@ -95,6 +102,22 @@ def test_index_cache_keeps_the_last_paths_and_no_more(tmp_path: Path) -> None:
         store.put(f"{number}", content)
         paths.append(cache.path(f"{number}", size_bytes=4, digests=digests_of(content)))
     assert [path.exists() for path in paths] == [False] * 7 + [True] * 33
+
+
+def test_index_job_keeps_all_shards_that_its_processes_have_not_scanned_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20 processes have 40 shards in their queue; the cache has room for none."""
+    monkeypatch.setenv("ORCHESTRATOR_CACHE_BYTES", "0")
+    plane = DataPlane(folder=tmp_path)
+    shards = {f"train-{number:06d}.tar": f"{number:04d}".encode() for number in range(41)}
+    request = plane.request(JobKind.INDEX, {}, {"dataset": plane.foreign(shards)})
+    request = replace(request, execution=Execution(num_threads=20))
+    context, paths = ExecutionContext(store=plane.store, scratch=tmp_path, cache=plane.cache), list[Path]()
+    for source in islice(_artifact_shards(request, context).sources, most_queued(20)):
+        assert source.path is not None
+        paths.append(source.path)
+    assert [path.exists() for path in paths] == [True] * 40
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 4 * 1024**2, 10 * 1024**2 + 1])

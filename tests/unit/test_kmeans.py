@@ -1,5 +1,7 @@
 """k-means: the same bits on any number of threads, never worse than it should be, and clear about what cannot be."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +13,8 @@ from numpy.typing import NDArray
 from sklearn.cluster import KMeans
 
 from orchestrator.core.errors import UserError
+from workloads.features.artifact import FeatureTable
+from workloads.jobs.cluster import Clustering, Rule
 from workloads.solvers.kmeans import (
     Library,
     Search,
@@ -143,3 +147,51 @@ def test_library_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch)
 
 def test_operations_of_the_largest_published_case() -> None:
     assert operations(12_700_000, 768, 21_841, Settings(seed=0)) == pytest.approx(1.1e16, rel=0.02)
+
+
+def clustering_of(groups: list[NDArray[np.float16]], ticks: list[float]) -> Callable[[], object]:
+    """Cluster samples of some groups into four each; every iteration takes a moment."""
+    features = np.concatenate(groups)
+    table = FeatureTable(
+        key="embed-x",
+        split="train",
+        index_key="",
+        dataset_digest="",
+        dim=features.shape[1],
+        starts=np.array([0]),
+        parts=(features,),
+        missing=np.empty(0, dtype=np.int64),
+    )
+
+    def tick() -> None:
+        ticks.append(time.monotonic())
+        time.sleep(0.02)
+
+    clustering = Clustering(rule=Rule(k=4), settings=Settings(seed=0), open_search=search, num_threads=1, tick=tick)
+    groups_N = np.repeat(np.arange(len(groups)), [len(group) for group in groups])
+    return lambda: clustering.fit(table, groups_N, [f"group {number}" for number in range(len(groups))])
+
+
+def noise(num_points: int) -> NDArray[np.float16]:
+    return np.random.default_rng(0).normal(size=(num_points, 8)).astype(np.float16)
+
+
+@pytest.mark.parametrize(("number", "said"), [(3, "'group 2' has 3 .* 4 clusters"), (0, "'group 0' has no training")])
+def test_group_that_is_too_small_is_refused_before_others_are_clustered(number: int, said: str) -> None:
+    ticks: list[float] = []
+    groups = [noise(number), noise(500), noise(500)] if not number else [noise(500), noise(500), noise(number)]
+    with pytest.raises(UserError, match=said):
+        clustering_of(groups, ticks)()
+    assert ticks == []
+
+
+def test_group_that_cannot_be_clustered_ends_the_others() -> None:
+    """Alone, each of them takes ten iterations or more."""
+    ticks: list[float] = []
+    clustering_of([noise(500)], ticks)()
+    num_alone, same = len(ticks), np.ones((500, 8), dtype=np.float16)
+    ticks.clear()
+    with pytest.raises(UserError, match=r"'group 0': .*different features"):
+        clustering_of([same, noise(500), noise(500)], ticks)()
+    assert num_alone >= 10
+    assert len(ticks) < num_alone

@@ -28,7 +28,8 @@ from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.transitions import SweepState
-from orchestrator.storage.artifacts import read_part, read_record
+from orchestrator.storage.artifacts import part_object, read_part, read_record
+from orchestrator.storage.layout import record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import load_sweep, parse_sweep, shipped_recipes
 from workloads.run import execute
@@ -236,6 +237,19 @@ def test_simulation_that_yields_too_many_leaves_no_seed_to_later_attempts(
     ran.clear()
     run_job(job, context_of(tmp_path))
     assert ran == [0, 1, 2]
+
+
+def test_simulation_without_its_record_makes_damaged_arrays_anew(tmp_path: Path) -> None:
+    job, context, answers = plan_of(SWEEP).jobs[0], context_of(tmp_path), iter([True])
+    with pytest.raises(PreemptedError):
+        run_job(job, context_of(tmp_path, should_stop=lambda: next(answers)))
+    run_job(job, context)
+    record = read_record(context.store, job.key)
+    array = read_part(context.store, record, "arrays/0/steps.npy")
+    context.store.put(part_object(record, "arrays/0/steps.npy"), array[:-1] + bytes([array[-1] ^ 1]))
+    context.store.delete(record_name(job.key))
+    run_job(job, context)
+    assert read_part(context.store, read_record(context.store, job.key), "arrays/0/steps.npy") == array
 
 
 def test_resumed_job_is_measured_by_the_seeds_of_its_last_attempt(tmp_path: Path) -> None:

@@ -18,7 +18,15 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import NotRegularFileError, read_regular
 from workloads.convert.imagefolder import with_val
-from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, image_bytes
+from workloads.convert.items import (
+    Conversion,
+    ConvertRequest,
+    ItemTable,
+    LinkRule,
+    folder_images,
+    image_bytes,
+    is_image,
+)
 
 _FOLDER_RANKS = ("kingdom", "phylum", "taxonomic_class", "order", "family", "genus", "specific_epithet")
 _FOLDER = re.compile(rf"([0-9]+)_{'_'.join(['([^_/]+)'] * (len(_FOLDER_RANKS) - 1))}_([^/]+)")
@@ -141,11 +149,17 @@ def _classes(document: dict[str, Any]) -> ClassRows:
 
 def _images(document: dict[str, Any], request: ConvertRequest, leaf_of: dict[int, int]) -> ItemTable:
     category_of = {note["image_id"]: note["category_id"] for note in document["annotations"]}
-    table, rule = ItemTable(), LinkRule.within(request.source, follow_links=request.follow_links)
-    container = table.container(request.source)
+    usual = (request.source / name for names in _FOLDERS.values() for name in names)  # may be links
+    table, rule = ItemTable(), LinkRule.within(request.source, *usual, follow_links=request.follow_links)
+    container, folders = table.container(request.source), set[Path]()
     for image in document["images"]:
         name, category = image["file_name"], category_of.get(image["id"])
         path = request.source / name
+        if not is_image(name):
+            raise UserError(f"the JSON names {name!r}, which has no extension of an image; download it again")
+        if path.parent not in folders:
+            rule.check_folder(path.parent)
+            folders.add(path.parent)
         try:
             size = image_bytes(path, rule)
         except FileNotFoundError as error:

@@ -125,7 +125,7 @@ class ItemTable:
         return SourceItem(
             key=key_of(name),
             extension=extension_of(name),
-            path=f"{container}/{name}" if offset == WHOLE_FILE else container,
+            path=_place_of(container, name) if offset == WHOLE_FILE else container,
             offset_bytes=offset,
             length_bytes=self._lengths[row],
             leaves=self.leaves(row),
@@ -208,7 +208,7 @@ class StoredItems:
         return SourceItem(
             key=key_of(name),
             extension=extension_of(name),
-            path=f"{container}/{name}" if offset == WHOLE_FILE else container,
+            path=_place_of(container, name) if offset == WHOLE_FILE else container,
             offset_bytes=offset,
             length_bytes=int(columns["length"][row]),
             leaves=tuple(self._run("leaf", row).tolist()),
@@ -253,6 +253,11 @@ def key_of(name: str) -> str:
     stem = str(PurePosixPath(name).with_suffix(""))
     key = _UNSAFE_IN_KEY.sub("_", stem).lstrip("/")
     return f"_{key.lstrip('_')}" if key.startswith("__") else key
+
+
+def _place_of(folder: str, name: str) -> str:
+    """Of a file that a table names, perhaps by an absolute path."""
+    return name if name.startswith("/") else f"{folder}/{name}"
 
 
 def extension_of(name: str) -> str:
@@ -367,6 +372,13 @@ class LinkRule:
         if not self.follows_all and not any(is_inside(target, root) for root in self.roots):
             message = f"{path} is a link to {target}, which is outside of the source; copy the file, or say that "
             raise UserError(message + "links may be followed anywhere: --follow-links")
+
+    def check_folder(self, folder: Path) -> None:
+        """Look at a folder that the source names. Raises ``UserError``: it lies outside, however it gets there."""
+        target = os.path.realpath(folder)
+        if not self.follows_all and not any(is_inside(target, root) for root in self.roots):
+            message = f"{folder} lies in {target}, which is outside of the source; copy its images, or say that paths "
+            raise UserError(message + "and links may be followed anywhere: --follow-links")
 
 
 def folder_images(folder: Path, rule: LinkRule) -> Iterator[tuple[str, int]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.errors import BadDataError
 from workloads.data.index import BadSamplePolicy, BadSamples, SplitIndex
 from workloads.data.reasons import BadCount, BadSample, BadSampleError, Reason
+
+_RECALLED: Final = "could not be decoded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +78,17 @@ class BadSampleTally:
                     sample = BadSample(place=place, reason=Reason(reason), message=message)
                     self._samples[ordinal] = sample
                     self._count.add([sample])
+
+    def recall(self, ordinals: Iterable[int]) -> None:
+        """Count samples that other ranks or earlier attempts could not decode, and of which no more is known.
+
+        Raises:
+            BadDataError: more samples are bad than the budget allows.
+        """
+        reason = Reason.UNDECODABLE.value
+        rows = ((number, self._split.place(number), reason, _RECALLED) for number in map(int, ordinals))
+        self.merge(rows)
+        self.check_budget()
 
     def check_budget(self) -> None:
         """Raises ``BadDataError``: more samples are bad than the budget allows."""

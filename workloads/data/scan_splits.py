@@ -18,6 +18,7 @@ import numpy as np
 from orchestrator.core.errors import BadDataError, CorruptObjectError
 from orchestrator.core.units import MIB
 from orchestrator.storage import ObjectStore, open_store
+from orchestrator.storage.artifacts import remedy_of
 from orchestrator.storage.dataset_files import ClassRows, ShardEntry, dataset_digest
 from workloads.data.images import ImageCheck
 from workloads.data.index import BadSamples, Column, Shard
@@ -35,6 +36,11 @@ CHUNK_BYTES: Final = 8 * MIB
 _MIN_POOL_BYTES: Final = 64 * MIB
 """Below this a pool's start (0.3 s per process) costs more than it saves."""
 _QUEUED_PER_PROCESS: Final = 2
+
+
+def most_queued(num_processes: int) -> int:
+    """How many sources are taken at most before the table of the first of them is made; see `scan_sources`."""
+    return max(1, _QUEUED_PER_PROCESS * num_processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +162,7 @@ def scan_splits(
         found = table.digests.sha256
         if shard.sha256 not in {"", found}:
             message = f"{shard.name} has sha256 {found[:12]}..., recorded was {shard.sha256[:12]}...: the store "
-            raise CorruptObjectError(message + "lost or changed it; write it again, or index the data set anew")
+            raise CorruptObjectError(f"{message}lost or changed it; {remedy_of(shard.object_name)}")
         columns[split].add(table)
         tick(number, len(expected))
     subset_names = tuple(sorted({subset for split in columns.values() for subset in split.subset_numbers}))
@@ -231,7 +237,7 @@ def scan_sources(
         pending: deque[Future[ShardTable]] = deque()
         for source in sources:
             pending.append(pool.submit(scan_source, source, rule, check))
-            if len(pending) >= _QUEUED_PER_PROCESS * num_processes:
+            if len(pending) >= most_queued(num_processes):
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()

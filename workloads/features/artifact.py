@@ -8,9 +8,12 @@ durable before the artifact is: an attempt that died leaves them to the next.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,11 +26,14 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
 from orchestrator.storage.layout import checkpoints_folder
 from workloads.data.cache import ObjectCache
-from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest, is_intact
 from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
 FEATURES_PART: Final = "features.json"
 _MANIFEST: Final = "manifest.json"
+_EMPTY_BYTES: Final = len(npy_bytes(np.empty(0, dtype=np.int64)))
+_NUM_READERS: Final = 8
+_LOG = logging.getLogger(__name__)
 _FEATURES: Final = re.compile(r"features-(\d{12})-(\d{12})\.npy")
 
 
@@ -132,13 +138,48 @@ class FinishedRows:
         self._store, self._root = store, checkpoints_folder(key)
 
     def find(self) -> list[RowRange]:
-        """Complete and disjoint ones, by ``start``. Damaged ones are passed over."""
+        """Complete and disjoint ones, by ``start``, whose objects have the right sizes; reads no object."""
         found = [rows for name in self._store.list_children(f"{self._root}/") if (rows := self._open(name))]
         disjoint: list[RowRange] = []
         for rows in sorted(found, key=lambda rows: (rows.start, -rows.stop, rows.folder)):
             if not disjoint or rows.start >= disjoint[-1].stop:
                 disjoint.append(rows)
         return disjoint
+
+    def forget_damaged(self, tell: Callable[[int, int], None]) -> None:
+        """Delete the manifests of rows whose objects are not as they were written, so that nobody finds them.
+
+        Every byte of them is read, eight objects at once: 57 GB of features, as of 14 million samples with 2,048 of
+        them, take a minute at 1 GB/s, and some 25 s of CPU.
+
+        Args:
+            tell: called with the runs of rows that were read and those in all; may raise to stop.
+
+        Raises:
+            StorageError: they cannot be read, or their manifests not deleted.
+        """
+        read: set[str] = set()
+        # Without a damaged run, others of the same rows may be found.
+        while unread := [rows for rows in self.find() if rows.folder not in read]:
+            with (
+                ThreadPoolExecutor(_NUM_READERS) as pool,
+                closing(pool.map(self._is_whole, unread)) as found,  # type: ignore[type-var] # it is a generator
+            ):
+                for rows, is_whole in zip(unread, found, strict=True):
+                    if not is_whole:
+                        _LOG.warning("rows %d to %d in %s are damaged: made anew", rows.start, rows.stop, rows.folder)
+                        self._store.delete(f"{rows.folder}/{_MANIFEST}")
+                    read.add(rows.folder)
+                    tell(len(read), len(read | {rows.folder for rows in unread}))
+
+    def missing(self, finished: Iterable[RowRange]) -> NDArray[np.int64]:
+        """Ordinals in some of them that could not be decoded; where there are none, nothing is read."""
+        parts = [
+            from_npy_bytes(self._store.get(f"{rows.folder}/{rows.missing}"))
+            for rows in finished
+            if rows.objects[rows.missing].size_bytes > _EMPTY_BYTES
+        ]
+        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
     def write(self, start: int, features_PD: NDArray[np.float16], missing: NDArray[np.int64]) -> RowRange:
         """Store rows; they are found from now on."""
@@ -150,6 +191,9 @@ class FinishedRows:
         # Last, because it says that the others are complete.
         self._store.put(f"{rows.folder}/{_MANIFEST}", encode_manifest(stop, rows.objects))
         return rows
+
+    def _is_whole(self, rows: RowRange) -> bool:
+        return all(is_intact(self._store, f"{rows.folder}/{name}", entry) for name, entry in rows.objects.items())
 
     def _open(self, name: str) -> RowRange | None:
         folder = f"{self._root}/{name}"

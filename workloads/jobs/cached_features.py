@@ -150,7 +150,7 @@ Measure = Callable[[JobRequest, CachedSamples, Poll], Measured]
 
 
 def run_on_features(request: JobRequest, context: ExecutionContext, measure: Measure) -> JobResult:
-    """Commit what a measurement finds. In a gang the first rank works, and the others wait for it.
+    """Commit what a measurement finds. In a gang the first rank works, and the others wait for it without limit.
 
     Raises:
         UserError, BadDataError, NumericsError, PreemptedError, StorageError, PeerLostError: why there is no commit.
@@ -158,17 +158,12 @@ def run_on_features(request: JobRequest, context: ExecutionContext, measure: Mea
     context.report(Progress(phase="setup"))
     device, ranks = pick_device(), Ranks.of(context)
     arithmetic = Arithmetic(device, deterministic=request.execution.deterministic)
-    stopped, result = None, JobResult(attempt_id=request.attempt_id, key=request.key, outcome=Outcome.ALREADY_COMMITTED)
+    result = JobResult(attempt_id=request.attempt_id, key=request.key, outcome=Outcome.ALREADY_COMMITTED)
     with ranks.aborted_on_error(), deterministic_numerics(request.execution.num_threads), arithmetic.numerics():
         check_same_request(ranks, request)
-        if ranks.is_first:
-            try:
+        with ranks.at_own_pace():
+            if ranks.is_first:
                 result = _measured(request, context, measure, device)
-            except PreemptedError as error:
-                stopped = error
-        # All ranks stop together, or each would wait for one that is gone.
-        if ranks.any_(stopped is not None):
-            raise stopped or PreemptedError(f"{request.job} was asked to stop")
     return result
 
 

@@ -9,7 +9,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, CancelledError, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self
@@ -214,6 +214,14 @@ class Rule:
         yield from (k for k in reversed(LADDER) if k * (self.min_samples or 1) <= num_points)
         yield 1
 
+    def check(self, name: str, num_points: int) -> None:
+        """Raises ``UserError`` if a group of so many samples cannot be divided."""
+        if not num_points:
+            raise UserError(f"{_shown(name)} has no training samples; choose a level whose classes all have some")
+        if self.k is not None and num_points < self.k:
+            message = f"{_shown(name)} has {num_points} training samples and should have {self.k} clusters; "
+            raise UserError(message + "use at most as many clusters as samples")
+
     def accepts(self, clusters: Clusters) -> bool:
         """Whether these clusters will do."""
         return self.min_samples is None or int(clusters.sizes.min()) >= self.min_samples
@@ -288,16 +296,13 @@ class Clustering:
 
         Raises:
             UserError: a group has fewer (different) samples than it should have clusters.
+            PreemptedError: ``tick`` raised it.
         """
         ordinals = [np.flatnonzero(groups_N == number) for number in range(len(names))]
-        # Many groups side by side, or the blocks of a few: either way every block is computed by one thread.
-        side_by_side = self.num_threads if len(names) >= self.num_threads else 1
-        each = self.num_threads // side_by_side
-        with ThreadPoolExecutor(side_by_side) as pool:
-            jobs = [
-                pool.submit(self._group, table, ordinals[number], number, names, each) for number in range(len(names))
-            ]
-            groups = tuple(job.result() for job in jobs)
+        # Before anything is computed, which may take hours.
+        for name, members in zip(names, ordinals, strict=True):
+            self.rule.check(name, len(members))
+        groups = self._groups(table, ordinals, names)
         targets_N = np.full(len(groups_N), NO_LABEL, dtype=np.int32)
         space = ClusterSpace(names=tuple(names), groups=groups, targets_N=targets_N)
         for members, group, first in zip(ordinals, groups, space.firsts, strict=False):
@@ -313,15 +318,44 @@ class Clustering:
             for k in self.rule.candidates(int(size))
         )
 
-    def _group(
-        self, table: FeatureTable, ordinals: NDArray[np.int64], number: int, names: Sequence[str], num_threads: int
+    def _groups(
+        self, table: FeatureTable, ordinals: Sequence[NDArray[np.int64]], names: Sequence[str]
+    ) -> tuple[Clusters, ...]:
+        # Many groups side by side, or the blocks of a few: either way every block is computed by one thread.
+        side_by_side = self.num_threads if len(names) >= self.num_threads else 1
+        each, failed = self.num_threads // side_by_side, threading.Event()
+
+        def tick() -> None:
+            if failed.is_set():
+                raise CancelledError
+            self.tick()
+
+        with ThreadPoolExecutor(side_by_side) as pool:
+            jobs = [
+                pool.submit(self._group, table, members, number, names[number], each, tick)
+                for number, members in enumerate(ordinals)
+            ]
+            try:
+                done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+                return tuple(job.result() for job in jobs if job in done)
+            except BaseException:
+                # No other group begins, and those that are computed end with their iteration.
+                failed.set()
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def _group(  # noqa: PLR0917 - called by a pool
+        self,
+        table: FeatureTable,
+        ordinals: NDArray[np.int64],
+        number: int,
+        name: str,
+        num_threads: int,
+        tick: Tick,
     ) -> Clusters:
         limit_bytes = _IN_MEMORY_BYTES * num_threads // self.num_threads
-        points, name = Group(table, ordinals, limit_bytes), names[number] or "the data set"
+        points = Group(table, ordinals, limit_bytes)
         for k in self.rule.candidates(len(points)):
-            if len(points) < k:
-                message = f"{name!r} has {len(points)} training samples and should have {k} clusters; "
-                raise UserError(message + "use at most as many clusters as samples")
             try:
                 found = kmeans(
                     points,
@@ -330,12 +364,16 @@ class Clustering:
                     self.settings,
                     stream=(number, k),
                     num_threads=num_threads,
-                    tick=self.tick,
+                    tick=tick,
                 )
             except UserError as error:
                 if self.rule.k is None:  # too many for what is different in it: a coarser one may do
                     continue
-                raise UserError(f"{name!r}: {error}") from error
+                raise UserError(f"{_shown(name)}: {error}") from error
             if k == 1 or self.rule.accepts(found):
                 return found
-        raise UserError(f"{name!r} has no training samples; choose a level whose classes all have some")
+        raise UserError(f"{_shown(name)} cannot be divided into clusters; choose a level of larger classes")
+
+
+def _shown(group: str) -> str:
+    return repr(group or "the data set")

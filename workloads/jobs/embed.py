@@ -23,10 +23,9 @@ from workloads.features.artifact import FEATURES_PART, FinishedRows, unfinished
 from workloads.features.backbone import FrozenBackbone, open_backbone
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
-from workloads.runtime.npy import from_npy_bytes
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
-from workloads.runtime.ranks import Ranks, check_same_request, share_of
+from workloads.runtime.ranks import Pace, Ranks, check_same_request, share_of
 
 BATCH_SIZE: Final = 256
 """Fixed, because kernels may round differently for other batch sizes; runs of rows are whole batches."""
@@ -62,10 +61,9 @@ def run_embed(request: JobRequest, context: ExecutionContext) -> JobResult:
             embedding = Embedding(
                 request, context, backbone=backbone, source=source, arithmetic=arithmetic, ranks=ranks
             )
-            embedding.run()
-            ranks.barrier()  # every rank's rows are durable
-            result = embedding.commit() if ranks.is_first else _done_elsewhere(request)
-        ranks.barrier()
+            embedding.run()  # of all ranks: then every rank's rows are durable
+            with ranks.at_own_pace():
+                result = embedding.commit() if ranks.is_first else _done_elsewhere(request)
     return result
 
 
@@ -90,8 +88,18 @@ class Embedding:
         """Rows that earlier attempts had finished."""
 
     def run(self) -> None:
-        """Embed what is unfinished of this rank's share. Raises ``PreemptedError`` when asked to stop."""
-        self.num_resumed = sum(rows.stop - rows.start for rows in self._finished.find())
+        """Embed what is unfinished, each rank its share; returns once all ranks are through.
+
+        Raises:
+            PreemptedError: some rank was asked to stop.
+            BadDataError: more samples cannot be decoded than the budget allows, those in finished rows included.
+        """
+        with self._ranks.at_own_pace():
+            if self._ranks.is_first:
+                self._finished.forget_damaged(self._tell_read)
+        finished = self._finished.find()
+        self.num_resumed = sum(rows.stop - rows.start for rows in finished)
+        self._source.bad_samples.recall(self._finished.missing(finished))
         todo = self._shares()
         ordinals = np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in todo)])
         labels = SplitTargets.of(np.zeros(self._num_samples, dtype=np.int8), 1)
@@ -104,16 +112,24 @@ class Embedding:
             device=self._arithmetic.device,
         )
         batches = iter(loader) if len(ordinals) else iter(())
-        for first, last in todo:
-            self._fill(first, last, batches)
+        # Ranks have unequal numbers of runs, and nodes unequal speed.
+        with self._ranks.at_own_pace(self._report_all) as pace:
+            for first, last in todo:
+                self._fill(first, last, batches, pace)
 
     def commit(self) -> JobResult:
-        """Publish the artifact."""
+        """Publish the artifact.
+
+        Raises:
+            BadDataError: all ranks and attempts together could not decode more samples than the budget allows.
+        """
         rows = self._finished.find()
         if gaps := list(unfinished(rows, self._num_samples, self._num_samples or 1)):
             raise StorageError(
                 f"finished rows of {self._request.key} are gone from the store: {gaps[:3]}; run it again"
             )
+        missing = self._finished.missing(rows)
+        self._source.bad_samples.recall(missing)
         request, store = self._request, self._context.store
         writer = ArtifactWriter(store, request)
         for run in rows:
@@ -132,11 +148,10 @@ class Embedding:
             ],
         }
         writer.add(FEATURES_PART, json.dumps(document, indent=1).encode())
-        num_missing = sum(len(from_npy_bytes(store.get(f"{run.folder}/{run.missing}"))) for run in rows)
         metrics = {
             "num_samples": float(self._num_samples),
             "dim": float(self._backbone.num_features),
-            "num_missing": float(num_missing),
+            "num_missing": float(len(missing)),
         }
         return publish(writer, request, metrics=metrics, summary=self._summary(document))
 
@@ -166,7 +181,7 @@ class Embedding:
         batch_bytes = BATCH_SIZE * self._backbone.num_features * 2
         return BATCH_SIZE * (self._request.execution.checkpoint_every_steps or max(1, _PART_BYTES // batch_bytes))
 
-    def _fill(self, first: int, last: int, batches: Iterator[Batch]) -> None:
+    def _fill(self, first: int, last: int, batches: Iterator[Batch], pace: Pace) -> None:
         """Embed the rows ``first <= i < last`` and store them."""
         features_PD = np.zeros((last - first, self._backbone.num_features), dtype=np.float16)
         is_there = np.zeros(last - first, dtype=np.bool_)
@@ -174,7 +189,8 @@ class Embedding:
             batch = next(batches)
             rows = batch.ordinals_B - first  # without the samples that could not be decoded
             features_PD[rows], is_there[rows] = self._embed(batch), True
-            self._tick(min(start + BATCH_SIZE, last))
+            pace.done += min(BATCH_SIZE, last - start)
+            self._tick(min(start + BATCH_SIZE, last), pace)
         self._finished.write(first, features_PD, first + np.flatnonzero(~is_there))
 
     def _embed(self, batch: Batch) -> NDArray[np.float16]:
@@ -188,9 +204,21 @@ class Embedding:
         found: NDArray[np.float16] = features_BF.numpy()
         return found
 
-    def _tick(self, row: int) -> None:
+    def _tell_read(self, done: int, total: int) -> None:
+        self._context.report(Progress(phase="setup", step=done, total_steps=total))
+        self._stop_if_asked()
+
+    def _report_all(self, done: int) -> None:
+        """Of a gang only the first rank's progress is seen: without it, a long wait would look like a hang."""
+        rows = self.num_resumed + done
+        self._context.report(Progress(phase="embed", step=rows, total_steps=self._num_samples))
+
+    def _tick(self, row: int, pace: Pace) -> None:
         self._context.report(Progress(phase="embed", step=row, total_steps=self._num_samples))
-        if self._context.should_stop():
+        self._stop_if_asked(pace)
+
+    def _stop_if_asked(self, pace: Pace | None = None) -> None:
+        if self._context.should_stop() or (pace is not None and pace.is_stopping):
             message = f"{self._request.job} was asked to stop; it goes on from its finished rows when it runs again"
             raise PreemptedError(message)
 

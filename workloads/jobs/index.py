@@ -43,7 +43,7 @@ from workloads.data.index import (
 )
 from workloads.data.index_writer import ColumnFile, subset_dtype
 from workloads.data.scan import ClassRule, class_names
-from workloads.data.scan_splits import ScannedSplits, ShardSource, SplitPlan, scan_splits
+from workloads.data.scan_splits import ScannedSplits, ShardSource, SplitPlan, most_queued, scan_splits
 from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 
@@ -137,9 +137,11 @@ def _artifact_shards(request: JobRequest, context: ExecutionContext) -> SplitPla
             num_samples=0,
         )
         splits.setdefault(name.rpartition("-")[0], []).append(shard)
+    # A shard must not be evicted between its download and its scan, also if it has no room beside the next ones.
+    cache = ObjectCache(context.store, context.cache, kept_paths=most_queued(request.execution.num_threads) + 1)
     return SplitPlan(
         splits=splits,
-        sources=_cached_sources(splits, ObjectCache(context.store, context.cache)),
+        sources=_cached_sources(splits, cache),
         classes=classes,
         rule=ClassRule(num_classes=len(classes), multi_label=bool(request.parameters.get("multi_label"))),
         policy=BadSamples.from_json(request.parameters.get("bad_samples", {})),

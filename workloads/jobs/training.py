@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
 import timm
@@ -116,9 +116,10 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
             # No checkpoint is of the last step: this attempt has evaluated the weights that it commits.
             outcomes = loop.outcomes.of_split(samples.val.source.split, ranks)
             summary |= _hashes(task) | {SUMMARY_FIELD: outcomes.summary()}
-            outcome = _commit(job, task, loop, summary, outcomes) if ranks.is_first else Outcome.ALREADY_COMMITTED
-        # No rank leaves before the record is there: a launcher may end a gang with its first rank.
-        ranks.barrier()
+            # No rank leaves before the record is there: a launcher may end a gang with its first rank. Kept checkpoints
+            # may take long to read and write.
+            with ranks.at_own_pace():
+                outcome = _commit(job, task, loop, summary, outcomes) if ranks.is_first else Outcome.ALREADY_COMMITTED
     return JobResult(
         attempt_id=request.attempt_id,
         key=request.key,
@@ -161,11 +162,17 @@ def _commit(
     )
     context.report(told)
     with context.activity.during(Activity.STORE):
-        return _write(job, task, loop, summary, outcomes.parts())
+        return _write(job, task, loop, summary, outcomes.parts(), told=told)
 
 
 def _write(
-    job: JobContext, task: TrainedModel, loop: TrainingLoop, summary: dict[str, Any], outcomes: Mapping[str, bytes]
+    job: JobContext,
+    task: TrainedModel,
+    loop: TrainingLoop,
+    summary: dict[str, Any],
+    outcomes: Mapping[str, bytes],
+    *,
+    told: Progress,
 ) -> Outcome:
     state, context = loop.state, job.context
     writer = ArtifactWriter(context.store, job.request)
@@ -175,15 +182,16 @@ def _write(
     metrics = _metrics(state, task)
     if not loop.keeper.is_idle:
         summary["kept"] = loop.keeper.summary()
-        _add_kept(writer, task, loop)
+        _add_kept(writer, task, loop, lambda step: context.report(replace(told, step=step)))
     outcome = writer.commit(now=time.time(), metrics=metrics, summary=summary, package_digest=package_digest())
     # Only after the record exists: until then the checkpoints are all there is of this job.
     loop.discard_checkpoints()
     return outcome
 
 
-def _add_kept(writer: ArtifactWriter, task: TrainedModel, loop: TrainingLoop) -> None:
+def _add_kept(writer: ArtifactWriter, task: TrainedModel, loop: TrainingLoop, tell: Callable[[int], None]) -> None:
     def parts_of(checkpoint: Checkpoint) -> dict[str, bytes]:
+        tell(checkpoint.step)  # many of them may take longer than anything may without a step
         loop.learner.load_committed(checkpoint)
         return _weights(task)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,9 @@ from orchestrator.core.code import package_digest
 from orchestrator.core.contract import ExecutionContext, JobRequest
 from orchestrator.core.errors import FailureKind, OrchestratorError, PreemptedError, UserError, is_lost_peer
 
+VOTE_EVERY_S = 5.0
+"""Of ranks that work ``at_own_pace``: far below the limits of collective operations, and as long as a stop may take to
+reach them all."""
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
@@ -141,6 +145,34 @@ class Ranks:
         """Wait until all ranks are here."""
         self.any_(flag=False)
 
+    @contextmanager
+    def at_own_pace(self, while_waiting: Callable[[int], None] | None = None) -> Iterator[Pace]:
+        """Context in which each rank works as long as it needs, without collectives; all ranks leave it together.
+
+        Ranks that wait in one collective for one that works fail at the group's timeout. Here a thread of each rank
+        votes again and again, while the work stays in the caller's thread, with its device, threads and precision.
+
+        Args:
+            while_waiting: called every few seconds, in another thread, once this rank's work is done and that of
+                another is not; given what all ranks together have done, see ``Pace.done``.
+
+        Raises:
+            PreemptedError: the work of some rank raised it; all ranks raise it together.
+            PeerLostError: another rank was gone before all were through. This rank has done its own work.
+        """
+        pace = Pace(self, while_waiting)
+        try:
+            yield pace
+        except PreemptedError:
+            pace.leave_together(stops=True)
+            raise
+        except BaseException:
+            pace.leave_alone()
+            raise
+        pace.leave_together()
+        if pace.is_stopping:
+            raise PreemptedError("another rank of the gang was asked to stop, so this one stops too")
+
     def abort(self) -> None:
         """Leave the gang at once, so that ranks which wait for this one fail now and not at their timeout."""
         if not self.is_solo and dist.is_initialized():
@@ -160,12 +192,15 @@ class Ranks:
             raise
 
     def _together(self, what: str, collective: Callable[[], Result]) -> Result:
-        activity = self.activity
-        activity.operation = what
-        activity.num_entered += 1
+        with self.activity.during(Activity.PEERS):
+            return self.counted(what, collective)
+
+    def counted(self, what: str, collective: Callable[[], Result]) -> Result:
+        """Run a collective operation and count it, from any thread while no other one of this rank is in one."""
+        self.activity.operation = what
+        self.activity.num_entered += 1
         try:
-            with activity.during(Activity.PEERS):
-                return collective()
+            return collective()
         except RuntimeError as error:
             if not _is_lost_peer(error):
                 raise
@@ -174,6 +209,62 @@ class Ranks:
                 "the attempt cannot go on without it, its checkpoints are safe: see the log of the other ranks"
             )
             raise PeerLostError(message) from error
+
+
+class Pace:
+    """The votes of one rank in ``Ranks.at_own_pace``: they end with the first one in which no rank works any more."""
+
+    def __init__(self, ranks: Ranks, while_waiting: Callable[[int], None] | None = None) -> None:
+        self.done = 0
+        """How much this rank has done, in a unit that is the same on all."""
+        self._ranks, self._while_waiting = ranks, while_waiting
+        self._stops, self._is_through, self._has_left = threading.Event(), threading.Event(), False
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._vote, name="ranks-at-own-pace", daemon=True)
+        if not ranks.is_solo:
+            self._thread.start()
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether a rank was asked to stop: this one should raise ``PreemptedError``, too."""
+        return self._stops.is_set()
+
+    def leave_together(self, *, stops: bool = False) -> None:
+        """Wait until all ranks are through. Raises ``PeerLostError``."""
+        if stops:
+            self._stops.set()
+        self._is_through.set()
+        if self._ranks.is_solo:
+            return
+        with self._ranks.activity.during(Activity.PEERS):
+            self._thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def leave_alone(self) -> None:
+        """Vote no more: this rank failed, and aborts the group next."""
+        self._has_left = True
+        self._is_through.set()
+        if not self._ranks.is_solo:
+            self._thread.join(2 * VOTE_EVERY_S)  # all ranks vote so often: it hangs only beside a rank that is gone
+
+    def _vote(self) -> None:
+        try:
+            while True:
+                works = not self._is_through.wait(VOTE_EVERY_S)
+                if self._has_left:
+                    return
+                votes = torch.tensor([int(works), int(self.is_stopping), self.done])
+                self._ranks.counted("vote", partial(dist.all_reduce, votes))
+                working, stopping, done = votes.tolist()
+                if stopping:
+                    self._stops.set()
+                if not working:
+                    return
+                if not works and self._while_waiting is not None:
+                    self._while_waiting(done)
+        except Exception as error:  # noqa: BLE001 - raised where the rank waits for the others
+            self._failure = error
 
 
 def _is_lost_peer(error: RuntimeError) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -24,9 +25,16 @@ from workloads.data.subset import SampleView, Subset, hold_out
 from workloads.labels.label_map import LabelMap
 from workloads.labels.taxonomy import read_parents
 from workloads.runtime.ranks import Ranks
+from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EVAL_BATCH_SIZE, EvalInputs, EvalLevel, eval_levels
 from workloads.train.recipe import Recipe
 from workloads.train.task import JobContext
+
+POOR, REPAIRED = 0.8, 0.95
+CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
+"""As plans judge the shards of whole splits (``orchestrator.planning.graph.data_checks``, which a test compares)."""
+_LOOKED_AT = 16
+_LOG = logging.getLogger(__name__)
 
 
 class PixelNormalizer:
@@ -130,6 +138,8 @@ class LabelledSamples:
         if recipe.select_holdout:
             views = hold_out(train.source.split, train.view, recipe.select_holdout, job.seed)
             train, held_out = (replace(train, view=view) for view in views)
+        if job.ranks.is_first and (complaint := poor_mixing(train, recipe, job.seed, job.stage)):
+            _LOG.warning("%s: %s", request.job, complaint)
         return cls(
             train=train,
             val=val,
@@ -161,6 +171,42 @@ class LabelledSamples:
     def train_names(self, ordinals: Sequence[int]) -> list[str]:
         """``shard:key`` of training samples."""
         return [self.train.source.split.place(ordinal) for ordinal in ordinals]
+
+
+def poor_mixing(train: LabelledSplit, recipe: Recipe, seed: int, stage: Stage) -> str:
+    """A warning if batches hold few of the classes, because some shards hold no sample that is trained on.
+
+    Such shards count in shuffle blocks as others do. Plans know how the classes of a whole split are spread over its
+    shards, but not those of a label space. Some batches of an epoch are looked at, and a setting that repairs it is
+    found in the same way.
+    """
+    split, view, size = train.source.split, train.view, recipe.batch_size
+    leaves = split.leaves[view.ordinals()]
+    if view.shard_sizes.all() or split.shares is not None or split.leaf_sets is not None or leaves.min() < 0:
+        return ""
+    shares_C = np.bincount(leaves) / len(leaves)
+    wanted = float((1 - (1 - shares_C) ** size).sum())
+    num_batches, groups = max(1, view.num_samples // size), DataGroups.of(recipe.data_groups, size)
+
+    def classes_per_batch(chunk_samples: int | None) -> float:
+        blocks = recipe.shuffle_block_shards
+        order = make_order(view, None, seed, blocks, stage=stage, chunk_samples=chunk_samples, groups=groups)
+        starts = [number * num_batches // _LOOKED_AT * size for number in range(_LOOKED_AT)]
+        return float(np.mean([len(np.unique(split.leaves[order.ordinals(at, at + size)])) for at in starts]))
+
+    found = classes_per_batch(recipe.shuffle_chunk_samples)
+    if found >= POOR * wanted:
+        return ""
+    remedy = f"shuffle_block_shards: {len(view.shard_sizes)}` in the recipe shuffles all of them"
+    for chunk in CHUNKS if groups is None else ():
+        if (mixed := classes_per_batch(chunk)) >= REPAIRED * wanted:
+            remedy = f"shuffle_chunk_samples: {chunk}` in the recipe makes it {mixed:.0f}"
+            break
+    return (
+        f"of its {len(view.shard_sizes)} training shards {np.count_nonzero(view.shard_sizes)} hold samples to train "
+        f"on, and these are sorted by class: a batch of {size} holds {found:.0f} of the {np.count_nonzero(shares_C)} "
+        f"classes, fully shuffled {wanted:.0f}; `{remedy}"
+    )
 
 
 class BatchLoaders:

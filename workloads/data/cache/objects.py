@@ -15,6 +15,7 @@ from pathlib import Path
 from orchestrator.core.errors import CorruptObjectError, NoSpaceError, StorageError
 from orchestrator.core.units import format_bytes
 from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import remedy_of
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests, descriptor_digest
 from workloads.data.cache.folder import (
@@ -68,6 +69,7 @@ class ObjectCache:
         folder: the node's cache folder.
         stats: counters to add to.
         settings: the limit; from the environment by default.
+        kept_paths: how many of the last paths stay where they are.
         stalled_s: after so long without a byte another process's download is taken over.
 
     Raises:
@@ -82,13 +84,14 @@ class ObjectCache:
         *,
         stats: CacheStats | None = None,
         settings: CacheSettings | None = None,
+        kept_paths: int = _KEPT_PATHS,
         stalled_s: float = STALLED_S,
     ) -> None:
         self.stats = stats or CacheStats()
         self._store = store
         self._folder = CacheFolder(folder, settings=settings, stats=self.stats)
         self._stalled_s = stalled_s
-        self._handed_out: deque[Pin] = deque(maxlen=_KEPT_PATHS)
+        self._handed_out: deque[Pin] = deque(maxlen=kept_paths)
         self._own_fetcher = threading.Lock()
         self._last_write: dict[str, tuple[int, float]] = {}
         """Of downloads of others that were met: when their file was last written, and when that was first seen."""
@@ -96,8 +99,8 @@ class ObjectCache:
     def path(self, name: str, *, size_bytes: int, digests: Digests) -> Path:
         """A local, verified copy of an object, even if the cache's limit has no room for it.
 
-        The last 32 paths stay where they are while this object lives. What was opened or mapped stays readable longer:
-        Linux keeps a deleted file until its last user lets go.
+        The last ``kept_paths`` paths stay where they are while this object lives. What was opened or mapped stays
+        readable longer: Linux keeps a deleted file until its last user lets go.
 
         Raises:
             NotFoundError: the store has no such object.
@@ -280,6 +283,5 @@ class ObjectCache:
                 return
         raise CorruptObjectError(
             f"{wanted.name} in {wanted.store.uri} has {digests.algorithm} {found[:12]}..., its record says "
-            f"{digests.expected[:12]}..., also when read again: the store lost or changed it; delete its "
-            "artifact's record to rebuild it"
+            f"{digests.expected[:12]}..., also when read again: the store lost or changed it; {remedy_of(wanted.name)}"
         )

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import CorruptObjectError, StorageError
 from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import remedy_of
 from workloads.data.cache.ahead import PATIENCE_BYTES, Ahead
 from workloads.data.cache.folder import CacheSettings, CacheStats, Check, Pin
 from workloads.data.cache.objects import STALLED_S, ObjectCache, Wanted
@@ -170,7 +171,7 @@ class RangedReader:
 
     def _another(self, shard: Shard, how: str) -> CorruptObjectError:
         message = f"shard {shard.object_name} in {self._store_of(shard).uri} {how}: "
-        return CorruptObjectError(message + "it is not the one that was indexed; index the data set again")
+        return CorruptObjectError(f"{message}it is not the one that was indexed; {remedy_of(shard.object_name)}")
 
 
 class ShardCache:
