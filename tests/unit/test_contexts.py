@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from orchestrator.core.errors import SpecError, UserError
+from orchestrator.core.errors import ClusterError, SpecError, UserError
+from orchestrator.services import ray_nodes
 from orchestrator.services.contexts import set_context, unset_context, use_context
 from orchestrator.services.settings import Settings
 from orchestrator.services.settings_sources import apply, chosen_context, resolve, take_flag, user_file
@@ -116,6 +117,18 @@ def test_token_is_read_from_where_it_is_named(tmp_path: Path, monkeypatch: pytes
     assert Settings(ray_token="${env:LAB}").read_token() == "t0ken-of-env"  # noqa: S106 - a reference
     with pytest.raises(UserError, match="nothing does not exist; check the path"):
         Settings(ray_token=f"file:{tmp_path}/nothing").read_token()
+
+
+def test_nodes_of_a_cluster_are_asked_for_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(address: str, namespace: str, *, token: str = "") -> None:
+        raise ClusterError(f"{address} {namespace} {token}")
+
+    monkeypatch.setenv("LAB", "t0ken-of-env")
+    monkeypatch.setenv("ORCHESTRATOR_RAY_TOKEN", "env:LAB")
+    monkeypatch.setattr("orchestrator.stack.attach.attach_cluster", attach)
+    monkeypatch.setattr("sys.argv", ["ray_nodes", "10.0.0.1:6379", "mine"])
+    with pytest.raises(ClusterError, match=r"^10.0.0.1:6379 mine t0ken-of-env$"):
+        ray_nodes.main()
 
 
 def test_project_may_choose_a_context_but_neither_define_one_nor_name_a_token(
