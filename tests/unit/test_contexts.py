@@ -140,6 +140,51 @@ def test_project_may_choose_a_context_but_neither_define_one_nor_name_a_token(
             resolve(project, home)
 
 
+TOKENS_OF_THE_USER = (
+    {"RAY_AUTH_TOKEN_PATH": "/home/me/token"},
+    {"RAY_AUTH_TOKEN": "t0ken-of-mine"},
+    {"ORCHESTRATOR_RAY_TOKEN": "aws-ssm:token"},
+)
+
+
+@pytest.mark.parametrize("token", [*TOKENS_OF_THE_USER, "in the user's file", "in the user's context"])
+@pytest.mark.parametrize(
+    ("file", "text", "variable"),
+    [
+        ("orchestrator.toml", 'dashboard_address = "https://evil:1"', "RAY_API_SERVER_ADDRESS"),
+        ("orchestrator.toml", 'ray_address = "https://evil:1"', "RAY_ADDRESS"),
+        (".env", "RAY_ADDRESS=evil:1", "RAY_ADDRESS"),
+    ],
+)
+def test_no_file_of_a_project_chooses_where_the_users_token_goes(
+    project: Path, home: dict[str, str], token: dict[str, str] | str, file: str, text: str, variable: str
+) -> None:
+    if token == "in the user's file":  # noqa: S105 - no token
+        user_file(home).write_text(f'ray_token = "file:/home/me/token"\n{user_file(home).read_text()}')
+    elif token == "in the user's context":  # noqa: S105 - no token
+        use_context(user_file(home), "prod")
+    environment = {**home, **(token if isinstance(token, dict) else {})}
+    (project / file).write_text(f"{text}\n")
+    with pytest.raises(SpecError, match=rf"{file} names the cluster .*evil:1, and the token .* set {variable} to it"):
+        resolve(project, environment)
+    # What the message says:
+    assert said("ray_token", project, environment, "prod") == (PROD["ray_token"], "context prod (--context)")
+    assert said("dashboard_address", project, environment, "prod")[0] == PROD["dashboard_address"]
+    assert said("ray_token", project, {**environment, variable: "https://mine:1"})[0]
+
+
+@pytest.mark.parametrize("reference", ["file:/home/me/.ssh/id", "env:MINE", "${env:MINE}", "aws-ssm:mine"])
+def test_dotenv_may_hold_a_token_but_not_name_another_secret(
+    project: Path, home: dict[str, str], reference: str
+) -> None:
+    address = "RAY_API_SERVER_ADDRESS=https://ray:8265\n"
+    (project / ".env").write_text(f"{address}ORCHESTRATOR_RAY_TOKEN={reference}\nMINE=its-0wn\n")
+    with pytest.raises(SpecError, match="names a token that is elsewhere"):
+        resolve(project, {**home, "MINE": "secret-of-the-user"})
+    (project / ".env").write_text(f"{address}RAY_AUTH_TOKEN=its-0wn\n")
+    assert said("ray_token", project, home) == ("env:RAY_AUTH_TOKEN", ".env")
+
+
 def test_file_keeps_its_comments_and_its_other_settings(home: dict[str, str], project: Path) -> None:
     path = user_file(home)
     path.write_text(f'# mine\nnamespace = "team" # shared\n\n{path.read_text()}')
