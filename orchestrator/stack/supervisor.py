@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -201,6 +202,7 @@ class Supervisor:
                     pid_started_at=pid_started_at,
                     started_at_s=time.time(),
                     start_s=time.monotonic() - started_s,
+                    host=socket.gethostname(),
                 )
             )
             self._revive()  # of a supervisor that was killed

@@ -181,6 +181,9 @@ def test_stack_is_idle_by_looks_without_a_use_and_not_by_the_wall_clock(tmp_path
 def test_stack_that_ends_leaves_no_process_and_no_folder(directory, run):
     running = run()
     until(lambda: len(marked(running.home)) >= 4, "Ray, its worker, MLflow and its server run")
+    described = read_description(directory)
+    assert described is not None
+    assert described.host == socket.gethostname()
     running.end()
     assert marked(running.home) == []
     assert not running.home.exists()
