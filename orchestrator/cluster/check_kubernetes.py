@@ -115,10 +115,12 @@ Documents = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Reference:
-    """An object that a pod needs, by kind and name."""
+    """An object that a pod needs."""
 
     kind: str
     name: str
+    namespace: str = ""
+    """Empty = it has none, or kubectl's own."""
 
 
 def ray_clusters(documents: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -129,6 +131,21 @@ def ray_clusters(documents: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, 
             yield document["metadata"]["name"], spec
         elif document.get("kind") == "RayJob" and spec.get("rayClusterSpec"):
             yield document["metadata"]["name"], spec["rayClusterSpec"]
+
+
+def namespaces(documents: Documents) -> list[str]:
+    """The namespaces of the Ray clusters; an empty one is kubectl's own."""
+    own = [_namespace(one) for one in documents if one.get("kind") in {"RayCluster", "RayJob"}]
+    return list(dict.fromkeys(own))
+
+
+def in_namespace(namespace: str) -> list[str]:
+    """Arguments of kubectl, which asks in the namespace of its context by itself."""
+    return ["-n", namespace] if namespace else []
+
+
+def _namespace(document: Mapping[str, Any]) -> str:
+    return str((document.get("metadata") or {}).get("namespace") or "")
 
 
 def pod_templates(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -160,7 +177,7 @@ def unknown_fields(document: Mapping[str, Any]) -> Iterator[str]:
 
 def references(document: Mapping[str, Any]) -> Iterator[Reference]:
     """What the pods of any object need to exist: secrets, config maps, claims, priority classes, service accounts."""
-    yield from _references(document.get("spec"))
+    yield from _references(document.get("spec"), _namespace(document))
 
 
 def _unknown_of_cluster(spec: Mapping[str, Any], path: str) -> Iterator[str]:
@@ -176,22 +193,22 @@ def _unknown_of_cluster(spec: Mapping[str, Any], path: str) -> Iterator[str]:
         yield from (f"{place}.{name}" for name in sorted(set(found) - known))
 
 
-def _references(part: Any) -> Iterator[Reference]:  # noqa: ANN401 - any part of a manifest
+def _references(part: Any, namespace: str) -> Iterator[Reference]:  # noqa: ANN401 - any part of a manifest
     if isinstance(part, list):
         for one in part:
-            yield from _references(one)
+            yield from _references(one, namespace)
     if not isinstance(part, Mapping):
         return
     for field, kind, name_field in _FIELDS:
         value = part.get(field)
         if isinstance(value, Mapping) and value.get(name_field) and not value.get("optional"):
-            yield Reference(kind=kind, name=str(value[name_field]))
+            yield Reference(kind=kind, name=str(value[name_field]), namespace=namespace)
     if isinstance(part.get("priorityClassName"), str):
         yield Reference(kind="PriorityClass", name=part["priorityClassName"])
     if isinstance(part.get("serviceAccountName"), str):
-        yield Reference(kind="ServiceAccount", name=part["serviceAccountName"])
+        yield Reference(kind="ServiceAccount", name=part["serviceAccountName"], namespace=namespace)
     for value in part.values():
-        yield from _references(value)
+        yield from _references(value, namespace)
 
 
 def kubernetes_checks(file: ClusterFile) -> Iterator[Check]:
@@ -303,12 +320,12 @@ def check_labels(documents: Documents) -> str:
 
 def check_references(documents: Documents) -> str:
     """Raises ``UserError`` for secrets, claims and classes that are neither among the objects nor in the cluster."""
-    made = {(one.get("kind"), one["metadata"]["name"]) for one in documents}
+    made = {(one.get("kind"), one["metadata"]["name"], _namespace(one)) for one in documents}
     wanted = sorted({one for document in documents for one in references(document)})
-    outside = [one for one in wanted if (one.kind, one.name) not in made]
+    outside = [one for one in wanted if (one.kind, one.name, one.namespace) not in made]
     missing = [one for one in outside if not _exists(one)]
     if missing:
-        names = ", ".join(f"{one.kind} {one.name}" for one in missing)
+        names = ", ".join(f"{one.kind} {' '.join([one.name, *in_namespace(one.namespace)])}" for one in missing)
         raise UserError(f"missing in the cluster: {names}; docs/deploy.md says how each is made")
     return f"{len(wanted)} secrets, claims and classes that the pods name are there"
 
@@ -373,7 +390,8 @@ def _with_context(question: Callable[[], str]) -> Callable[[], str]:
 
 def _exists(one: Reference) -> bool:
     try:
-        ask_tool(["kubectl", "get", one.kind.lower(), one.name, "-o", "name"], timeout_s=_KUBECTL_S)
+        command = ["kubectl", "get", one.kind.lower(), one.name, *in_namespace(one.namespace), "-o", "name"]
+        ask_tool(command, timeout_s=_KUBECTL_S)
     except ToolError as error:
         if "NotFound" in str(error):
             return False

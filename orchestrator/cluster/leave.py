@@ -8,6 +8,7 @@ that, asks the attempts on it for a checkpoint and starts them elsewhere; a drai
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import socket
 import sys
@@ -15,12 +16,14 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import count
 
-from orchestrator.backends.ray.draining import ControlStore, DrainError, RayNode
+from orchestrator.backends.ray.draining import ControlStore, DrainError, RayNode, UnreachableError
 from orchestrator.core.errors import OrchestratorError
 
 _POLL_S = 0.5
 _LEAST_S = 1.0
+_LOG = logging.getLogger(__name__)
 
 
 class Waiting(StrEnum):
@@ -50,15 +53,13 @@ def leave(
 ) -> bool:
     """Drain a node; returns True once it holds nothing and has ended, False if it had not ended in time.
 
-    Without waiting, returns True at once.
+    Without waiting, returns True once the node is drained.
 
     Raises:
-        DrainError: the node is not found, is the head, or Ray does not answer.
+        DrainError: the node is not found, is the head, or Ray did not answer in all of the time.
     """
     ends_s = clock() + max(_LEAST_S, request.seconds_left)
-    store = ControlStore(_address(request.address))
-    node = _choose(store.nodes(), request.node, request.label)
-    store.drain(node.node_id, request.reason, max(_LEAST_S, request.seconds_left))
+    store, node = _drain(request, ends_s, clock, sleep)
     if request.waiting is Waiting.NOT:
         return True
     while clock() < ends_s:
@@ -66,6 +67,26 @@ def leave(
             return True
         sleep(_POLL_S)
     return False
+
+
+def _drain(
+    request: Leave, ends_s: float, clock: Callable[[], float], sleep: Callable[[float], None]
+) -> tuple[ControlStore, RayNode]:
+    """Drain the node. A head that does not answer is asked again: the notice comes only once."""
+    address, node = _address(request.address), None
+    for number in count():
+        try:
+            store = ControlStore(address)
+            node = node or _choose(store.nodes(), request.node, request.label)  # once drained, it may be gone already
+            store.drain(node.node_id, request.reason, max(_LEAST_S, ends_s - clock()))
+            return store, node
+        except UnreachableError as error:
+            if clock() >= ends_s:
+                raise
+            if not number:
+                _LOG.warning("%s; asking again", error)
+        sleep(_POLL_S)
+    raise AssertionError
 
 
 def _is_gone(store: ControlStore, node_id: str) -> bool:
@@ -123,7 +144,7 @@ def main() -> int:
     parser.add_argument("--address", default=os.environ.get("RAY_ADDRESS", ""), help="head of the cluster, host:port")
     parser.add_argument("--node", default="", help="beginning of Ray's id of the node; default: this machine's")
     parser.add_argument("--label", default="", help="key=value that the node has, where a machine has several nodes")
-    parser.add_argument("--no-wait", action="store_true", help="come back at once")
+    parser.add_argument("--no-wait", action="store_true", help="come back once the node is drained")
     given = parser.parse_args()
     waiting = Waiting.NOT if given.no_wait else Waiting.UNTIL_GONE
     request = Leave(

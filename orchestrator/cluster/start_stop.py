@@ -6,6 +6,7 @@ import re
 from enum import StrEnum
 from pathlib import Path
 
+from orchestrator.cluster.check_kubernetes import in_namespace, namespaces, render
 from orchestrator.cluster.kinds import ClusterFile, ClusterKind, run_tool
 from orchestrator.core.errors import UserError
 
@@ -42,14 +43,15 @@ def down_commands(file: ClusterFile, confirmation: Confirmation) -> list[list[st
 
 
 def status_commands(file: ClusterFile) -> list[list[str]]:
-    """The commands that show a cluster's state."""
+    """The commands that show a cluster's state. Raises ``ToolError`` if a directory cannot be rendered."""
     if file.kind is ClusterKind.RAY:
         return [["ray", "exec", argument_of(file.path), "ray status"]]
     if file.kind is ClusterKind.KUBERNETES:
-        return [
-            ["kubectl", "get", _flag(file), argument_of(file.path)],
-            ["kubectl", "get", "pods", "-l", "ray.io/cluster"],
+        pods = [
+            ["kubectl", "get", "pods", *in_namespace(one), "-l", "ray.io/cluster"]
+            for one in namespaces(file.documents or render(file))
         ]
+        return [["kubectl", "get", _flag(file), argument_of(file.path)], *pods]
     return [["squeue", f"--name={job_name(file)}", "--me"]]
 
 

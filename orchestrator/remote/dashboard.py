@@ -25,6 +25,8 @@ UPLOAD_S = 180.0
 _TRIES = 3
 _PAUSE_S = 1.0
 _MAX_ANSWER_BYTES = 64 * 2**20
+_BROKEN_BEHIND_PROXY = {502, 503, 504}
+_SHOWN_BYTES = 80
 _LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 ENDED = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 """Final states of a job."""
@@ -70,7 +72,7 @@ class Dashboard:
 
     def version(self) -> str:
         """Ray's version there; the first request, as it shows whether address and token are right."""
-        return str(parse_json(self._call("GET", "/api/version")).get("ray_version", ""))
+        return str(self._document("/api/version").get("ray_version", ""))
 
     def upload(self, name: str, content: bytes) -> str:
         """Store a package there unless it is there already; returns its URI for ``runtime_env``."""
@@ -90,12 +92,28 @@ class Dashboard:
 
     def state(self, job_id: str) -> DashboardJob:
         """The present state of a job."""
-        found = parse_json(self._call("GET", f"/api/jobs/{job_id}"))
+        found = self._document(f"/api/jobs/{job_id}")
         return DashboardJob(status=str(found.get("status", "")), message=str(found.get("message") or ""))
 
     def log(self, job_id: str) -> str:
         """All that a job has printed."""
-        return str(parse_json(self._call("GET", f"/api/jobs/{job_id}/logs")).get("logs") or "")
+        return str(self._document(f"/api/jobs/{job_id}/logs").get("logs") or "")
+
+    def _document(self, path: str) -> Mapping[str, Any]:
+        """The answer of Ray's dashboard; not of a proxy before it, or of any other server."""
+        content = self._call("GET", path)
+        try:
+            found = parse_json(content)
+        except ValueError:
+            found = None
+        if not isinstance(found, Mapping):
+            start = content[:_SHOWN_BYTES].decode(errors="replace").split()
+            message = (
+                f"{self.address} does not answer as a Ray dashboard does ({' '.join(start)!r}); check the address, and "
+                "whether a proxy before it asks for a login"
+            )
+            raise ClusterError(message)
+        return found
 
     def _has(self, path: str) -> bool:
         try:
@@ -105,12 +123,13 @@ class Dashboard:
         return True
 
     def _call(self, method: str, path: str, content: bytes | None = None, *, timeout_s: float = ANSWER_S) -> bytes:
-        """Send a request, and repeat it if the connection breaks: all of our requests can be repeated."""
+        """Send a request; repeat it if the connection, or that of a proxy, breaks. All requests can be repeated."""
         for tries in range(1, _TRIES + 1):
             try:
                 return self._request(method, path, content, timeout_s)
             except HTTPError as error:
-                raise self._refusal(error, path) from None  # its headers would show the token
+                if error.code not in _BROKEN_BEHIND_PROXY or tries == _TRIES:
+                    raise self._refusal(error, path) from None  # its headers would show the token
             except (URLError, HTTPException, OSError) as error:
                 if tries == _TRIES:
                     reason = getattr(error, "reason", error)
@@ -119,7 +138,7 @@ class Dashboard:
                         "tunnel or VPN that leads to it"
                     )
                     raise ClusterError(message) from None
-                time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)
         raise AssertionError
 
     def _request(self, method: str, path: str, content: bytes | None, timeout_s: float) -> bytes:

@@ -19,10 +19,11 @@ def main() -> None:
     import ray
 
     from orchestrator.backends.ray.capacity import ClusterCapacity
+    from orchestrator.services.settings import Settings
     from orchestrator.stack.attach import attach_cluster, detach
 
     address, namespace = sys.argv[1:]
-    attach_cluster(address, namespace)
+    attach_cluster(address, namespace, token=Settings().read_token())
     try:
         machines = ClusterCapacity().read().machines
         labels = [node.get("Labels") or {} for node in ray.nodes()]  # type: ignore[no-untyped-call]

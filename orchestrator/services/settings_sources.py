@@ -33,6 +33,8 @@ CONTEXT_VARIABLE = "ORCHESTRATOR_CONTEXT"
 CONTEXT_FLAG = "--context"
 NO_CONTEXT = "none"
 """Name that selects no context, whatever other places choose."""
+_OF_PROJECT = frozenset({DOTENV_FILE, PROJECT_FILE})
+"""Places of settings that come with a project."""
 _HIDDEN = "***"
 _APPLIED: list[Resolved] = []
 
@@ -351,14 +353,16 @@ def resolve(directory: Path, environment: Mapping[str, str], context: str = "") 
         context: name of a context, as the flag gave it.
 
     Raises:
-        SpecError: a file cannot be read, or says something that is not a setting; or there is no such context.
+        SpecError: a file cannot be read, or says something that is not a setting; or there is no such context; or a
+            file of the project decides where the user's token goes.
     """
     layers, user = _layers(directory, environment, context)
     choice = _choice(layers)
     context_values = _context_values(choice, user)
     found = [_resolve(setting, layers, choice, context_values) for setting in SETTINGS]
-    if problems := tuple(problem for resolved in found if (problem := _problem(resolved))):
-        raise SpecError(problems)
+    problems = [*map(_problem, found), _token_problem({each.setting.name: each for each in found}, layers)]
+    if any(problems):
+        raise SpecError(tuple(problem for problem in problems if problem))
     return found
 
 
@@ -491,6 +495,35 @@ def _problem(resolved: Resolved) -> str:
     if not choices or not resolved.value or resolved.value in choices:
         return ""
     return f"{resolved.origin}: {resolved.setting.name} is {resolved.value!r}; write {' or '.join(choices)}"
+
+
+def _token_problem(found: Mapping[str, Resolved], layers: Sequence[_Layer]) -> str:
+    """The error where a file of the project would send a secret of the user away; empty if there is none."""
+    token, address = found[RAY_TOKEN.name], found["ray_address"]
+    address = address if address.value else found["dashboard_address"]
+    why = "a file that comes with a project, perhaps somebody else's, must not"
+    if token.origin == DOTENV_FILE and not _is_held(token.value, layers):
+        return (
+            f"{DOTENV_FILE} names a token that is elsewhere: {why} choose which secret is sent; name the token in a "
+            f"context of yours, see: orchestrator config set-context --help, or set {RAY_TOKEN.variable}"
+        )
+    if token.value and token.origin not in _OF_PROJECT and address.value and address.origin in _OF_PROJECT:
+        return (
+            f"{address.origin} names the cluster {address.shown}, and the token comes from {token.origin}: {why} "
+            f"choose where your token goes; if you trust this address, set {address.setting.variable} to it, or, in "
+            "another directory, make a context of address and token (orchestrator config set-context), for --context"
+        )
+    return ""
+
+
+def _is_held(token: str, layers: Sequence[_Layer]) -> bool:
+    """Whether a reference of ``.env`` means a variable of ``.env`` itself, and not one of the user's environment."""
+    kind, _, name = token.removeprefix("${").removesuffix("}").partition(":")
+    environment, dotenv = (
+        next(layer.variables or {} for layer in layers if layer.place == place)
+        for place in ("environment", DOTENV_FILE)
+    )
+    return kind == "env" and name in dotenv and environment.get(name, dotenv[name]) == dotenv[name]
 
 
 def _in_order(layers: Sequence[_Layer], choice: ChosenContext | None) -> Iterator[tuple[_Layer, bool]]:

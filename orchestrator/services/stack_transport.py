@@ -201,7 +201,9 @@ class StackTransport:
         return ensure_stack(self.settings.home)
 
     def _why_it_ended(self) -> str:
-        return why_stack_ended(self.settings.home) or "it was stopped (orchestrator down), or its directory was deleted"
+        return why_stack_ended(self.settings.home) or (
+            "it was stopped (orchestrator down), it ended after a long time without use, or its directory was deleted"
+        )
 
     def _safe(self) -> str:
         return f"All results so far are safe in {self._services.store_uri}"

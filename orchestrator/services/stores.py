@@ -71,7 +71,7 @@ def revive_killed_store(uri: str) -> bool:
         return False
     home = Settings().home
     stack = read_description(home)
-    if stack is None or not stack.s3_url or (stack.is_alive and not stack.trouble):
+    if stack is None or not stack.s3_url or not stack.is_here or (stack.is_alive and not stack.trouble):
         return False
     from orchestrator.storage.s3.settings import S3Settings  # a tenth of the time of commands that read a directory
 

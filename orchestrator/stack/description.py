@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -64,11 +65,18 @@ class Stack:
     """Increases after each death of its Ray: clients must connect again."""
     trouble: str = ""
     """A sentence about the part that has died and is being started again; empty while all parts run."""
+    host: str = ""
+    """Where it runs; empty for a stack of an earlier release."""
 
     @property
     def is_alive(self) -> bool:
         """Whether its supervisor runs."""
         return start_ticks_of(self.pid) == self.pid_started_at
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is of this host: several may see its directory, and none sees the processes of another."""
+        return self.host in {"", socket.gethostname()}
 
     def browser_link(self, url: str) -> str:
         """The address of one of its MLflow pages, with the token: for its user's terminal, never to be stored."""

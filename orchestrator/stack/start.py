@@ -124,11 +124,11 @@ def _had_s3(home: Path) -> bool:
 def restart_killed_stack(directory: Path) -> Stack | None:
     """Begin to start the directory's stack again if its supervisor was killed, without waiting for it.
 
-    Returns the killed stack's description; ``None`` if there is none, and nothing was done. From here on
+    Returns the killed stack's description; ``None`` if there is none on this host, and nothing was done. From here on
     ``read_stack`` finds the new one, with its trouble.
     """
     home = directory.absolute()
-    if (killed := read_description(home)) is None or killed.is_alive:
+    if (killed := read_description(home)) is None or killed.is_alive or not killed.is_here:
         return None
     try:
         with FileLock(home / START_LOCK_FILE, timeout=0):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -84,6 +85,28 @@ class StartLimit:
             return False
         self._started_at_s.append(now_s)
         return True
+
+
+class Idleness:
+    """Adds up for how long a stack has not been used.
+
+    A look counts for two intervals between looks at most. So neither a step of the wall clock nor a suspended
+    machine ends a stack whose controller marks it as used every few seconds.
+    """
+
+    def __init__(self, directory: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._directory, self._clock = directory, clock
+        self._looked_at_s = clock()
+        self._touched_at_s = touched_at_s(directory)
+        self._idle_s = 0.0
+
+    def look(self) -> float:
+        """Call it every ``WATCH_EVERY_S``; returns for how many seconds the stack has not been used."""
+        now_s, touched = self._clock(), touched_at_s(self._directory)
+        counted_s = min(now_s - self._looked_at_s, 2 * WATCH_EVERY_S)
+        self._idle_s = self._idle_s + counted_s if touched == self._touched_at_s else 0.0
+        self._looked_at_s, self._touched_at_s = now_s, touched
+        return self._idle_s
 
 
 class DirectoryLock:
@@ -179,6 +202,7 @@ class Supervisor:
                     pid_started_at=pid_started_at,
                     started_at_s=time.time(),
                     start_s=time.monotonic() - started_s,
+                    host=socket.gethostname(),
                 )
             )
             self._revive()  # of a supervisor that was killed
@@ -248,11 +272,12 @@ class Supervisor:
         return ""
 
     def _watch(self) -> None:
+        idleness = Idleness(self._directory)
         while not self._is_ending.wait(WATCH_EVERY_S):
             if not self._lock.is_held:
                 _LOG.warning("%s was deleted or made again: this stack is not used any more and ends", self._directory)
                 return
-            idle_s = time.time() - touched_at_s(self._directory)
+            idle_s = idleness.look()
             if idle_s > self._idle_timeout_s:
                 _LOG.info("this stack has not been used for %.0f s; it ends", idle_s)
                 return

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from orchestrator.backends.ray.capacity import node_groups
+from orchestrator.cluster import check_kubernetes
 from orchestrator.cluster.check_kubernetes import (
     Reference,
     check_fields,
@@ -16,13 +17,14 @@ from orchestrator.cluster.check_kubernetes import (
     check_images,
     check_labels,
     check_placeholders,
+    check_references,
     kubernetes_checks,
     pod_templates,
     ray_clusters,
     references,
 )
-from orchestrator.cluster.kinds import read_cluster
-from orchestrator.cluster.start_stop import KEEP_LABEL
+from orchestrator.cluster.kinds import ToolError, read_cluster
+from orchestrator.cluster.start_stop import KEEP_LABEL, status_commands
 from orchestrator.core.checks import Verdict, run_checks
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UserError
@@ -186,12 +188,31 @@ def test_placeholders_are_named_with_their_objects(cluster):
 def test_references_are_what_the_pods_need(cluster):
     found = set(references(cluster))
     assert found >= {
-        Reference(kind="Secret", name="redis-password"),
-        Reference(kind="Secret", name="store-credentials"),
+        Reference(kind="Secret", name="redis-password", namespace="pretraining"),
+        Reference(kind="Secret", name="store-credentials", namespace="pretraining"),
         Reference(kind="PriorityClass", name="pretraining-spot"),
-        Reference(kind="ConfigMap", name="node-groups"),
+        Reference(kind="ConfigMap", name="node-groups", namespace="pretraining"),
     }
-    assert Reference(kind="Secret", name="mlflow-credentials") not in found  # optional
+    assert "mlflow-credentials" not in {one.name for one in found}  # optional
+
+
+def test_objects_are_looked_for_in_the_namespace_of_the_pods(monkeypatch):
+    def ask_tool(command, **_):
+        if command[4:6] != ["-n", "pretraining"] and command[2] != "priorityclass":
+            raise ToolError('Error from server (NotFound): secrets "redis-password" not found')
+
+    documents = rendered(KUBERAY)
+    monkeypatch.setattr(check_kubernetes, "ask_tool", ask_tool)
+    assert check_references(documents).endswith("are there")
+    cluster = copy_of(named(documents, "RayCluster", "pretraining"))
+    cluster["metadata"]["namespace"] = "other"
+    with pytest.raises(UserError, match="Secret redis-password -n other"):
+        check_references([cluster])
+
+
+def test_status_shows_pods_in_the_namespace_of_their_cluster():
+    pods = ["kubectl", "get", "pods", "-n", "pretraining", "-l", "ray.io/cluster"]
+    assert status_commands(read_cluster(KUBERAY))[1:] == [pods]
 
 
 def test_checks_without_a_cluster_say_what_was_not_asked(monkeypatch, tmp_path):

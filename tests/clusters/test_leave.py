@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from orchestrator.backends.ray.draining import DrainError, RayNode
+from orchestrator.backends.ray.draining import DrainError, RayNode, UnreachableError
 from orchestrator.cluster import leave as leaving
 from orchestrator.cluster.leave import Leave, Waiting, leave
 
@@ -109,11 +109,44 @@ def test_head_that_does_not_answer_while_waiting_is_asked_again(use):
         def nodes(self):
             found = super().nodes()
             if self.drained and self.looks == 2:
-                raise DrainError("busy")
+                raise UnreachableError("busy")
             return found
 
     use(Busy(HEAD, MINE, looks=3))
     assert run()[0]
+
+
+@pytest.mark.parametrize("busy", ["nodes", "drain"])
+def test_notice_is_given_again_to_a_head_that_does_not_answer(use, busy):
+    class Busy(Store):
+        num_calls = 0
+
+        def miss(self, call):
+            self.num_calls += call == busy
+            if call == busy and self.num_calls <= 2:
+                raise UnreachableError("timed out")
+
+        def nodes(self):
+            self.miss("nodes")
+            return super().nodes()
+
+        def drain(self, node_id, reason, seconds_left):
+            self.miss("drain")
+            super().drain(node_id, reason, seconds_left)
+
+    store = use(Busy(HEAD, MINE))
+    assert run()[0]
+    assert store.drained == [("bb22", "spot", 29.0)]  # two waits of half a second
+
+
+def test_head_that_never_answers_ends_the_notice_with_the_node(use):
+    class Absent(Store):
+        def nodes(self):
+            raise UnreachableError("timed out")
+
+    use(Absent(HEAD, MINE))
+    with pytest.raises(UnreachableError):
+        run(seconds_left=10.0)
 
 
 def test_node_of_a_machine_with_several_is_told_by_its_label(use):

@@ -8,13 +8,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from orchestrator.cli.commands.logs import AttemptPrinter, PrintedLog, parse_since
+from orchestrator.cli.commands.logs import AttemptPrinter, PrintedLog, in_time, parse_since
 from orchestrator.storage.layout import log_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.logs import EVERYTHING, LogContext, LogRecord, encode, finish_log, format_time, put_segment
@@ -189,6 +189,27 @@ def test_records_of_a_finished_sweep_are_chosen(searched, capsys, arguments, exp
     found = lines_of(capsys, searched, *arguments)
     assert len(found) == len(expected), found
     assert all(part in line for part, line in zip(expected, found, strict=True)), found
+
+
+def test_last_messages_are_found_without_holding_all_of_them() -> None:
+    held, most = 0, 0
+
+    class Counted(LogRecord):
+        def __del__(self) -> None:
+            nonlocal held
+            held -= 1
+
+    def records() -> Iterator[LogRecord]:
+        nonlocal held, most
+        for number in range(1000):
+            held += 1
+            most = max(most, held)
+            moment, context = format_time(NOW + number // 2 % 50), LogContext(sweep="s", job=JOB, attempt=1)
+            yield Counted(context=context, time=moment, level="info", source="stdout", message=str(number))
+
+    last = [(record.time, record.message) for record in in_time(records(), 30)]
+    assert most < 50
+    assert last == [(record.time, record.message) for record in in_time(records(), 0)[-30:]]
 
 
 def test_records_are_printed_for_machines_one_object_a_line(searched: World, capsys) -> None:

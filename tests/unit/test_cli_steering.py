@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from orchestrator.cli.commands import serve
 from orchestrator.controller.controller import Controller
 from orchestrator.core.errors import FailureKind
+from orchestrator.services.settings import Settings
+from orchestrator.state.events import Running
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.drain import drain, read_drain
 from orchestrator.testing import FakeClock, ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
 from tests.builders import make_job
@@ -206,6 +212,42 @@ def test_drain_is_kept_in_the_store_until_it_is_ended(world: World, command: Com
     assert shown["drain"]["reason"] == "upgrade"
     assert "is no longer drained" in command("drain", "--cluster", CLUSTER, "--end").message
     assert command("drain", "--cluster", CLUSTER, "--show", "-o", "json").document["drain"] is None
+
+
+@pytest.mark.parametrize(("sender", "left"), [("ann", "ann"), (serve.SENDER, None)])
+def test_end_of_serve_leaves_the_drain_of_a_person_to_its_sender(
+    world: World, monkeypatch: pytest.MonkeyPatch, sender: str, left: str | None
+) -> None:
+    class Served:
+        """A connection to Ray: while it is used, the machine is taken back."""
+
+        def __init__(self, settings: Settings, *, is_idle: bool) -> None:
+            self.settings, self.store, self.link = settings, world.store, SimpleNamespace(is_idle=is_idle)
+
+        def keep_alive(self) -> None:
+            if not self.link.is_idle:
+                signal.raise_signal(signal.SIGTERM)
+
+        def wake(self) -> None:
+            pass
+
+    @contextmanager
+    def connect(settings: Settings, *_: object, **__: object) -> Iterator[Served]:
+        yield Served(settings, is_idle=is_idle)
+
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setenv("ORCHESTRATOR_CLUSTER", CLUSTER)
+    monkeypatch.setattr(serve, "connect", connect)
+    drain(world.store, CLUSTER, reason="upgrade", sender=sender)
+    is_idle = False
+    serve.serve_cluster(until_idle_s=None, grace_s=0.0)
+    found = read_drain(world.store, CLUSTER)
+    assert found is not None
+    assert (found.sender, found.running) == (sender, Running.CHECKPOINT)
+    is_idle = True  # the next allocation
+    serve.serve_cluster(until_idle_s=0.0, grace_s=0.0)
+    found = read_drain(world.store, CLUSTER)
+    assert (found and (found.sender, found.reason)) == (left and (left, "upgrade"))
 
 
 def test_fake_clock_is_in_the_past() -> None:

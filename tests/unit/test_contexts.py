@@ -8,7 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
-from orchestrator.core.errors import SpecError, UserError
+from orchestrator.core.errors import ClusterError, SpecError, UserError
+from orchestrator.services import ray_nodes
 from orchestrator.services.contexts import set_context, unset_context, use_context
 from orchestrator.services.settings import Settings
 from orchestrator.services.settings_sources import apply, chosen_context, resolve, take_flag, user_file
@@ -118,6 +119,18 @@ def test_token_is_read_from_where_it_is_named(tmp_path: Path, monkeypatch: pytes
         Settings(ray_token=f"file:{tmp_path}/nothing").read_token()
 
 
+def test_nodes_of_a_cluster_are_asked_for_with_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    def attach(address: str, namespace: str, *, token: str = "") -> None:
+        raise ClusterError(f"{address} {namespace} {token}")
+
+    monkeypatch.setenv("LAB", "t0ken-of-env")
+    monkeypatch.setenv("ORCHESTRATOR_RAY_TOKEN", "env:LAB")
+    monkeypatch.setattr("orchestrator.stack.attach.attach_cluster", attach)
+    monkeypatch.setattr("sys.argv", ["ray_nodes", "10.0.0.1:6379", "mine"])
+    with pytest.raises(ClusterError, match=r"^10.0.0.1:6379 mine t0ken-of-env$"):
+        ray_nodes.main()
+
+
 def test_project_may_choose_a_context_but_neither_define_one_nor_name_a_token(
     project: Path, home: dict[str, str]
 ) -> None:
@@ -125,6 +138,51 @@ def test_project_may_choose_a_context_but_neither_define_one_nor_name_a_token(
         (project / "orchestrator.toml").write_text(text)
         with pytest.raises(SpecError, match="belongs into the user's own file"):
             resolve(project, home)
+
+
+TOKENS_OF_THE_USER = (
+    {"RAY_AUTH_TOKEN_PATH": "/home/me/token"},
+    {"RAY_AUTH_TOKEN": "t0ken-of-mine"},
+    {"ORCHESTRATOR_RAY_TOKEN": "aws-ssm:token"},
+)
+
+
+@pytest.mark.parametrize("token", [*TOKENS_OF_THE_USER, "in the user's file", "in the user's context"])
+@pytest.mark.parametrize(
+    ("file", "text", "variable"),
+    [
+        ("orchestrator.toml", 'dashboard_address = "https://evil:1"', "RAY_API_SERVER_ADDRESS"),
+        ("orchestrator.toml", 'ray_address = "https://evil:1"', "RAY_ADDRESS"),
+        (".env", "RAY_ADDRESS=evil:1", "RAY_ADDRESS"),
+    ],
+)
+def test_no_file_of_a_project_chooses_where_the_users_token_goes(
+    project: Path, home: dict[str, str], token: dict[str, str] | str, file: str, text: str, variable: str
+) -> None:
+    if token == "in the user's file":  # noqa: S105 - no token
+        user_file(home).write_text(f'ray_token = "file:/home/me/token"\n{user_file(home).read_text()}')
+    elif token == "in the user's context":  # noqa: S105 - no token
+        use_context(user_file(home), "prod")
+    environment = {**home, **(token if isinstance(token, dict) else {})}
+    (project / file).write_text(f"{text}\n")
+    with pytest.raises(SpecError, match=rf"{file} names the cluster .*evil:1, and the token .* set {variable} to it"):
+        resolve(project, environment)
+    # What the message says:
+    assert said("ray_token", project, environment, "prod") == (PROD["ray_token"], "context prod (--context)")
+    assert said("dashboard_address", project, environment, "prod")[0] == PROD["dashboard_address"]
+    assert said("ray_token", project, {**environment, variable: "https://mine:1"})[0]
+
+
+@pytest.mark.parametrize("reference", ["file:/home/me/.ssh/id", "env:MINE", "${env:MINE}", "aws-ssm:mine"])
+def test_dotenv_may_hold_a_token_but_not_name_another_secret(
+    project: Path, home: dict[str, str], reference: str
+) -> None:
+    address = "RAY_API_SERVER_ADDRESS=https://ray:8265\n"
+    (project / ".env").write_text(f"{address}ORCHESTRATOR_RAY_TOKEN={reference}\nMINE=its-0wn\n")
+    with pytest.raises(SpecError, match="names a token that is elsewhere"):
+        resolve(project, {**home, "MINE": "secret-of-the-user"})
+    (project / ".env").write_text(f"{address}RAY_AUTH_TOKEN=its-0wn\n")
+    assert said("ray_token", project, home) == ("env:RAY_AUTH_TOKEN", ".env")
 
 
 def test_file_keeps_its_comments_and_its_other_settings(home: dict[str, str], project: Path) -> None:

@@ -44,6 +44,10 @@ class Cluster:
     status: str = "SUCCEEDED"
     loses_next_answer: bool = False
     leads_to: str = ""
+    page: str = ""
+    """What a proxy before it answers to every request; empty = no proxy."""
+    failures: list[int] = field(default_factory=list)
+    """Of a proxy before it: the HTTP status of the next answers about jobs."""
     address: str = ""
 
 
@@ -71,7 +75,13 @@ class Handler(BaseHTTPRequestHandler):
         if not self._may_pass():
             return
         name = self.path.rsplit("/", 1)[-1]
-        if self.path == "/api/version":
+        if self.cluster.page:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(self.cluster.page.encode())
+        elif name in self.cluster.jobs and self.cluster.failures:
+            self._reply(self.cluster.failures.pop(), "no upstream")
+        elif self.path == "/api/version":
             self._reply(200, {"ray_version": "2.60.0"})
         elif self.path.startswith("/api/packages/"):
             self._reply(200 if name in self.cluster.packages else 404)
@@ -177,6 +187,22 @@ def test_job_whose_answer_got_lost_is_not_started_twice(cluster: Cluster, dashbo
     cluster.loses_next_answer = True
     assert send(dashboard, payload()).verdict is SubmitVerdict.ACCEPTED
     assert len(cluster.jobs) == 1
+
+
+@pytest.mark.parametrize("page", ["<html>\n<body>Sign in</body>", '["ray"]', "{"])
+def test_server_that_is_no_dashboard_is_told_from_one(cluster: Cluster, dashboard: Dashboard, page: str) -> None:
+    cluster.page = page
+    for ask in (dashboard.version, lambda: dashboard.state("a"), lambda: dashboard.log("a")):
+        with pytest.raises(ClusterError, match="does not answer as a Ray dashboard does"):
+            ask()
+
+
+def test_proxy_that_loses_the_dashboard_for_a_moment_is_asked_again(cluster: Cluster, dashboard: Dashboard) -> None:
+    cluster.answers, cluster.failures = [SubmitAnswer(verdict=SubmitVerdict.ACCEPTED)], [502, 504]
+    assert send(dashboard, payload()).verdict is SubmitVerdict.ACCEPTED
+    cluster.failures = [503, 503, 503]
+    with pytest.raises(ClusterError, match="answers HTTP 503"):
+        dashboard.state("orchestrator-0001-abc")
 
 
 @pytest.mark.parametrize(("token", "told"), [("", "asks for a token"), ("wrong", "refuses the token")])

@@ -182,6 +182,9 @@ def test_store_on_the_s3_server_of_a_killed_stack_is_waited_for(stack, tmp_path,
     assert not stores.revive_killed_store("s3://orchestrator/x")  # the stack has no such server
     write_stack(tmp_path, replace(stack, s3_url=url))
     assert not stores.revive_killed_store("s3://orchestrator/x")  # it runs
+    write_stack(tmp_path, replace(stack, pid=ended_pid(), s3_url=url, host="another"))
+    assert not stores.revive_killed_store("s3://orchestrator/x")  # it may run where this host cannot see it
+    assert restart_killed_stack(tmp_path) is None
     write_stack(tmp_path, replace(stack, pid=ended_pid(), s3_url=url))
     assert not stores.revive_killed_store("file:///x")
     monkeypatch.setenv("AWS_ENDPOINT_URL_S3", "https://s3.example.org")

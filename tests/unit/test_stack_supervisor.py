@@ -19,9 +19,24 @@ import pytest
 
 from orchestrator.core.errors import ClusterError
 from orchestrator.stack import supervisor as module
-from orchestrator.stack.children import Child, ray_directory, ray_sessions
-from orchestrator.stack.description import STACK_FILE, Stack, read_description, read_stack, write_stack
-from orchestrator.stack.supervisor import MAX_STARTS_PER_HOUR, DirectoryLock, StartLimit, Supervisor
+from orchestrator.stack.children import IDLE_TIMEOUT_S, Child, ray_directory, ray_sessions
+from orchestrator.stack.description import (
+    STACK_FILE,
+    TOUCH_FILE,
+    Stack,
+    read_description,
+    read_stack,
+    touch_stack,
+    write_stack,
+)
+from orchestrator.stack.supervisor import (
+    MAX_STARTS_PER_HOUR,
+    WATCH_EVERY_S,
+    DirectoryLock,
+    Idleness,
+    StartLimit,
+    Supervisor,
+)
 
 # Writes the file that says that Ray is up, and lets a process in a session of its own run, as Ray's workers may be.
 RAY = """
@@ -143,9 +158,32 @@ def test_starts_are_counted_within_an_hour_and_not_for_life():
     assert limit.allows_start()
 
 
+def test_stack_is_idle_by_looks_without_a_use_and_not_by_the_wall_clock(tmp_path, monkeypatch):
+    now_s = [0.0]
+    touch_stack(tmp_path)
+    idleness = Idleness(tmp_path, lambda: now_s[0])
+
+    def look(after_s: float) -> float:
+        now_s[0] += after_s
+        return idleness.look()
+
+    hour_later_s = time.time() + 3600.0
+    monkeypatch.setattr(time, "time", lambda: hour_later_s)
+    assert look(WATCH_EVERY_S) == WATCH_EVERY_S
+    assert look(3600.0) == 3 * WATCH_EVERY_S  # the machine was suspended, its controller too
+    os.utime(tmp_path / TOUCH_FILE, (0.0, 0.0))  # the clock was put back
+    assert look(WATCH_EVERY_S) == 0.0
+    for _ in range(round(IDLE_TIMEOUT_S / WATCH_EVERY_S)):
+        idle_s = look(WATCH_EVERY_S)
+    assert idle_s == IDLE_TIMEOUT_S
+
+
 def test_stack_that_ends_leaves_no_process_and_no_folder(directory, run):
     running = run()
     until(lambda: len(marked(running.home)) >= 4, "Ray, its worker, MLflow and its server run")
+    described = read_description(directory)
+    assert described is not None
+    assert described.host == socket.gethostname()
     running.end()
     assert marked(running.home) == []
     assert not running.home.exists()

@@ -22,6 +22,10 @@ class DrainError(OrchestratorError):
     """Ray could not be informed that a node leaves."""
 
 
+class UnreachableError(DrainError):
+    """Ray's control store did not answer; a repeated request may succeed."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayNode:
     """A living node of a Ray cluster."""
@@ -48,25 +52,32 @@ class ControlStore:
     """A client of Ray's control store that does not join the cluster as a driver, which would take seconds."""
 
     def __init__(self, address: str) -> None:
-        """``address`` is host:port of the head. Raises ``DrainError`` if nothing answers there."""
+        """``address`` is host:port of the head. Raises ``UnreachableError`` if nothing answers there."""
         from ray._raylet import GcsClient  # type: ignore[attr-defined] # compiled
 
         self._address = address
         try:
             self._client: Any = GcsClient(address=address)
         except Exception as error:
-            raise DrainError(f"no Ray cluster answers at {address} ({error}); is Ray running on this node?") from error
+            raise UnreachableError(
+                f"no Ray cluster answers at {address} ({error}); is Ray running on this node?"
+            ) from error
 
     def nodes(self) -> list[RayNode]:
-        """Nodes that are alive."""
+        """Nodes that are alive. Raises ``UnreachableError`` if there is no answer."""
         try:
             found: dict[Any, Any] = self._client.get_all_node_info(timeout=_TIMEOUT_S)
         except Exception as error:
-            raise DrainError(f"Ray at {self._address} does not list its nodes ({error}); try again") from error
+            raise UnreachableError(f"Ray at {self._address} does not list its nodes ({error})") from error
         return list(_alive(found))
 
     def drain(self, node_id: str, reason: str, seconds_left: float) -> None:
-        """Ask Ray to drain a node that will be gone in so many seconds; a second call changes the deadline only."""
+        """Ask Ray to drain a node that will be gone in so many seconds; a second call changes the deadline only.
+
+        Raises:
+            UnreachableError: there is no answer.
+            DrainError: Ray refuses.
+        """
         from ray.core.generated import autoscaler_pb2
 
         deadline_ms = int((time.time() + seconds_left) * 1000)
@@ -75,7 +86,9 @@ class ControlStore:
         try:
             is_accepted, refusal = self._client.drain_node(node_id, kind, reason, deadline_ms, timeout=_TIMEOUT_S)
         except Exception as error:
-            raise DrainError(f"Ray at {self._address} did not learn that node {node_id} leaves ({error})") from error
+            raise UnreachableError(
+                f"Ray at {self._address} did not learn that node {node_id} leaves ({error})"
+            ) from error
         if not is_accepted:
             raise DrainError(f"Ray at {self._address} refuses to drain node {node_id}: {refusal}")
 

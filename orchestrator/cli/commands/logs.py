@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import re
 import sys
 import time
@@ -203,12 +204,19 @@ def _print_many(store: ObjectStore, sweep: str, options: LogOptions, *, extra: t
         message = f"no log of sweep '{sweep}' is chosen: its jobs have not started, were reused, or others are selected"
         raise NotFoundError(message)
     if not options.follow:
-        records = sorted(search_logs(store, logs, options.query), key=lambda record: record.time)
-        _write(records[-options.tail :] if options.tail else records, render)
+        _write(in_time(search_logs(store, logs, options.query), options.tail), render)
         return
     for news in follow_logs(store, chosen.find, chosen.has_ended, options.query):
         _write(news, render)
         time.sleep(0.0 if chosen.snapshot.state.is_final else _POLL_S)
+
+
+def in_time(records: Iterable[LogRecord], tail: int) -> list[LogRecord]:
+    """Records in order of time; with ``tail`` the last ones, and no others are held in memory."""
+    if not tail:
+        return sorted(records, key=lambda record: record.time)
+    last = heapq.nlargest(tail, enumerate(records), key=lambda entry: (entry[1].time, entry[0]))
+    return [record for _, record in reversed(last)]
 
 
 class _Chosen:

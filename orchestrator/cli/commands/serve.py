@@ -22,6 +22,7 @@ from orchestrator.services.settings import Settings
 from orchestrator.services.terminal import stderr_console
 from orchestrator.services.transports import RayTransport, connect
 from orchestrator.state.events import Running
+from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.drain import drain, end_drain, read_drain
 
 SENDER = "orchestrator serve"
@@ -120,7 +121,8 @@ def _stay(connection: RayTransport, call: _EndSignal, until_idle_s: float | None
 
 def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> ExitCode:
     store, cluster = connection.store, connection.settings.cluster
-    drain(store, cluster, running=Running.CHECKPOINT, reason=reason, sender=SENDER)
+    reason, sender = _owner(store, cluster) or (reason, SENDER)
+    drain(store, cluster, running=Running.CHECKPOINT, reason=reason, sender=sender)
     connection.wake()
     ends_s = time.monotonic() + grace_s
     while time.monotonic() < ends_s:
@@ -134,6 +136,15 @@ def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> Exi
         "time with --grace"
     )
     return ExitCode.UNFINISHED
+
+
+def _owner(store: ObjectStore, cluster: str) -> tuple[str, str] | None:
+    """Reason and sender of a drain that a person has begun, which keeps them: the next start must not end it."""
+    try:
+        found = read_drain(store, cluster)
+    except ControllerError:
+        return "", ""  # of an unknown sender, so of a person
+    return None if found is None or found.sender == SENDER else (found.reason, found.sender)
 
 
 def _end_own_drain(connection: RayTransport) -> None:
