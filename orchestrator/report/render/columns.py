@@ -61,7 +61,7 @@ class TextTable:
     caption: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Column:
     header: str
     cell: Callable[[Row], str]
@@ -241,25 +241,21 @@ def units(metric: str) -> tuple[str, str]:
 def _own_columns(table: Table) -> list[_Column]:
     metric, (percent, _) = table.metric, units(table.metric)
     columns = [
-        _Column(header=table.row_title, cell=attrgetter("label_space"), value=attrgetter("label_space")),
+        _Column(table.row_title, attrgetter("label_space"), attrgetter("label_space")),
         _Column(
-            header="G",
-            cell=lambda row: MISSING if row.granularity is None else str(row.granularity),
-            value=attrgetter("granularity"),
+            "G", lambda row: MISSING if row.granularity is None else str(row.granularity), attrgetter("granularity")
         ),
         _Column(
-            header=f"{metric}{percent}",
-            cell=lambda row: "missing" if row.summary is None else plus_minus(row.summary, metric),
-            value=_of("summary", "mean"),
+            f"{metric}{percent}",
+            lambda row: "missing" if row.summary is None else plus_minus(row.summary, metric),
+            _of("summary", "mean"),
         ),
-        _Column(header="n", cell=count, value=lambda row: len(row.results)),
-        _Column(header="seeds", cell=_num_seeds, value=_of("summary", "num_pretrain_seeds")),
+        _Column("n", count, lambda row: len(row.results)),
+        _Column("seeds", _num_seeds, _of("summary", "num_pretrain_seeds")),
     ]
     if any(row.published for row in table.rows):
         header = f"published{percent}"
-        columns.append(
-            _Column(header=header, cell=lambda row: published_text(row, metric), value=_of("published", "value"))
-        )
+        columns.append(_Column(header, lambda row: published_text(row, metric), _of("published", "value")))
     return columns + [_subset_column(name, metric) for name in table.subsets]
 
 
@@ -275,7 +271,7 @@ def _subset_column(name: str, metric: str) -> _Column:
     def value(row: Row) -> Value:
         return row.subsets[name].mean if name in row.subsets else None
 
-    return _Column(header=f"{name}{units(metric)[0]}", cell=cell, value=value, leaves=5)
+    return _Column(f"{name}{units(metric)[0]}", cell, value, leaves=5)
 
 
 def _comparison_columns(table: Table) -> list[_Column]:
@@ -288,57 +284,40 @@ def _comparison_columns(table: Table) -> list[_Column]:
             return "baseline"
         return MISSING if row.improvement is None else fixed(100 * row.improvement, 1, sign="+")
 
-    def of_difference(render: Callable[[PairedDifference], str]) -> Callable[[Row], str]:
-        return lambda row: MISSING if row.difference is None else render(row.difference)
+    def compared(header: str, name: str, render: Callable[[PairedDifference], str], leaves: int = 0) -> _Column:
+        def cell(row: Row) -> str:
+            return MISSING if row.difference is None else render(row.difference)
 
-    return [
-        _Column(header="improvement [%]", cell=improvement, value=attrgetter("improvement")),
-        _Column(
-            header=f"difference{units(metric)[1]}",
-            cell=of_difference(lambda found: number(found.mean, metric, sign="+")),
-            value=_of("difference", "mean"),
-        ),
-        _Column(
-            header="corrected 95 % CI",
-            cell=of_difference(lambda found: family_interval(found, metric)),
-            value=_of("difference", "family_low"),
-            leaves=6,
-        ),
-        _Column(
-            header="corrected p",
-            cell=of_difference(lambda found: p_text(found.p_family)),
-            value=_of("difference", "p_family"),
-            leaves=7,
-        ),
-        *_pooled_column(table, of_difference(lambda found: p_text(found.p_pooled))),
+        return _Column(header, cell, _of("difference", name), leaves)
+
+    columns = [
+        _Column("improvement [%]", improvement, attrgetter("improvement")),
+        compared(f"difference{units(metric)[1]}", "mean", lambda found: number(found.mean, metric, sign="+")),
+        compared("corrected 95 % CI", "family_low", lambda found: family_interval(found, metric), leaves=6),
+        compared("corrected p", "p_family", lambda found: p_text(found.p_family), leaves=7),
     ]
-
-
-def _pooled_column(table: Table, cell: Callable[[Row], str]) -> list[_Column]:
-    has_any = any(row.difference and row.difference.p_pooled is not None for row in table.rows)
-    value = _of("difference", "p_pooled")
-    return [_Column(header="pooled p", cell=cell, value=value, leaves=4)] if has_any else []
+    if any(row.difference and row.difference.p_pooled is not None for row in table.rows):
+        columns.append(compared("pooled p", "p_pooled", lambda found: p_text(found.p_pooled), leaves=4))
+    return columns
 
 
 def _other_columns(table: Table) -> list[_Column]:
     metric, (percent, _) = table.metric, units(table.metric)
     columns = []
     if any(row.can_be_best is not None for row in table.rows):
-        columns.append(_Column(header="possibly best", cell=_can_be_best, value=attrgetter("can_be_best"), leaves=4))
+        columns.append(_Column("possibly best", _can_be_best, attrgetter("can_be_best"), leaves=4))
     if any(row.cell for row in table.rows):
-        columns.append(_Column(header="cell", cell=lambda row: row.cell or MISSING, value=attrgetter("cell"), leaves=3))
+        columns.append(_Column("cell", lambda row: row.cell or MISSING, attrgetter("cell"), leaves=3))
     if (unit := hours_unit(table)) is not None:
         used = _of("compute", f"{unit.lower()}_hours")
-        columns.append(_Column(header=f"{unit}-hours", cell=lambda row: _hours(row, unit), value=used, leaves=2))
+        columns.append(_Column(f"{unit}-hours", lambda row: _hours(row, unit), used, leaves=2))
     if any(row.compute and row.compute.cost is not None for row in table.rows):
         currency = next(row.compute.currency for row in table.rows if row.compute)
         header = f"cost [{currency}]" if currency else "cost"
-        columns.append(_Column(header=header, cell=_cost, value=_of("compute", "cost"), leaves=2))
+        columns.append(_Column(header, _cost, _of("compute", "cost"), leaves=2))
     if any(row.summary and row.summary.low is not None for row in table.rows):
         header = f"95 % CI of the mean{percent}"
-        columns.append(
-            _Column(header=header, cell=lambda row: _mean_interval(row, metric), value=_of("summary", "low"), leaves=1)
-        )
+        columns.append(_Column(header, lambda row: _mean_interval(row, metric), _of("summary", "low"), leaves=1))
     known = [name for name in ("pretrain", "transfer") if any(_component(row, name) is not None for row in table.rows)]
     return columns + [_component_column(name, metric) for name in known]
 
@@ -390,7 +369,7 @@ def _component_column(name: str, metric: str) -> _Column:
         return MISSING if value is None else number(value, metric)
 
     header = f"std of {name} seeds{units(metric)[0]}"
-    return _Column(header=header, cell=cell, value=lambda row: _component(row, name), leaves=1)
+    return _Column(header, cell, lambda row: _component(row, name), leaves=1)
 
 
 def columns_left(table: TextTable, left_out: Sequence[tuple[int, ...]]) -> list[int]:
