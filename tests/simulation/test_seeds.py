@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -53,10 +54,11 @@ def test_simulation_of_requests_side_by_side_violates_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # 450 s on two quiet cores
-def test_simulation_a_thousand_seeds_and_ten_thousand_jobs_violate_nothing() -> None:
+@pytest.mark.timeout(1800)  # 200 s on two quiet cores
+def test_simulation_of_new_seeds_and_of_ten_thousand_jobs_violates_nothing() -> None:
+    first = 1000 + secrets.randbelow(10**6)  # other seeds in each run: what fails names its own
     large = ("--seed", "4", "--jobs", "10000")  # the longest first, the others beside it
-    hundreds = [("--seeds", f"{first}-{first + 99}") for first in range(0, 1000, 100)]
+    hundreds = [("--seeds", f"{start}-{start + 99}") for start in (first, first + 100)]
     every_append = ("--seeds", "0-9", "--every-append")
     with ThreadPoolExecutor(2) as pool:
         for done in pool.map(lambda arguments: simulate(*arguments), [large, every_append, *hundreds]):
