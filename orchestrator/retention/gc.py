@@ -290,7 +290,8 @@ class Collector:
         """What ``collect`` would do now; writes nothing."""
         self._remember_all()
         hidden: set[str] = set()
-        for unit in chain.from_iterable(survey(self._store, self._roots(_nothing), _nothing)):
+        roots = self._roots(lambda: None)  # there is no lock to keep
+        for unit in chain.from_iterable(survey(self._store, roots, lambda: None)):
             action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
             self._count(action, unit)
             if action is GcAction.HIDE:
@@ -511,10 +512,6 @@ class Collector:
             found.append((self._store.delete_leftover, self._store.leftovers()))
         for delete, stats in found:
             yield from ((delete, stat) for stat in stats if stat.modified_at_s <= limit_s)
-
-
-def _nothing() -> None:
-    """Without a lock there is none to keep."""
 
 
 def _is_complete(key: str, head: str, content: bytes, sizes: Mapping[str, int]) -> bool:

@@ -28,7 +28,14 @@ from orchestrator.state.transitions import SWEEP_TRANSITIONS
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.journal import Event, Journal, JournalDamagedError, journal_exists, read_snapshots
-from orchestrator.storage.layout import inbox_folder, journal_segment, segment_numbers, snapshots_folder, sweep_folder
+from orchestrator.storage.layout import (
+    inbox_folder,
+    is_plan,
+    journal_segment,
+    segment_numbers,
+    snapshots_folder,
+    sweep_folder,
+)
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweeps.ledger import list_sweeps, read_plan
@@ -38,10 +45,6 @@ _STAYS_ENDED = frozenset(
     event_type(trigger) for (state, trigger), after in SWEEP_TRANSITIONS.items() if state.is_final and after.is_final
 )
 """Types of events after which a sweep that has ended is still so. What this program does not know is none of them."""
-
-
-def _nothing() -> None:
-    """Nobody waits for signs of life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,9 +131,9 @@ class RootReader:
         """Of sweeps that have not ended: the others would fill the memory with their plans, and hardly ever change."""
         self._inputs: dict[str, tuple[str, ...]] = {}
         """References in the identities of committed keys that no plan has."""
-        self._on_alive: Callable[[], None] = _nothing
+        self._on_alive: Callable[[], None] = lambda: None
 
-    def __call__(self, on_alive: Callable[[], None] = _nothing) -> Roots:
+    def __call__(self, on_alive: Callable[[], None] = lambda: None) -> Roots:
         """Read the roots. ``on_alive`` is called after each thing that was read: of many it takes minutes.
 
         Raises:
@@ -224,7 +227,7 @@ class _JournalReader:
     time, and one that is wrong would release what the journal keeps.
     """
 
-    def __init__(self, store: ObjectStore, sweep: str, on_alive: Callable[[], None] = _nothing) -> None:
+    def __init__(self, store: ObjectStore, sweep: str, on_alive: Callable[[], None] = lambda: None) -> None:
         self._store, self._sweep = store, sweep
         self._journal = Journal(store, sweep, on_alive=on_alive)
         self._snapshot: Snapshot | None = None
@@ -277,9 +280,7 @@ def evidence_of_loss(store: ObjectStore, sweep: str, num_segments: int, covered:
     if covered > num_segments and any(stored.next_sequence == covered for stored in read_snapshots(store, sweep)):
         return f"a stored snapshot covers {covered} segments"
     # A plan is stored while its message is in the inbox, and the message leaves it only after it is in the journal.
-    has_plan = not num_segments and any(
-        name.startswith("plan-") for name in store.list_children(f"{sweep_folder(sweep)}/")
-    )
+    has_plan = not num_segments and any(map(is_plan, store.list_children(f"{sweep_folder(sweep)}/")))
     if has_plan and not store.list_children(inbox_folder(sweep)) and not journal_exists(store, sweep):
         return "the sweep has a plan"
     return ""
@@ -307,7 +308,7 @@ def is_forgotten(store: ObjectStore, sweep: str) -> bool:
     return _segments_if_forgotten(store, sweep) is not None
 
 
-def _segments_if_forgotten(store: ObjectStore, sweep: str, on_alive: Callable[[], None] = _nothing) -> int | None:
+def _segments_if_forgotten(store: ObjectStore, sweep: str, on_alive: Callable[[], None] = lambda: None) -> int | None:
     """Number of the segments of a forgotten sweep's journal; none if it is not forgotten."""
     name = forgotten_name(sweep)
     try:
