@@ -43,7 +43,7 @@ from orchestrator.storage.journal import (
     write_snapshot,
 )
 from orchestrator.storage.layout import journal_segment, plan_name, provenance_name, spec_name
-from orchestrator.storage.protocol import ObjectStore, is_name
+from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import seal
 
 SNAPSHOT_EVERY = 128
@@ -359,8 +359,8 @@ def _seeds(plan: Plan) -> Mapping[str, list[int]]:
 
 # -------------------------------------------------------------------------------------------------------- what is there
 def list_sweeps(store: ObjectStore) -> list[str]:
-    """Names of all sweeps in the store, sorted; other things that people put beside them are none."""
-    return [name for name in store.list_children("sweeps/") if is_name(name)]
+    """Names of all sweeps in the store, sorted; and of other things there that have a name as an object may have."""
+    return store.list_children("sweeps/")
 
 
 def check_exists(store: ObjectStore, sweep: str) -> None:

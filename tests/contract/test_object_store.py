@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_initialised
 from orchestrator.storage.overlay import OverlayStore
 from orchestrator.storage.probe import probe_store
+from orchestrator.storage.protocol import OpenableStore
 from orchestrator.storage.s3.store import S3Store
 from orchestrator.testing import FaultyStore
 from orchestrator.testing.memory_store import MemoryStore
@@ -192,7 +194,8 @@ def test_what_other_programs_put_there_under_refused_names_is_in_no_listing(kind
             (tmp_path / name).write_bytes(b"theirs")
     assert [stat.name for stat in store.list_objects("")] == ["x/good"]
     assert [stat.name for stat in store.list_objects("x/")] == ["x/good"]
-    assert store.list_children("x/") == ["good", "notes 1.txt"]
+    assert store.list_children("x/") == ["good"]
+    assert cast("OpenableStore", store).refused_children("x/") == ["notes 1.txt"]
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".hidden", "a/.b", "a b", "a\n"])

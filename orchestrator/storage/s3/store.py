@@ -149,6 +149,13 @@ class S3Store:
 
     def list_children(self, prefix: str) -> list[str]:
         """See ``ObjectStore.list_children``."""
+        return [child for child in self._children(prefix) if is_name(f"{prefix}{child}")]
+
+    def refused_children(self, prefix: str) -> list[str]:
+        """See ``OpenableStore.refused_children``."""
+        return [child for child in self._children(prefix) if not is_name(f"{prefix}{child}")]
+
+    def _children(self, prefix: str) -> list[str]:
         full = f"{self._root}{prefix}"
         found: set[str] = set()
         for page in self._pages(prefix, Delimiter="/"):
