@@ -90,9 +90,9 @@ class ObjectStore(Protocol):
         What others put there under names that are refused (``check_name``) is no object.
         """
 
-    def list_children(self, prefix: str) -> list[str]:
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         """Distinct next name parts below a folder ``prefix`` (which ends in ``/`` or is empty), sorted; as in
-        ``list_objects``, none that is refused.
+        ``list_objects``, none that is refused. Only those that sort behind ``start_after``.
         """
 
     def delete(self, name: str) -> None:

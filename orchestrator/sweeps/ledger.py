@@ -159,7 +159,7 @@ class SweepLedger:
 
     def refresh(self) -> Snapshot:
         """Read the segments that are new since the last call (one ``exists`` if there are none); the first call starts
-        from a stored snapshot, and lists the journal.
+        from a stored snapshot, and lists the journal behind it.
 
         Raises:
             JournalDamagedError: a segment is damaged, or, at the first call, missing before others: a writer that took

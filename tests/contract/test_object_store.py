@@ -181,6 +181,15 @@ def test_list_children_names_one_level_sorted(store: ObjectStore) -> None:
     assert store.list_children("nothing/") == []
 
 
+def test_list_children_behind_a_name(store: ObjectStore) -> None:
+    for name in ("x/1", "x/2/1", "x/2.b", "x/3", "x/4/1", "y"):
+        store.put(name, b"")
+    assert store.list_children("x/", start_after="1") == ["2", "2.b", "3", "4"]
+    assert store.list_children("x/", start_after="2") == ["2.b", "3", "4"]
+    assert store.list_children("x/", start_after="2.c") == ["3", "4"], "none need have this name"
+    assert store.list_children("x/", start_after="4") == []
+
+
 @pytest.mark.parametrize("kind", ["local", "s3"], indirect=True)
 def test_what_other_programs_put_there_under_refused_names_is_in_no_listing(kind: str, tmp_path: Path) -> None:
     """Nothing could read or delete it by its name: a garbage collection that finds it would stop there, every time."""

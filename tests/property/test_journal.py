@@ -116,9 +116,10 @@ def test_journal_with_a_lost_segment_is_damaged_until_it_is_restored(tmp_path: P
 class _Appends(LocalStore):
     """Another writer appends while a listing is on its way."""
 
-    def list_children(self, prefix: str) -> list[str]:
-        found = super().list_children(prefix)
-        Journal(LocalStore(self.root), "s", holder="w", next_sequence=len(found)).append([{"number": len(found)}])
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
+        number = len(super().list_children(prefix))
+        found = super().list_children(prefix, start_after=start_after)
+        Journal(LocalStore(self.root), "s", holder="w", next_sequence=number).append([{"number": number}])
         return found
 
 
