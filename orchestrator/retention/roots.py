@@ -240,7 +240,8 @@ class _JournalReader:
     def refresh(self) -> Snapshot:
         """The sweep after the segments that are there now. Raises ``ControllerError``: see ``read_sweep``."""
         try:
-            documents = self._read_whole() if self._snapshot is None else self._journal.read_new()
+            is_first = self._snapshot is None
+            documents = _read_whole(self._store, self._sweep, self._journal) if is_first else self._journal.read_new()
             before = self._snapshot or Snapshot(sweep=self._sweep)
             self._snapshot = apply(before, map(decode_event, documents), self._accepted_plan)
         except (ControllerError, NotFoundError, ValueError, TypeError, KeyError) as error:
@@ -250,13 +251,6 @@ class _JournalReader:
             )
             raise ControllerError(message) from error
         return self._snapshot
-
-    def _read_whole(self) -> list[Event]:
-        covered = segment_numbers(self._store.list_children(snapshots_folder(self._sweep)))  # before the journal
-        documents = self._journal.read_whole()
-        if evidence := evidence_of_loss(self._store, self._sweep, self.num_segments, max(covered, default=0)):
-            raise JournalDamagedError(self._sweep, self.num_segments, f"it is missing, and {evidence}")
-        return documents
 
     def _accepted_plan(self, event: PlanAccepted) -> Plan:
         return read_plan(self._store, self._sweep, event.revision, event.documents)
@@ -272,6 +266,15 @@ def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
     return reader.refresh(), reader.num_segments
 
 
+def _read_whole(store: ObjectStore, sweep: str, journal: Journal) -> list[Event]:
+    """The rest of a journal. Raises ``JournalDamagedError`` if segments are missing in it, or at its end."""
+    covered = segment_numbers(store.list_children(snapshots_folder(sweep)))  # before the journal
+    documents = journal.read_whole()
+    if evidence := evidence_of_loss(store, sweep, journal.next_sequence, max(covered, default=0)):
+        raise JournalDamagedError(sweep, journal.next_sequence, f"it is missing, and {evidence}")
+    return documents
+
+
 def evidence_of_loss(store: ObjectStore, sweep: str, num_segments: int, covered: int) -> str:
     """What shows that a journal had more segments than can be read; empty if nothing does.
 
@@ -279,6 +282,8 @@ def evidence_of_loss(store: ObjectStore, sweep: str, num_segments: int, covered:
     """
     if covered > num_segments and any(stored.next_sequence == covered for stored in read_snapshots(store, sweep)):
         return f"a stored snapshot covers {covered} segments"
+    if num_segments < (marked := _segments_when_forgotten(store, sweep) or 0):
+        return f"the sweep was forgotten after {marked} segments"
     # A plan is stored while its message is in the inbox, and the message leaves it only after it is in the journal.
     has_plan = not num_segments and any(map(is_plan, store.list_children(f"{sweep_folder(sweep)}/")))
     if has_plan and not store.list_children(inbox_folder(sweep)) and not journal_exists(store, sweep):
@@ -310,14 +315,24 @@ def is_forgotten(store: ObjectStore, sweep: str) -> bool:
 
 def _segments_if_forgotten(store: ObjectStore, sweep: str, on_alive: Callable[[], None] = lambda: None) -> int | None:
     """Number of the segments of a forgotten sweep's journal; none if it is not forgotten."""
+    num_segments = _segments_when_forgotten(store, sweep)
+    if num_segments is None:
+        return None
+    try:
+        journal = Journal(store, sweep, next_sequence=num_segments, on_alive=on_alive)
+        later = _read_whole(store, sweep, journal)
+    except (NotFoundError, TooLargeError, ControllerError):
+        return None  # the journal is damaged: keep the results
+    return journal.next_sequence if all(document.get("type") in _STAYS_ENDED for document in later) else None
+
+
+def _segments_when_forgotten(store: ObjectStore, sweep: str) -> int | None:
+    """Number of the segments of a sweep's journal at that time; none without a mark that can be read."""
     name = forgotten_name(sweep)
     try:
-        num_segments = int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
-        journal = Journal(store, sweep, next_sequence=num_segments, on_alive=on_alive)
-        later = journal.read_whole()
-    except (NotFoundError, ValueError, KeyError, TypeError, TooLargeError, ControllerError):
-        return None  # no mark; or the mark or the journal is damaged: keep the results
-    return journal.next_sequence if all(document.get("type") in _STAYS_ENDED for document in later) else None
+        return int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
+    except (NotFoundError, ValueError, KeyError, TypeError, TooLargeError):
+        return None
 
 
 def current_plans(store: ObjectStore) -> Iterator[Plan]:

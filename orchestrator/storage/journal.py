@@ -203,13 +203,16 @@ class Journal:
         return self._take_read()
 
     def read_whole(self) -> list[Event]:
-        """As ``read_new``, and certain that no segment is missing before the last one that was there at the call.
+        """As ``read_new``, and certain that no segment is missing before the last one that was there at the call, from
+        the one before ``next_sequence`` on.
 
         Raises:
             JournalDamagedError: one is missing; without this check the journal would seem to end before it.
         """
         # Listed before anything is read: segments that are appended meanwhile are in no list, and raise nothing.
         last = self._last_number()
+        if last < self.next_sequence - 1:
+            raise JournalDamagedError(self._sweep, self.next_sequence - 1, "it is missing, and it was there before")
         if last >= self.next_sequence:
             self._read_on()
         if last >= self.next_sequence:

@@ -162,8 +162,9 @@ class SweepLedger:
         from a stored snapshot, and lists the journal behind it.
 
         Raises:
-            JournalDamagedError: a segment is damaged, or, at the first call, missing before others: a writer that took
-                the journal to end there would append in its place, and make the loss final.
+            JournalDamagedError: a segment is damaged, or, at the first call, missing: before others, or as the last one
+                that the stored snapshot covers. A writer that took the journal to end there would append in its place,
+                and make the loss final.
         """
         if not self._is_resumed:
             self._resume()
