@@ -20,7 +20,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc_rules import Roots
 from orchestrator.retention.inventory import PINS, forgotten_name, pin_name
-from orchestrator.search.log import kept_trials
+from orchestrator.search.log import SearchReader, kept_trials
 from orchestrator.state.events import PlanAccepted, decode_event, event_type
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
@@ -121,7 +121,7 @@ class _SweepRoots:
 
 class RootReader:
     """Call it for the roots of this moment; a sweep is read again only if something was written about it, and of the
-    journal of one that goes on only the new segments.
+    journal of one that goes on, and of the logs of searches, only the new segments.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -129,6 +129,8 @@ class RootReader:
         self._sweeps: dict[str, _SweepRoots] = {}
         self._going_on: dict[str, _JournalReader] = {}
         """Of sweeps that have not ended: the others would fill the memory with their plans, and hardly ever change."""
+        self._searches: dict[str, SearchReader] = {}
+        """By the key of the search job."""
         self._inputs: dict[str, tuple[str, ...]] = {}
         """References in the identities of committed keys that no plan has."""
         self._on_alive: Callable[[], None] = lambda: None
@@ -146,8 +148,7 @@ class RootReader:
         kept = {sweep: found for sweep, found in self._sweeps.items() if not found.is_forgotten}
         found = kept.values()
         searches = frozenset[str]().union(*(sweep.searches for sweep in found))
-        trials = _trials(self._store, searches, self._on_alive)
-        planned = frozenset[str]().union(*(sweep.planned for sweep in found), trials)
+        planned = frozenset[str]().union(*(sweep.planned for sweep in found), self._read_trials(searches))
         references = frozenset(pinned).union(*(sweep.inputs for sweep in found))
         lineage = self._follow(references, planned)
         return Roots(
@@ -188,6 +189,25 @@ class RootReader:
             num_segments=reader.num_segments,
             inbox=inbox,
         )
+
+    def _read_trials(self, searches: Iterable[str]) -> set[str]:
+        """Keys of the trials of searches: jobs like any other, which no plan names.
+
+        Raises:
+            ControllerError: the log of a search is damaged, so that what it needs is unknown.
+        """
+        known, self._searches = self._searches, {}  # those that go on; none is left after an error
+        found: set[str] = set()
+        for key in searches:
+            reader = known.get(key) or SearchReader(self._store, key, on_alive=self._tell_alive)
+            try:
+                found |= kept_trials(self._store, key, reader)
+            except (ValueError, KeyError, TypeError) as error:
+                message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
+                raise ControllerError(message + "repair it, or delete searches/" + key) from error
+            self._searches[key] = reader
+            self._on_alive()
+        return found
 
     def _follow(self, references: Iterable[str], planned: frozenset[str]) -> set[str]:
         """Keys that references lead to, beyond those planned (whose inputs are among the references already)."""
@@ -368,23 +388,6 @@ def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     trial = parameters.get("trial")
     found = trial.get("parameters") if isinstance(trial, Mapping) else None
     return found if isinstance(found, Mapping) else {}
-
-
-def _trials(store: ObjectStore, searches: Iterable[str], on_alive: Callable[[], None]) -> frozenset[str]:
-    """Keys of the trials of searches: jobs like any other, which no plan names.
-
-    Raises:
-        ControllerError: the log of a search is damaged, so that what it needs is unknown.
-    """
-    found: set[str] = set()
-    for key in searches:
-        try:
-            found |= kept_trials(store, key)
-        except (ValueError, KeyError, TypeError) as error:
-            message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
-            raise ControllerError(message + "repair it, or delete searches/" + key) from error
-        on_alive()
-    return frozenset(found)
 
 
 def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:

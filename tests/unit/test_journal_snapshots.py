@@ -46,9 +46,7 @@ def test_reader_with_a_snapshot_opens_only_the_segments_after_it(world: World) -
     assert found.num_events > 10
 
 
-def test_reader_with_a_snapshot_lists_only_the_segments_after_it(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_with_a_snapshot_lists_only_the_segments_after_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """S3 lists a thousand in one request: a long journal would take more requests than all else that is read."""
     listed: list[str] = []
     original = LocalStore.list_children
