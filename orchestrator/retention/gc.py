@@ -65,7 +65,8 @@ from orchestrator.storage.trials import is_whole
 LOCK_DURATION_S = 300.0
 _LONGEST_WAIT_S = 2 * LOCK_DURATION_S
 """A lock that lasts longer was written by a clock that was wrong. Should it belong to a live collection after all, that
-one stops at its next renewal, as one does that was suspended.
+one stops at its next renewal, as one does that was suspended: at once if its clock is right again, else within
+``_RENEW_AFTER_S`` and one request.
 """
 _RENEW_AFTER_S = 60.0
 _VERSION = 1
@@ -122,8 +123,8 @@ class CollectionLock:
                     raise
 
     def keep(self) -> None:
-        """Renew the lock if due."""
-        if self._now() >= self._renew_at_s:
+        """Renew the lock if due, and at once if our clock was set back: others take a lock that lasts too long."""
+        if not 0 < self._renew_at_s - self._now() <= _RENEW_AFTER_S:
             self._write(self._etag, LOCK_DURATION_S)
 
     def _read(self) -> tuple[dict[str, Any], str] | None:
@@ -289,7 +290,8 @@ class Collector:
         """What ``collect`` would do now; writes nothing."""
         self._remember_all()
         hidden: set[str] = set()
-        for unit in chain.from_iterable(survey(self._store, self._roots(_nothing), _nothing)):
+        roots = self._roots(lambda: None)  # there is no lock to keep
+        for unit in chain.from_iterable(survey(self._store, roots, lambda: None)):
             action = self._due(unit) if unit.behind in hidden else self._due_now(unit)
             self._count(action, unit)
             if action is GcAction.HIDE:
@@ -510,10 +512,6 @@ class Collector:
             found.append((self._store.delete_leftover, self._store.leftovers()))
         for delete, stats in found:
             yield from ((delete, stat) for stat in stats if stat.modified_at_s <= limit_s)
-
-
-def _nothing() -> None:
-    """Without a lock there is none to keep."""
 
 
 def _is_complete(key: str, head: str, content: bytes, sizes: Mapping[str, int]) -> bool:

@@ -20,7 +20,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc_rules import Roots
 from orchestrator.retention.inventory import PINS, forgotten_name, pin_name
-from orchestrator.search.log import kept_trials
+from orchestrator.search.log import SearchReader, kept_trials
 from orchestrator.state.events import PlanAccepted, decode_event, event_type
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot
@@ -28,7 +28,14 @@ from orchestrator.state.transitions import SWEEP_TRANSITIONS
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.journal import Event, Journal, JournalDamagedError, journal_exists, read_snapshots
-from orchestrator.storage.layout import inbox_folder, journal_segment, segment_numbers, snapshots_folder, sweep_folder
+from orchestrator.storage.layout import (
+    inbox_folder,
+    is_plan,
+    journal_segment,
+    segment_numbers,
+    snapshots_folder,
+    sweep_folder,
+)
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweeps.ledger import list_sweeps, read_plan
@@ -38,10 +45,6 @@ _STAYS_ENDED = frozenset(
     event_type(trigger) for (state, trigger), after in SWEEP_TRANSITIONS.items() if state.is_final and after.is_final
 )
 """Types of events after which a sweep that has ended is still so. What this program does not know is none of them."""
-
-
-def _nothing() -> None:
-    """Nobody waits for signs of life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ class _SweepRoots:
 
 class RootReader:
     """Call it for the roots of this moment; a sweep is read again only if something was written about it, and of the
-    journal of one that goes on only the new segments.
+    journal of one that goes on, and of the logs of searches, only the new segments.
     """
 
     def __init__(self, store: ObjectStore) -> None:
@@ -126,11 +129,13 @@ class RootReader:
         self._sweeps: dict[str, _SweepRoots] = {}
         self._going_on: dict[str, _JournalReader] = {}
         """Of sweeps that have not ended: the others would fill the memory with their plans, and hardly ever change."""
+        self._searches: dict[str, SearchReader] = {}
+        """By the key of the search job."""
         self._inputs: dict[str, tuple[str, ...]] = {}
         """References in the identities of committed keys that no plan has."""
-        self._on_alive: Callable[[], None] = _nothing
+        self._on_alive: Callable[[], None] = lambda: None
 
-    def __call__(self, on_alive: Callable[[], None] = _nothing) -> Roots:
+    def __call__(self, on_alive: Callable[[], None] = lambda: None) -> Roots:
         """Read the roots. ``on_alive`` is called after each thing that was read: of many it takes minutes.
 
         Raises:
@@ -143,8 +148,7 @@ class RootReader:
         kept = {sweep: found for sweep, found in self._sweeps.items() if not found.is_forgotten}
         found = kept.values()
         searches = frozenset[str]().union(*(sweep.searches for sweep in found))
-        trials = _trials(self._store, searches, self._on_alive)
-        planned = frozenset[str]().union(*(sweep.planned for sweep in found), trials)
+        planned = frozenset[str]().union(*(sweep.planned for sweep in found), self._read_trials(searches))
         references = frozenset(pinned).union(*(sweep.inputs for sweep in found))
         lineage = self._follow(references, planned)
         return Roots(
@@ -186,6 +190,25 @@ class RootReader:
             inbox=inbox,
         )
 
+    def _read_trials(self, searches: Iterable[str]) -> set[str]:
+        """Keys of the trials of searches: jobs like any other, which no plan names.
+
+        Raises:
+            ControllerError: the log of a search is damaged, so that what it needs is unknown.
+        """
+        known, self._searches = self._searches, {}  # those that go on; none is left after an error
+        found: set[str] = set()
+        for key in searches:
+            reader = known.get(key) or SearchReader(self._store, key, on_alive=self._tell_alive)
+            try:
+                found |= kept_trials(self._store, key, reader)
+            except (ValueError, KeyError, TypeError) as error:
+                message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
+                raise ControllerError(message + "repair it, or delete searches/" + key) from error
+            self._searches[key] = reader
+            self._on_alive()
+        return found
+
     def _follow(self, references: Iterable[str], planned: frozenset[str]) -> set[str]:
         """Keys that references lead to, beyond those planned (whose inputs are among the references already)."""
         reached: set[str] = set()
@@ -224,7 +247,7 @@ class _JournalReader:
     time, and one that is wrong would release what the journal keeps.
     """
 
-    def __init__(self, store: ObjectStore, sweep: str, on_alive: Callable[[], None] = _nothing) -> None:
+    def __init__(self, store: ObjectStore, sweep: str, on_alive: Callable[[], None] = lambda: None) -> None:
         self._store, self._sweep = store, sweep
         self._journal = Journal(store, sweep, on_alive=on_alive)
         self._snapshot: Snapshot | None = None
@@ -237,7 +260,8 @@ class _JournalReader:
     def refresh(self) -> Snapshot:
         """The sweep after the segments that are there now. Raises ``ControllerError``: see ``read_sweep``."""
         try:
-            documents = self._read_whole() if self._snapshot is None else self._journal.read_new()
+            is_first = self._snapshot is None
+            documents = _read_whole(self._store, self._sweep, self._journal) if is_first else self._journal.read_new()
             before = self._snapshot or Snapshot(sweep=self._sweep)
             self._snapshot = apply(before, map(decode_event, documents), self._accepted_plan)
         except (ControllerError, NotFoundError, ValueError, TypeError, KeyError) as error:
@@ -247,13 +271,6 @@ class _JournalReader:
             )
             raise ControllerError(message) from error
         return self._snapshot
-
-    def _read_whole(self) -> list[Event]:
-        covered = segment_numbers(self._store.list_children(snapshots_folder(self._sweep)))  # before the journal
-        documents = self._journal.read_whole()
-        if evidence := evidence_of_loss(self._store, self._sweep, self.num_segments, max(covered, default=0)):
-            raise JournalDamagedError(self._sweep, self.num_segments, f"it is missing, and {evidence}")
-        return documents
 
     def _accepted_plan(self, event: PlanAccepted) -> Plan:
         return read_plan(self._store, self._sweep, event.revision, event.documents)
@@ -269,6 +286,15 @@ def read_sweep(store: ObjectStore, sweep: str) -> tuple[Snapshot, int]:
     return reader.refresh(), reader.num_segments
 
 
+def _read_whole(store: ObjectStore, sweep: str, journal: Journal) -> list[Event]:
+    """The rest of a journal. Raises ``JournalDamagedError`` if segments are missing in it, or at its end."""
+    covered = segment_numbers(store.list_children(snapshots_folder(sweep)))  # before the journal
+    documents = journal.read_whole()
+    if evidence := evidence_of_loss(store, sweep, journal.next_sequence, max(covered, default=0)):
+        raise JournalDamagedError(sweep, journal.next_sequence, f"it is missing, and {evidence}")
+    return documents
+
+
 def evidence_of_loss(store: ObjectStore, sweep: str, num_segments: int, covered: int) -> str:
     """What shows that a journal had more segments than can be read; empty if nothing does.
 
@@ -276,10 +302,10 @@ def evidence_of_loss(store: ObjectStore, sweep: str, num_segments: int, covered:
     """
     if covered > num_segments and any(stored.next_sequence == covered for stored in read_snapshots(store, sweep)):
         return f"a stored snapshot covers {covered} segments"
+    if num_segments < (marked := _segments_when_forgotten(store, sweep) or 0):
+        return f"the sweep was forgotten after {marked} segments"
     # A plan is stored while its message is in the inbox, and the message leaves it only after it is in the journal.
-    has_plan = not num_segments and any(
-        name.startswith("plan-") for name in store.list_children(f"{sweep_folder(sweep)}/")
-    )
+    has_plan = not num_segments and any(map(is_plan, store.list_children(f"{sweep_folder(sweep)}/")))
     if has_plan and not store.list_children(inbox_folder(sweep)) and not journal_exists(store, sweep):
         return "the sweep has a plan"
     return ""
@@ -307,16 +333,26 @@ def is_forgotten(store: ObjectStore, sweep: str) -> bool:
     return _segments_if_forgotten(store, sweep) is not None
 
 
-def _segments_if_forgotten(store: ObjectStore, sweep: str, on_alive: Callable[[], None] = _nothing) -> int | None:
+def _segments_if_forgotten(store: ObjectStore, sweep: str, on_alive: Callable[[], None] = lambda: None) -> int | None:
     """Number of the segments of a forgotten sweep's journal; none if it is not forgotten."""
+    num_segments = _segments_when_forgotten(store, sweep)
+    if num_segments is None:
+        return None
+    try:
+        journal = Journal(store, sweep, next_sequence=num_segments, on_alive=on_alive)
+        later = _read_whole(store, sweep, journal)
+    except (NotFoundError, TooLargeError, ControllerError):
+        return None  # the journal is damaged: keep the results
+    return journal.next_sequence if all(document.get("type") in _STAYS_ENDED for document in later) else None
+
+
+def _segments_when_forgotten(store: ObjectStore, sweep: str) -> int | None:
+    """Number of the segments of a sweep's journal at that time; none without a mark that can be read."""
     name = forgotten_name(sweep)
     try:
-        num_segments = int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
-        journal = Journal(store, sweep, next_sequence=num_segments, on_alive=on_alive)
-        later = journal.read_whole()
-    except (NotFoundError, ValueError, KeyError, TypeError, TooLargeError, ControllerError):
-        return None  # no mark; or the mark or the journal is damaged: keep the results
-    return journal.next_sequence if all(document.get("type") in _STAYS_ENDED for document in later) else None
+        return int(parse_sealed(name, store.get(name, max_bytes=SMALL_BYTES))["num_segments"])
+    except (NotFoundError, ValueError, KeyError, TypeError, TooLargeError):
+        return None
 
 
 def current_plans(store: ObjectStore) -> Iterator[Plan]:
@@ -352,23 +388,6 @@ def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     trial = parameters.get("trial")
     found = trial.get("parameters") if isinstance(trial, Mapping) else None
     return found if isinstance(found, Mapping) else {}
-
-
-def _trials(store: ObjectStore, searches: Iterable[str], on_alive: Callable[[], None]) -> frozenset[str]:
-    """Keys of the trials of searches: jobs like any other, which no plan names.
-
-    Raises:
-        ControllerError: the log of a search is damaged, so that what it needs is unknown.
-    """
-    found: set[str] = set()
-    for key in searches:
-        try:
-            found |= kept_trials(store, key)
-        except (ValueError, KeyError, TypeError) as error:
-            message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
-            raise ControllerError(message + "repair it, or delete searches/" + key) from error
-        on_alive()
-    return frozenset(found)
 
 
 def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:

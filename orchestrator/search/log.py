@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar, TypeAlias
 
 from orchestrator.core.errors import FailureKind, NotFoundError, PreconditionFailedError, PreemptedError
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.bounds import SEGMENT_BYTES
-from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment, segment_numbers
+from orchestrator.storage.layout import search_log_head, search_log_segment, segment_numbers
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_seal, seal
 from orchestrator.storage.trials import TrialPoint, TrialState, encode_head, find_folder
@@ -165,9 +165,9 @@ def apply_search_event(state: State, event: SearchEvent) -> State:
     return {**state, event.trial: _after(state[event.trial], event)}
 
 
-def fold_search(events: Iterable[SearchEvent]) -> State:
-    """The state of a search, from its log."""
-    state: State = {}
+def fold_search(events: Iterable[SearchEvent], state: State | None = None) -> State:
+    """The state of a search, from its log, or from a state and what came after it."""
+    state = state or {}
     for event in events:
         state = apply_search_event(state, event)
     return state
@@ -205,10 +205,15 @@ class SearchFencedError(PreemptedError):
 
 
 class SearchLog:
-    """The log of one search job as one attempt sees it; use from one thread at a time."""
+    """The log of one search job as one attempt sees it; use from one thread at a time.
 
-    def __init__(self, store: ObjectStore, key: str, *, attempt_id: str = "") -> None:
-        self._store, self._key, self._attempt_id = store, key, attempt_id
+    ``on_alive`` is called after each segment that was read.
+    """
+
+    def __init__(
+        self, store: ObjectStore, key: str, *, attempt_id: str = "", on_alive: Callable[[], None] = lambda: None
+    ) -> None:
+        self._store, self._key, self._attempt_id, self._on_alive = store, key, attempt_id, on_alive
         self._next, self._folder = 0, ""
 
     @property
@@ -217,25 +222,27 @@ class SearchLog:
         return self._folder
 
     def read(self) -> list[SearchEvent]:
-        """Every event so far; later ones are appended behind them.
+        """The events since the last call, at first all so far. A failed read loses none: the next call returns them.
 
         Raises:
             ValueError, KeyError, TypeError: the log is damaged, or of a newer version, or a segment is missing in it.
         """
         events: list[SearchEvent] = []
         self._folder = self._folder or find_folder(self._store, self._key)
-        last = self._last_number()
-        while self._folder and (content := self._find(self._next)) is not None:
-            name = search_log_segment(self._key, self._folder, self._next)
+        last, number = self._last_number(), self._next
+        while self._folder and (content := self._find(number)) is not None:
+            name = search_log_segment(self._key, self._folder, number)
             check_seal(name, content)
             header, *lines = (json.loads(line) for line in content.decode().splitlines())
             if header["version"] > LOG_VERSION:
                 raise ValueError(f"{name} has version {header['version']}, this program reads {LOG_VERSION}: update it")
             events += [decode_search_event(line) for line in lines]
-            self._next += 1
-        if last >= self._next:
-            name = search_log_segment(self._key, self._folder, self._next)
+            number += 1
+            self._on_alive()
+        if last >= number:
+            name = search_log_segment(self._key, self._folder, number)
             raise ValueError(f"{name} is missing, and later segments exist: restore it from a copy of the store")
+        self._next = number
         return events
 
     def append(self, events: Sequence[SearchEvent]) -> None:
@@ -284,19 +291,37 @@ class SearchLog:
             return None
 
 
-def read_search(store: ObjectStore, key: str) -> list[SearchEvent]:
-    """All events of a search job; none if it has not begun."""
-    if not store.list_children(search_log_folder(key)):
-        return []
-    return SearchLog(store, key).read()
+class SearchReader:
+    """The trials of a search job, of whose log every ``read`` opens only the segments that are new."""
+
+    def __init__(self, store: ObjectStore, key: str, *, on_alive: Callable[[], None] = lambda: None) -> None:
+        self._store, self._key, self._on_alive = store, key, on_alive
+        self._begin()
+
+    def read(self) -> State:
+        """The trials now; none if the search has not begun, or its log is in the trash.
+
+        Raises:
+            ValueError, KeyError, TypeError: see ``SearchLog.read``, or its events cannot follow; make a new reader.
+        """
+        if self._log.folder and find_folder(self._store, self._key) != self._log.folder:  # another log, or none
+            self._begin()
+        self._trials = fold_search(self._log.read(), self._trials)
+        return self._trials
+
+    def _begin(self) -> None:
+        self._log = SearchLog(self._store, self._key, on_alive=self._on_alive)
+        self._trials: State = {}
 
 
-def kept_trials(store: ObjectStore, key: str) -> set[str]:
+def kept_trials(store: ObjectStore, key: str, reader: SearchReader | None = None) -> set[str]:
     """Keys of trials that completed; of a search that is not over those that it stopped and those that run, too.
+
+    ``reader`` is one of this search that was used before.
 
     Raises:
         ValueError, KeyError, TypeError: the log is damaged, or of a newer version.
     """
-    trials = fold_search(read_search(store, key)).values()
+    trials = (reader or SearchReader(store, key)).read().values()
     is_over = is_committed(store, key)
     return {view.key for view in trials if view.key and (not is_over or view.state is TrialState.COMPLETED)}

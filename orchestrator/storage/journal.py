@@ -203,19 +203,29 @@ class Journal:
         return self._take_read()
 
     def read_whole(self) -> list[Event]:
-        """As ``read_new``, and certain that no segment is missing before the last one that was there at the call.
+        """As ``read_new``, and certain that no segment is missing before the last one that was there at the call, from
+        the one before ``next_sequence`` on.
 
         Raises:
             JournalDamagedError: one is missing; without this check the journal would seem to end before it.
         """
         # Listed before anything is read: segments that are appended meanwhile are in no list, and raise nothing.
-        listed = segment_numbers(self._store.list_children(journal_folder(self._sweep)))
-        last = max(listed, default=-1)
+        last = self._last_number()
+        if last < self.next_sequence - 1:
+            raise JournalDamagedError(self._sweep, self.next_sequence - 1, "it is missing, and it was there before")
         if last >= self.next_sequence:
             self._read_on()
         if last >= self.next_sequence:
             raise JournalDamagedError(self._sweep, self.next_sequence, "it is missing, and later ones exist")
         return self._take_read()
+
+    def _last_number(self) -> int:
+        """Of the segments that are there now, from the one before ``next_sequence`` on; -1 if there are none."""
+        start_after = ""
+        if self.next_sequence > 1:  # the thousands that a stored state covers are not listed
+            start_after = journal_segment(self._sweep, self.next_sequence - 2).rpartition("/")[2]
+        children = self._store.list_children(journal_folder(self._sweep), start_after=start_after)
+        return max(segment_numbers(children), default=-1)
 
     def _read_on(self) -> None:
         while (content := self._find(self.next_sequence)) is not None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 _FLIGHT_RECORD = "/flight-record.json"
+_PLAN = re.compile(r"plan-\d{4,}\.json", re.ASCII)
 _NUMBERED = re.compile(r"(\d{8,})\.jsonl", re.ASCII)
 
 
@@ -131,6 +132,11 @@ def spec_name(sweep: str, revision: int) -> str:
 def plan_name(sweep: str, revision: int) -> str:
     """The plan of a revision."""
     return f"{sweep_folder(sweep)}/plan-{revision:04d}.json"
+
+
+def is_plan(child: str) -> bool:
+    """Whether something in a sweep's folder is the plan of a revision."""
+    return _PLAN.fullmatch(child) is not None
 
 
 def provenance_name(sweep: str, revision: int) -> str:

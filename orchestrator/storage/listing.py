@@ -17,7 +17,7 @@ from typing import Final
 from orchestrator.core.errors import NotFoundError, StorageError
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import check_store_uri, find_objects, open_store
-from orchestrator.storage.protocol import ObjectStat, ObjectStore, check_name
+from orchestrator.storage.protocol import ObjectStat, ObjectStore, OpenableStore, check_name
 
 _SHARD_SUFFIX: Final = ".tar"
 _NUM_BLOCKS: Final = 16
@@ -82,12 +82,13 @@ def _list_folder(store_uri: str) -> dict[str, ListedShard]:
     return _versions(store, store_uri, stats)
 
 
-def _in_folder(store: ObjectStore) -> list[ObjectStat]:
+def _in_folder(store: OpenableStore) -> list[ObjectStat]:
     """Shards directly in a folder; deeper ones do not count."""
-    # No listing of objects has a name that is refused: the data set would lack that shard, and nobody would say so.
-    names = [check_name(name) for name in store.list_children("") if name.endswith(_SHARD_SUFFIX)]
+    for name in store.refused_children(""):
+        if name.endswith(_SHARD_SUFFIX):  # in no listing: the data set would lack that shard, and nobody would say so
+            check_name(name)
     if isinstance(store, LocalStore):  # other things in it are not walked, nor need they be readable
-        return _found(store, names)
+        return _found(store, (name for name in store.list_children("") if name.endswith(_SHARD_SUFFIX)))
     return [stat for stat in store.list_objects("") if "/" not in stat.name and stat.name.endswith(_SHARD_SUFFIX)]
 
 

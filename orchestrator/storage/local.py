@@ -159,8 +159,15 @@ class LocalStore:
                     if found is not None:
                         yield found
 
-    def list_children(self, prefix: str) -> list[str]:
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         """See ``ObjectStore.list_children``."""
+        return [child for child in self._children(prefix) if child > start_after and is_name(f"{prefix}{child}")]
+
+    def refused_children(self, prefix: str) -> list[str]:
+        """See ``OpenableStore.refused_children``."""
+        return [child for child in self._children(prefix) if not is_name(f"{prefix}{child}")]
+
+    def _children(self, prefix: str) -> list[str]:
         folder = self._folder(prefix.rstrip("/"))
         try:
             return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))

@@ -23,7 +23,7 @@ from braceexpand import braceexpand
 
 from orchestrator.core.errors import StorageDeniedError, StorageError
 from orchestrator.storage.local import FILE
-from orchestrator.storage.protocol import ObjectStore, OpenableStore, check_name
+from orchestrator.storage.protocol import OpenableStore, check_name
 from orchestrator.storage.s3 import S3, bucket_and_prefix
 
 VARIABLE = "ORCHESTRATOR_ALLOWED_URIS"
@@ -90,7 +90,7 @@ def _resolved(path: str) -> Path:
     return Path(unquote(path)).resolve()
 
 
-def open_store(uri: str) -> ObjectStore:
+def open_store(uri: str) -> OpenableStore:
     """Open the store at an absolute ``file://`` or ``s3://bucket/prefix`` URI. Creates nothing until the first write.
 
     Raises:

@@ -84,10 +84,10 @@ class OverlayStore:
             stat for stat in self._base.list_objects(prefix) if stat.name not in written and self._visible(stat.name)
         )
 
-    def list_children(self, prefix: str) -> list[str]:
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         """See ``ObjectStore.list_children``."""
-        below = self._base.list_children(prefix) if self._visible(prefix) else []
-        return sorted({*self._top.list_children(prefix), *below})
+        below = self._base.list_children(prefix, start_after=start_after) if self._visible(prefix) else []
+        return sorted({*self._top.list_children(prefix, start_after=start_after), *below})
 
     def delete(self, name: str) -> None:
         """See ``ObjectStore.delete``."""

@@ -90,9 +90,9 @@ class ObjectStore(Protocol):
         What others put there under names that are refused (``check_name``) is no object.
         """
 
-    def list_children(self, prefix: str) -> list[str]:
-        """Distinct next name parts below a folder ``prefix`` (which ends in ``/`` or is empty), sorted; none that
-        begins with a dot.
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
+        """Distinct next name parts below a folder ``prefix`` (which ends in ``/`` or is empty), sorted; as in
+        ``list_objects``, none that is refused. Only those that sort behind ``start_after``.
         """
 
     def delete(self, name: str) -> None:
@@ -119,6 +119,11 @@ class OpenableStore(ObjectStore, Protocol):
     @property
     def is_reachable(self) -> bool:
         """Whether it exists. Raises ``StorageError`` if it does not answer."""
+
+    def refused_children(self, prefix: str) -> list[str]:
+        """What ``list_children`` leaves out, because others put it there under names that are refused; but nothing that
+        begins with a dot.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

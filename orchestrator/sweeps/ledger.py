@@ -43,7 +43,7 @@ from orchestrator.storage.journal import (
     write_snapshot,
 )
 from orchestrator.storage.layout import journal_segment, plan_name, provenance_name, spec_name
-from orchestrator.storage.protocol import ObjectStore, is_name
+from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import seal
 
 SNAPSHOT_EVERY = 128
@@ -159,11 +159,12 @@ class SweepLedger:
 
     def refresh(self) -> Snapshot:
         """Read the segments that are new since the last call (one ``exists`` if there are none); the first call starts
-        from a stored snapshot, and lists the journal.
+        from a stored snapshot, and lists the journal behind it.
 
         Raises:
-            JournalDamagedError: a segment is damaged, or, at the first call, missing before others: a writer that took
-                the journal to end there would append in its place, and make the loss final.
+            JournalDamagedError: a segment is damaged, or, at the first call, missing: before others, or as the last one
+                that the stored snapshot covers. A writer that took the journal to end there would append in its place,
+                and make the loss final.
         """
         if not self._is_resumed:
             self._resume()
@@ -359,8 +360,8 @@ def _seeds(plan: Plan) -> Mapping[str, list[int]]:
 
 # -------------------------------------------------------------------------------------------------------- what is there
 def list_sweeps(store: ObjectStore) -> list[str]:
-    """Names of all sweeps in the store, sorted; other things that people put beside them are none."""
-    return [name for name in store.list_children("sweeps/") if is_name(name)]
+    """Names of all sweeps in the store, sorted; and of other things there that have a name as an object may have."""
+    return store.list_children("sweeps/")
 
 
 def check_exists(store: ObjectStore, sweep: str) -> None:

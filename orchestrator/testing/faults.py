@@ -140,9 +140,9 @@ class FaultyStore:
         """See ``ObjectStore.exists``."""
         return self._store.exists(name)
 
-    def list_children(self, prefix: str) -> list[str]:
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         """See ``ObjectStore.list_children``."""
-        return self._store.list_children(prefix)
+        return self._store.list_children(prefix, start_after=start_after)
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
         """See ``ObjectStore.list_objects``."""

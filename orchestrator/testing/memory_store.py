@@ -109,10 +109,10 @@ class MemoryStore:
             yield from page
             after = page[-1].name + "\0"
 
-    def list_children(self, prefix: str) -> list[str]:
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         """See ``ObjectStore.list_children``."""
         found: list[str] = []
-        after = prefix
+        after = f"{prefix}{start_after}"
         with self._lock:
             while (place := bisect_left(self._names, after)) < len(self._names):
                 name = self._names[place]
@@ -121,7 +121,7 @@ class MemoryStore:
                 child = name.removeprefix(prefix).partition("/")[0]
                 found.append(child)
                 after = f"{prefix}{child}0" if name != prefix + child else name + "\0"  # "0" follows "/"
-        return sorted(set(found))
+        return sorted({child for child in found if child > start_after})
 
     def delete(self, name: str) -> None:
         """See ``ObjectStore.delete``."""

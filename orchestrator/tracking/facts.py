@@ -50,9 +50,16 @@ class TimelineReader:
         self._begin()
 
     def read(self) -> Timeline:
-        """The sweep as its journal tells it at this moment."""
+        """The sweep as its journal tells it at this moment.
+
+        Raises:
+            JournalDamagedError: a segment is damaged or missing: a journal that seems to end there would be published
+                as a sweep that still runs.
+        """
         try:
-            events = [decode_event(document) for document in self._journal.read_new()]
+            documents = self._journal.read_new() if self._is_whole else self._journal.read_whole()
+            self._is_whole = True
+            events = [decode_event(document) for document in documents]
             if events:
                 self._timeline = self._extended(self._timeline, events)
         except Exception:
@@ -63,6 +70,7 @@ class TimelineReader:
 
     def _begin(self) -> None:
         self._journal = Journal(self._store, self._sweep)
+        self._is_whole = False
         self._timeline = Timeline(snapshot=Snapshot(sweep=self._sweep))
 
     def _extended(self, timeline: Timeline, events: Iterable[Event]) -> Timeline:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -15,6 +16,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.open import is_initialised
 from orchestrator.storage.overlay import OverlayStore
 from orchestrator.storage.probe import probe_store
+from orchestrator.storage.protocol import OpenableStore
 from orchestrator.storage.s3.store import S3Store
 from orchestrator.testing import FaultyStore
 from orchestrator.testing.memory_store import MemoryStore
@@ -179,6 +181,15 @@ def test_list_children_names_one_level_sorted(store: ObjectStore) -> None:
     assert store.list_children("nothing/") == []
 
 
+def test_list_children_behind_a_name(store: ObjectStore) -> None:
+    for name in ("x/1", "x/2/1", "x/2.b", "x/3", "x/4/1", "y"):
+        store.put(name, b"")
+    assert store.list_children("x/", start_after="1") == ["2", "2.b", "3", "4"]
+    assert store.list_children("x/", start_after="2") == ["2.b", "3", "4"]
+    assert store.list_children("x/", start_after="2.c") == ["3", "4"], "none need have this name"
+    assert store.list_children("x/", start_after="4") == []
+
+
 @pytest.mark.parametrize("kind", ["local", "s3"], indirect=True)
 def test_what_other_programs_put_there_under_refused_names_is_in_no_listing(kind: str, tmp_path: Path) -> None:
     """Nothing could read or delete it by its name: a garbage collection that finds it would stop there, every time."""
@@ -192,7 +203,8 @@ def test_what_other_programs_put_there_under_refused_names_is_in_no_listing(kind
             (tmp_path / name).write_bytes(b"theirs")
     assert [stat.name for stat in store.list_objects("")] == ["x/good"]
     assert [stat.name for stat in store.list_objects("x/")] == ["x/good"]
-    assert store.list_children("x/") == ["good", "notes 1.txt"]
+    assert store.list_children("x/") == ["good"]
+    assert cast("OpenableStore", store).refused_children("x/") == ["notes 1.txt"]
 
 
 @pytest.mark.parametrize("name", ["", "/a", "a/", "a//b", "../a", "a/../b", "a/./b", ".hidden", "a/.b", "a b", "a\n"])

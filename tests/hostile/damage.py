@@ -34,7 +34,7 @@ from orchestrator.retention.gc import Tombstone, Trash
 from orchestrator.retention.gc_rules import Reason
 from orchestrator.retention.roots import Pin, add_pin, forget, is_forgotten, read_pins
 from orchestrator.scheduling.budgets import Cap
-from orchestrator.search.log import SearchLog, TrialAsked, read_search
+from orchestrator.search.log import SearchLog, TrialAsked
 from orchestrator.services.artifact_lookup import read_artifact_summary
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claim
@@ -210,7 +210,7 @@ def views(store: MemoryStore, scene: Scene) -> dict[str, Callable[[], object]]:
         },
         "curves": lambda: {job.name: read_metric_history(store, job.key) for job in trained},
         "origin": lambda: provenance.load(store, SWEEP, scene.message_id),
-        "search": lambda: read_search(store, "search-lr-0"),
+        "search": lambda: SearchLog(store, "search-lr-0").read(),
         "pins": lambda: list(read_pins(store)),
         "quotas": lambda: quotas.read_quotas(store, CLUSTER),
         "trash": lambda: list(Trash(store).read_all()),

@@ -19,7 +19,7 @@ from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.search.asha import AshaRule, Ladder
-from orchestrator.search.log import fold_search, read_search
+from orchestrator.search.log import SearchLog, fold_search
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.trials import TrialState, read_trials
 from tests.integration.ray_jobs import look
@@ -55,7 +55,7 @@ def runner_pid(ray_cluster, namespace) -> int:
 
 
 def ended(store, key) -> list[int]:
-    return [view.number for view in fold_search(read_search(store, key)).values() if view.ended_at_s is not None]
+    return [view.number for view in fold_search(SearchLog(store, key).read()).values() if view.ended_at_s is not None]
 
 
 @pytest.mark.parametrize("reduction", [2.0, 3.0, 4.0])
@@ -128,12 +128,12 @@ def test_search_runner_killed_goes_on_from_the_log_and_redoes_no_trial_that_ende
     backend.launch(again, TWO_CPUS)
     report = finish(backend, again.attempt_id)
     assert report.status is AttemptStatus.SUCCEEDED, report
-    state = fold_search(read_search(store, again.key))
+    state = fold_search(SearchLog(store, again.key).read())
     assert all(len(state[number].attempts) == 1 for number in before)
     assert all(epochs == [*range(1, 10)] for epochs in epochs_done(tmp_path).values())
     alone = search_request(store, tmp_path, RANDOM)
     assert [view.params for view in state.values()] == [
-        view.params for view in fold_search(read_search(store, alone.key)).values()
+        view.params for view in fold_search(SearchLog(store, alone.key).read()).values()
     ]
     assert len(state) == 4
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.gc import LOCK_DURATION_S
 from orchestrator.retention.roots import forget, read_sweep, remove_pin
-from orchestrator.search.log import SearchFencedError, SearchLog, TrialAsked, kept_trials, read_search
+from orchestrator.search.log import SearchFencedError, SearchLog, TrialAsked, kept_trials
 from orchestrator.state import events
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.layout import artifact_folder, metrics_folder, search_log_folder
@@ -189,7 +189,7 @@ class Collections(RuleBasedStateMachine):
         if death:
             self.lab.collect()
         assert all(is_committed(self.lab.store, job.key) for job in relied_on)
-        assert read_search(self.lab.store, self.search.key)[-len(begun) :] == begun or not begun
+        assert SearchLog(self.lab.store, self.search.key).read()[-len(begun) :] == begun or not begun
 
     @invariant()
     def every_visible_record_is_whole(self) -> None:

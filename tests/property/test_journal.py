@@ -113,12 +113,24 @@ def test_journal_with_a_lost_segment_is_damaged_until_it_is_restored(tmp_path: P
     assert [event["number"] for event in reader.read_whole()] == [0, 1, 2]
 
 
+def test_journal_that_ends_before_the_place_to_read_on_is_damaged(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    writer, reader = Journal(store, "s", holder="w"), Journal(store, "s", next_sequence=2)
+    for number in range(2):
+        writer.append([{"number": number}])
+    assert reader.read_whole() == []
+    store.delete(journal_segment("s", 1))
+    with pytest.raises(JournalDamagedError, match=r"segment 1 of .*it is missing, and it was there before"):
+        reader.read_whole()
+
+
 class _Appends(LocalStore):
     """Another writer appends while a listing is on its way."""
 
-    def list_children(self, prefix: str) -> list[str]:
-        found = super().list_children(prefix)
-        Journal(LocalStore(self.root), "s", holder="w", next_sequence=len(found)).append([{"number": len(found)}])
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
+        number = len(super().list_children(prefix))
+        found = super().list_children(prefix, start_after=start_after)
+        Journal(LocalStore(self.root), "s", holder="w", next_sequence=number).append([{"number": number}])
         return found
 
 

@@ -158,9 +158,9 @@ class GatedStore:
         self._in_doubt.discard(name.rpartition("/")[0])
         return self._store.exists(name)
 
-    def list_children(self, prefix: str) -> list[str]:
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         self._gate.enter()
-        return self._store.list_children(prefix)
+        return self._store.list_children(prefix, start_after=start_after)
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
         self._gate.enter()

@@ -82,9 +82,9 @@ class StormyStore:
         self._read()
         return self._store.exists(name)
 
-    def list_children(self, prefix: str) -> list[str]:
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         self._read()
-        return self._store.list_children(prefix)
+        return self._store.list_children(prefix, start_after=start_after)
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
         self._read()

@@ -77,6 +77,16 @@ def test_checkpoint_that_finds_no_space_leaves_nothing(tmp_path: Path) -> None:
     assert list(store.list_objects(f"{checkpoints_folder(KEY)}/")) == []
 
 
+def test_checkpoint_of_a_store_out_of_reach_asks_it_for_no_deletion(tmp_path: Path) -> None:
+    """Each would wait for an answer as long again, and the end of the attempt with it."""
+    store, error = HookedStore(tmp_path), Errors([StorageTimeoutError("no answer")], within="optimizer.safetensors")
+    asked: list[str] = []
+    store.before = lambda name: (asked.append(name), error(name))
+    with pytest.raises(StorageTimeoutError):
+        CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    assert [name.rpartition("/")[2] for name in asked] == ["model.safetensors", "optimizer.safetensors"]
+
+
 def test_checkpoint_whose_manifest_may_be_there_keeps_its_parts(tmp_path: Path) -> None:
     store = HookedStore(tmp_path)
     store.after = Errors([StorageTimeoutError("no answer")], within="manifest.json")

@@ -100,13 +100,13 @@ def test_first_look_into_many_inboxes_keeps_the_lease(tmp_path: Path, monkeypatc
         world.store.put(f"{MARKERS}other-{number:02d}/settled", b"")
     listed = world.store.list_children
 
-    def list_slowly(name: str) -> list[str]:
+    def list_slowly(name: str, *, start_after: str = "") -> list[str]:
         if name.endswith("/inbox/"):
             world.slow._wait(name)
             lease = read_lease(LocalStore(tmp_path), CLUSTER)
             assert lease is not None
             assert lease.expires_at_s > world.clock()
-        return listed(name)
+        return listed(name, start_after=start_after)
 
     monkeypatch.setattr(world.store, "list_children", list_slowly)
     world.slow.clock = world.clock

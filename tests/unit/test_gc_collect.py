@@ -332,6 +332,24 @@ def test_forgotten_sweep_with_a_lost_segment_is_kept(lab) -> None:
     assert not is_forgotten(lab.store, "kept")
 
 
+@pytest.mark.parametrize("lost", ["all since", "the end at that time"])
+def test_collect_forgotten_sweep_whose_journal_lost_its_end_stops_before_anything_is_touched(lab, lost: str) -> None:
+    """What is gone may have opened it again: nothing that it planned may go."""
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    num_segments = len(lab.names(journal_folder("kept")))
+    if lost == "all since":
+        write_snapshot(lab.store, "kept", num_segments + 1, {})  # of a segment that is gone
+    else:
+        lab.store.delete(journal_segment("kept", num_segments - 1))
+    assert not is_forgotten(lab.store, "kept")
+    lab.clock.advance(GRACE_S + 1)
+    before = lab.payload()
+    with pytest.raises(ControllerError, match=r"segment \d of .* missing, and (a stored snapshot|.* was forgotten)"):
+        lab.collect()
+    assert lab.payload() == before
+
+
 def test_roots_are_read_again_only_for_sweeps_that_changed(lab) -> None:
     lab.run_sweep("kept", JOBS)
     lab.accept("running", [OTHER])

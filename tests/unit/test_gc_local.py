@@ -9,11 +9,16 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import StorageError
+from orchestrator.retention.fsck import check_sweep
 from orchestrator.retention.gc import Collector
 from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots
 from orchestrator.retention.roots import RootReader
+from orchestrator.state.events import SweepAdopted
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.client import load_snapshot
+from orchestrator.sweeps.requests import read_inbox
 from orchestrator.testing import FakeClock
+from tests.builders import SweepJournal
 
 NUM_WRITERS, NUM_ROUNDS = 6, 60
 
@@ -116,17 +121,30 @@ def test_collect_old_leftovers_of_dead_writers_go_and_young_ones_stay(store, tmp
     assert not store.exists("probes/1")
 
 
-def test_collect_goes_past_what_other_programs_left_in_the_store(store, tmp_path) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "artifacts/dataset/dataset-a-0123456789abcdef/parts/1-a/.nfs0",
+        "sweeps/notes 1.txt",
+        "sweeps/x/inbox/a copy.json",
+        "sweeps/x/snapshots/00000128.jsonl (copy)",
+        "pins/notes 1.txt",
+    ],
+)
+def test_collect_goes_past_what_other_programs_left_in_the_store(store, tmp_path, name: str) -> None:
     """NFS, rsync and people leave files under names that no object may have; one of them must not end a collection."""
+    SweepJournal(store, "x").tell(SweepAdopted(at_s=1.0, cluster="local", epoch=1, holder="test"))
     for key in ("dataset-a-0123456789abcdef", "dataset-b-0123456789abcdef"):
         store.put(f"artifacts/dataset/{key}/parts/1-a/x", b"of a dead attempt")
-    foreign = tmp_path / "artifacts/dataset/dataset-a-0123456789abcdef/parts/1-a/.nfs0"
+    foreign = tmp_path / name
+    foreign.parent.mkdir(parents=True, exist_ok=True)
     foreign.write_bytes(b"theirs")
-    (tmp_path / "sweeps").mkdir()
-    (tmp_path / "sweeps/notes 1.txt").write_bytes(b"theirs")
     clock, graces = FakeClock(time.time()), Graces(age_s=1.0, trash_s=1.0)
     for _ in range(2):
         clock.advance(2.0)
         Collector(store, RootReader(store), graces=graces, now=clock).collect()
     assert list(store.list_objects("artifacts/")) == []
+    assert check_sweep(store, "x").findings == []
+    assert load_snapshot(store, "x").num_events == 1
+    assert not list(read_inbox(store, "x"))
     assert foreign.read_bytes() == b"theirs"

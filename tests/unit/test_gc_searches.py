@@ -9,14 +9,15 @@ import pytest
 from orchestrator.retention.gc import LOCK_DURATION_S
 from orchestrator.retention.gc_rules import GcAction, Reason
 from orchestrator.retention.roots import RootReader, forget
-from orchestrator.search.log import SearchLog, TrialAsked, kept_trials, read_search
+from orchestrator.search.log import SearchLog, TrialAsked, kept_trials
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import search_log_folder, search_log_head
-from orchestrator.storage.trials import Trial, TrialState, read_trials, write_trial
+from orchestrator.storage.trials import Trial, TrialState, find_folder, read_trials, write_trial
 from orchestrator.testing import Hang
 from tests.gc_store import GRACE_S, TRASH_S, Lab, MeddledStore, contents, crash, make_job, make_search, with_own_key
 from tests.scripted_sweep import World
 from tests.scripted_sweep import make_job as make_scripted
+from tests.unit.test_gc_collect import SlowStore
 
 SEARCH = make_scripted("search/lr")
 DATASET = make_job(0)
@@ -59,6 +60,47 @@ def test_trial_that_was_asked_for_after_the_roots_were_read_is_among_the_next_on
     assert reader().keys == {SEARCH.key, "pretrain-a-0", "pretrain-b-0"}
 
 
+def test_roots_of_a_search_take_one_read_per_new_segment() -> None:
+    """A collection reads the roots three times per batch, while a search may have thousands of segments."""
+    lab = Lab()
+    lab.accept("tuned", [DATASET, SEARCHED])
+    for trial in (WON, LOST):
+        lab.ask_trial(SEARCHED, trial)
+    counted = SlowStore(lab, f"/{find_folder(lab.store, SEARCHED.key)}/")
+    reader = RootReader(counted)
+    reader()
+    assert counted.num_read == 2
+    lab.ask_trial(SEARCHED, BACKBONE)
+    for _ in range(2):
+        assert reader().keys >= {WON.key, LOST.key, BACKBONE.key}
+        assert counted.num_read == 3
+
+
+def test_roots_of_a_search_are_those_of_its_newest_log() -> None:
+    """People delete a log that is damaged, and the search begins another one."""
+    lab = Lab()
+    lab.accept("tuned", [SEARCHED])
+    lab.ask_trial(SEARCHED, WON)
+    reader = RootReader(lab.store)
+    assert WON.key in reader().keys
+    lab.store.delete(search_log_head(SEARCHED.key))
+    assert WON.key not in reader().keys
+    lab.ask_trial(SEARCHED, LOST)
+    keys = reader().keys
+    assert LOST.key in keys
+    assert WON.key not in keys
+
+
+def test_lock_is_held_while_the_log_of_a_search_is_read() -> None:
+    lab = Lab()
+    lab.accept("tuned", [SEARCHED])
+    for number in range(4):
+        lab.ask_trial(SEARCHED, make_job(number))
+    slow = SlowStore(lab, f"/{find_folder(lab.store, SEARCHED.key)}/", read_s=LOCK_DURATION_S / 3)
+    lab.collect(slow)
+    assert (slow.num_read, slow.num_unlocked) == (4, 0)
+
+
 def test_collect_search_of_a_kept_sweep_stays_with_the_trials_that_completed() -> None:
     lab = finished(is_forgotten=False)
     before = contents(lab.store, of_search(lab))
@@ -74,7 +116,7 @@ def test_collect_search_of_a_forgotten_sweep_is_hidden_then_destroyed() -> None:
     lab = finished(is_forgotten=True)
     lab.clock.advance(GRACE_S + 1)
     lab.collect()
-    assert read_search(lab.store, SEARCHED.key) == [], "no search may go on from a log that is about to go"
+    assert SearchLog(lab.store, SEARCHED.key).read() == [], "no search may go on from a log that is about to go"
     assert len(of_search(lab)) == 3 + 3, "segments and trials; the head is in the trash"
     lab.clock.advance(TRASH_S - 2)
     lab.collect()
@@ -160,7 +202,7 @@ def test_collect_search_that_begins_anew_at_every_request_keeps_all_that_it_writ
             break  # the collection had ended before
         lab.clock.advance(LOCK_DURATION_S + 1)
         lab.collect()
-        events = read_search(lab.store, SEARCHED.key)
+        events = SearchLog(lab.store, SEARCHED.key).read()
         if events == told:
             num_anew += 1
             assert read_trials(lab.store, SEARCHED.key) == [view]

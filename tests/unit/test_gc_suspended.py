@@ -129,3 +129,25 @@ def test_lock_by_a_clock_that_was_a_day_ahead_is_deserted() -> None:
     lab.clock.advance(ASLEEP_S)
     with pytest.raises(CollectionBusyError):
         ahead.keep()
+
+
+def test_lock_of_a_collection_whose_clock_is_set_back_is_renewed_at_once() -> None:
+    """Until then it ends a day ahead, so that others take it; its owner must not go on beside them until that day."""
+    lab, ahead_s = Lab(), 86_400.0
+    first, second = (CollectionLock(lab.store, name, lambda: lab.clock() + ahead_s) for name in ("first", "second"))
+    first.__enter__()
+    first.__exit__(None, None, None)
+    second.__enter__()
+    ahead_s = 0.0
+    second.keep()
+    with pytest.raises(CollectionBusyError, match="second"):
+        first.__enter__()
+
+
+def test_collection_whose_clock_is_set_back_stops_if_its_lock_was_taken() -> None:
+    lab, ahead_s = Lab(), 86_400.0
+    ahead = CollectionLock(lab.store, "ahead", lambda: lab.clock() + ahead_s)
+    ahead.__enter__()
+    ahead_s = 0.0
+    with CollectionLock(lab.store, "next", lab.clock), pytest.raises(CollectionBusyError, match="this one stops"):
+        ahead.keep()

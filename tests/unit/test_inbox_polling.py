@@ -185,8 +185,8 @@ class LateStore(LocalStore):
         self.message: Pause | None = None
         self._is_listed = Event()
 
-    def list_children(self, prefix: str) -> list[str]:
-        found = super().list_children(prefix)
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
+        found = super().list_children(prefix, start_after=start_after)
         if prefix == inbox_folder("old-1"):
             self._is_listed.set()
         return found

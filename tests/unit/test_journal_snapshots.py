@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.journal import KEPT, read_snapshots
-from orchestrator.storage.layout import journal_segment, snapshots_folder
+from orchestrator.storage.layout import journal_folder, journal_segment, snapshots_folder
+from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client, ledger
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.scripted_sweep import World, diamond
@@ -43,6 +44,23 @@ def test_reader_with_a_snapshot_opens_only_the_segments_after_it(world: World) -
     assert client.load_snapshot(world.store, "sweep") == found
     assert found.state is SweepState.SUCCEEDED
     assert found.num_events > 10
+
+
+def test_reader_with_a_snapshot_lists_only_the_segments_after_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """S3 lists a thousand in one request: a long journal would take more requests than all else that is read."""
+    listed: list[str] = []
+    original = LocalStore.list_children
+
+    def list_counted(store: LocalStore, prefix: str, *, start_after: str = "") -> list[str]:
+        found = original(store, prefix, start_after=start_after)
+        listed.extend(f"{prefix}{child}" for child in found if prefix == journal_folder("sweep"))
+        return found
+
+    monkeypatch.setattr(LocalStore, "list_children", list_counted)
+    covered = int(names(world)[-1].removesuffix(".jsonl"))
+    client.load_snapshot(world.store, "sweep")
+    assert listed[0] == journal_segment("sweep", covered - 1), "the last one that the snapshot covers"
+    assert len(listed) <= 2
 
 
 def test_reader_with_and_without_snapshots_sees_the_same(world: World) -> None:

@@ -16,7 +16,6 @@ from orchestrator.search.log import (
     encode_search_event,
     fold_search,
     kept_trials,
-    read_search,
 )
 from orchestrator.search.outcome import commit_search
 from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError, TrialTask
@@ -99,7 +98,7 @@ def test_study_that_crashes_anywhere_ends_as_one_that_did_not(store, tmp_path, b
     whole = Runner(LocalStore(tmp_path / "other"), search_request(store, tmp_path, ASHA)).run()
     with pytest.raises(CrashError):
         Runner(store, search_request(store, tmp_path, ASHA), budget).run()
-    over = {view.number for view in fold_search(read_search(store, whole.request.key)).values() if view.ended_at_s}
+    over = {view.number for view in fold_search(SearchLog(store, whole.request.key).read()).values() if view.ended_at_s}
     resumed = Runner(store, search_request(store, tmp_path, ASHA, attempt=2))
     assert verdicts(resumed.run()) == verdicts(whole)
     assert over.isdisjoint(resumed.epochs), "a trial that had ended ran again"
@@ -107,7 +106,7 @@ def test_study_that_crashes_anywhere_ends_as_one_that_did_not(store, tmp_path, b
 
 def test_log_folds_to_the_state_that_its_writer_had(store, tmp_path):
     study = Runner(store, search_request(store, tmp_path, ASHA)).run()
-    events = read_search(store, study.request.key)
+    events = SearchLog(store, study.request.key).read()
     assert [fold_search(events)[view.number] for view in study.trials] == list(study.trials)
     assert [decode_search_event(encode_search_event(event)) for event in events] == events
 
@@ -121,7 +120,7 @@ def test_log_of_two_writers_ends_the_one_that_is_behind(store, tmp_path, num_bef
     heir.next_task()
     with pytest.raises(SearchFencedError, match=why):
         zombie.next_task()
-    assert len(fold_search(read_search(store, request.key))) == 1
+    assert len(fold_search(SearchLog(store, request.key).read())) == 1
 
 
 def test_log_of_a_newer_version_is_refused(store, tmp_path):
@@ -205,9 +204,9 @@ def test_value_that_was_told_before_a_crash_is_not_told_twice(store, tmp_path):
     assert first.tell(task.number, told)
     again = Runner(store, request).study
     assert next_of(again).number == task.number
-    before = len(read_search(store, request.key))
+    before = len(SearchLog(store, request.key).read())
     assert again.tell(task.number, told)
-    assert len(read_search(store, request.key)) == before
+    assert len(SearchLog(store, request.key).read()) == before
 
 
 def test_trial_that_is_shorter_than_others_is_complete_at_its_own_end(store, tmp_path, monkeypatch):
@@ -296,7 +295,7 @@ def test_kept_trials_are_those_that_something_needs(store, tmp_path):
     request = search_request(store, tmp_path, ASHA)
     with pytest.raises(CrashError):
         Runner(store, request, 25).run()
-    running = {view.key for view in fold_search(read_search(store, request.key)).values()}
+    running = {view.key for view in fold_search(SearchLog(store, request.key).read()).values()}
     assert kept_trials(store, request.key) == running
     study = Runner(store, request).run()
     commit_search(study, request, store, 0.0)

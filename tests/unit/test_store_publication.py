@@ -9,9 +9,10 @@ import pytest
 
 from orchestrator.controller.actor import StorePublication
 from orchestrator.storage.journal import JournalDamagedError
-from orchestrator.storage.layout import journal_folder
+from orchestrator.storage.layout import journal_folder, journal_segment
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.client import read_trouble
+from orchestrator.tracking.facts import TimelineReader
 from tests.scripted_sweep import World, diamond
 
 SWEEPS = ("a", "b", "c")
@@ -83,6 +84,18 @@ def test_publication_of_a_damaged_journal_does_not_keep_the_others(store: Counti
     with pytest.raises(JournalDamagedError):
         StorePublication(store, "", lambda *_: publisher).run()
     assert publisher.published == ["b", "c"]
+
+
+def test_publication_of_a_journal_that_lost_a_segment_names_it(store: CountingStore) -> None:
+    """Up to there the sweep still runs; a run on the server would say so for ever."""
+    reader, lost = TimelineReader(store, "a"), journal_segment("a", 1)
+    content = store.get(lost)
+    store.delete(lost)
+    for _ in range(2):
+        with pytest.raises(JournalDamagedError, match=r"segment 1 of .*it is missing, and later ones exist"):
+            reader.read()
+    store.put(lost, content)
+    assert reader.read().snapshot.state.is_final
 
 
 def test_publication_same_failure_is_told_once_and_again_after_it_worked(store: CountingStore, caplog) -> None:

@@ -18,7 +18,13 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor
 
-from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError
+from orchestrator.core.errors import (
+    CorruptObjectError,
+    NotFoundError,
+    StorageError,
+    StorageThrottledError,
+    StorageTimeoutError,
+)
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests
@@ -32,6 +38,8 @@ __all__ = ["Checkpoint", "CheckpointFolder"]
 _LOG = logging.getLogger(__name__)
 _KEEP_LAST = 2
 _MANIFEST = "manifest.json"
+OUTAGE = (StorageThrottledError, StorageTimeoutError)
+"""The store is out of reach, or asks to be left alone for a while."""
 
 Write = Callable[[], object]
 Copy = Callable[[str, int, Digests, int], bool]
@@ -162,8 +170,8 @@ class CheckpointFolder:
         each write; it may repeat it.
 
         Raises:
-            StorageError: a write failed; the checkpoint does not exist and its parts are deleted, as far as the store
-                lets it, or its manifest's acknowledgement was lost.
+            StorageError: a write failed; the checkpoint does not exist, or its manifest's acknowledgement was lost. If
+                the manifest's write was not reached, the parts are deleted, as far as the store answers and allows it.
         """
         name = checkpoint_name(snapshot.step, secrets.token_hex(8))
         folder = f"{self._root}/{name}"
@@ -173,6 +181,8 @@ class CheckpointFolder:
             persist(partial(self._store.put, other, content))
         try:
             objects = self._write_parts(folder, snapshot, persist)
+        except OUTAGE:
+            raise  # a deletion would wait for the store as long again, and the end of the attempt with it
         except Exception:
             # Each retry writes another folder: what is left of all of them would fill a store that is short of space.
             with suppress(StorageError):

@@ -15,12 +15,11 @@ from concurrent.futures import Future, wait
 from enum import StrEnum
 from threading import Event, Thread
 
-from orchestrator.core.errors import StorageError, StorageThrottledError, StorageTimeoutError
+from orchestrator.core.errors import StorageError
 from workloads.checkpoint.snapshot import Checkpoint, Snapshot
-from workloads.checkpoint.store import CheckpointFolder, Write
+from workloads.checkpoint.store import OUTAGE, CheckpointFolder, Write
 
 _LOG = logging.getLogger(__name__)
-_OUTAGE = (StorageThrottledError, StorageTimeoutError)
 _PATIENCE_S = 300.0
 """A longer outage is the controller's: it can wait without holding a device."""
 _ALLOWANCE_S = 2.0
@@ -173,7 +172,7 @@ class CheckpointWriter:
             try:
                 write()
                 return
-            except _OUTAGE as error:
+            except OUTAGE as error:
                 if self._is_closing.is_set():
                     raise
                 _LOG.warning(

@@ -147,11 +147,20 @@ class S3Store:
                 if is_name(name):
                     yield _stat(name, entry["Size"], entry)
 
-    def list_children(self, prefix: str) -> list[str]:
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         """See ``ObjectStore.list_children``."""
+        # Compared here, too: a folder of this name sorts behind it with its slash, and a server may ignore the field.
+        found = self._children(prefix, start_after)
+        return [child for child in found if child > start_after and is_name(f"{prefix}{child}")]
+
+    def refused_children(self, prefix: str) -> list[str]:
+        """See ``OpenableStore.refused_children``."""
+        return [child for child in self._children(prefix) if not is_name(f"{prefix}{child}")]
+
+    def _children(self, prefix: str, start_after: str = "") -> list[str]:
         full = f"{self._root}{prefix}"
         found: set[str] = set()
-        for page in self._pages(prefix, Delimiter="/"):
+        for page in self._pages(prefix, start_after, Delimiter="/"):
             found.update(entry["Key"] for entry in page.get("Contents", []))
             found.update(entry["Prefix"] for entry in page.get("CommonPrefixes", []))
         children = {name.removeprefix(full).rstrip("/") for name in found} - {""}
@@ -270,14 +279,15 @@ class S3Store:
 
         return self._bucket.read_once("get_object", self._key(name), read)
 
-    def _pages(self, prefix: str, **parameters: str) -> Iterator[Response]:
-        token: dict[str, str] = {}
+    def _pages(self, prefix: str, start_after: str = "", **parameters: str) -> Iterator[Response]:
+        full = f"{self._root}{prefix}"
+        begin = {"StartAfter": f"{full}{start_after}"} if start_after else {}
         while True:
-            page = self._bucket.repeat("list_objects_v2", Prefix=f"{self._root}{prefix}", **parameters, **token)
+            page = self._bucket.repeat("list_objects_v2", Prefix=full, **parameters, **begin)
             yield page
             if not page.get("IsTruncated"):
                 return
-            token = {"ContinuationToken": page["NextContinuationToken"]}
+            begin = {"ContinuationToken": page["NextContinuationToken"]}
 
 
 def _unread(name: str) -> Callable[[Response], ObjectStat]:
