@@ -274,8 +274,8 @@ def part_object(record: Record, name: str) -> str:
 def remedy_of(object_name: str) -> str:
     """What a person has to do about an object whose bytes are not those on record, as the end of a sentence.
 
-    A job that starts again takes over what earlier attempts finished, and of shards it compares sizes only: so the
-    object must go, too. Indexes name shards of data sets by their place, which changes.
+    A job that runs again takes over what earlier attempts finished, of which it compares sizes only, as there may be
+    terabytes: so the object must go, too. Indexes name shards of data sets by their place, which changes.
     """
     _, kind, key, *_ = [*object_name.split("/"), "", ""]
     if not object_name.startswith(f"{artifact_folder(key)}/"):
@@ -305,9 +305,9 @@ def download_part(store: ObjectStore, record: Record, name: str, path: Path) -> 
 def _verify(record: Record, name: str, size_bytes: int, found: str) -> None:
     part, digests = record.parts[name], record.parts[name].digests
     if size_bytes != part.size_bytes or not digests.match(found):
+        object_name = part_object(record, name)
         message = (
-            f"part {name} of {record.key} has {size_bytes} bytes and {digests.algorithm} {found[:12]}..., its record "
+            f"{object_name} (part {name}) has {size_bytes} bytes and {digests.algorithm} {found[:12]}..., its record "
             f"says {part.size_bytes} and {digests.expected[:12]}...: the store lost or changed it; "
-            "delete the record to redo it"
         )
-        raise CorruptObjectError(message)
+        raise CorruptObjectError(message + remedy_of(object_name))

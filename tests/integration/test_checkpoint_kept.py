@@ -13,7 +13,7 @@ import safetensors.torch
 import timm
 import torch
 
-from orchestrator.core.contract import Execution, JobRequest
+from orchestrator.core.contract import Execution, JobRequest, Progress
 from orchestrator.core.errors import PreemptedError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.retention.fsck import Depth, check_store
@@ -58,9 +58,12 @@ def at_question(number: int) -> Callable[[], bool]:
 def test_kept_checkpoints_are_parts_that_timm_loads_and_the_training_is_as_without(
     tiny: TinyTraining, tmp_path: Path
 ) -> None:
-    request = keeping(tiny)
-    tiny.run(request)
+    request, told = keeping(tiny), list[Progress]()
+    tiny.run(request, report=told.append)
     record = read_record(tiny.store, request.key)
+    assert sorted(progress.step for progress in told) == [progress.step for progress in told]
+    writing = [progress.phase for progress in told if progress.phase.startswith("write")]
+    assert writing == ["write", "write weights of step 6", "write weights of step 12"]
     places = {name.rpartition("/")[0] for name in record.parts} - {""}
     assert places == {"epochs/1", "epochs/2", "best/1", "best/2"}
     kept = record.summary["kept"]

@@ -275,16 +275,23 @@ def damage(store: LocalStore, name: str, at: int = -1) -> None:
     store.put(name, bytes(content))
 
 
-def test_embed_without_its_record_makes_damaged_features_anew(tmp_path: Path) -> None:
-    """As the message says; sound ones are kept. The copies on the node are gone."""
+def test_damaged_features_are_made_anew_when_what_the_message_names_is_deleted(tmp_path: Path) -> None:
+    """Sound ones are kept, and not read: there may be terabytes. The copies on the node are gone."""
     plane = Plane(tmp_path, num_train=600)
     table, record = plane.features(plane.embed()), read_record(plane.store, plane.embed().key)
-    damage(plane.store, part_object(record, next(name for name in record.parts if "features-000000000256" in name)))
+    damaged = part_object(record, next(name for name in record.parts if "features-000000000256" in name))
+    damage(plane.store, damaged)
     shutil.rmtree(plane.tiny.folder / "cache")
-    with pytest.raises(CorruptObjectError, match=rf"delete it and {record_name(record.key)}, then submit again"):
+    with pytest.raises(CorruptObjectError) as refused:
         plane.features(plane.embed())
-    plane.store.delete(record_name(record.key))
-    again = plane.features(plane.embed(attempt=2))
+    assert str(refused.value).startswith(f"{damaged} in {plane.store.uri} has blake3 ")
+    assert f"; delete it and {record_name(record.key)}, then submit again to make it anew" in str(refused.value)
+    for name in (damaged, record_name(record.key)):
+        plane.store.delete(name)
+    with mock.patch.object(LocalStore, "get", autospec=True, side_effect=LocalStore.get) as read:
+        plane.tiny.run(plane.embed(attempt=2))
+    assert not [call for call in read.call_args_list if "/features-" in call.args[1]]
+    again = FeatureTable.open(plane.store, record.key, tmp_path / "cache")
     assert read_record(plane.store, record.key).summary["rows_of_earlier_attempts"] == 600 - 256
     assert again.take(np.arange(600)).tobytes() == table.take(np.arange(600)).tobytes()
 
@@ -315,12 +322,16 @@ def test_embed_has_one_budget_of_bad_samples_for_all_attempts(tmp_path: Path, mo
         with pytest.raises(BadDataError, match=r"more than 2 samples that cannot be decoded.*undecodable 3: train-\d+"):
             plane.tiny.run(plane.embed(attempt=attempt))
         assert FinishedRows(plane.store, plane.embed().key).find()[0].stop == 256
+    (rows,) = FinishedRows(plane.store, plane.embed().key).find()
     monkeypatch.undo()
     spoil(plane, monkeypatch, [10, 20, 300], budget=1 / 600)
     seen: list[Progress] = []
     with pytest.raises(BadDataError, match=r"more than 1 samples.*undecodable 2: .* could not be decoded"):
         plane.tiny.run(plane.embed(attempt=3), report=seen.append)
-    assert {progress.phase for progress in seen} == {"setup"}
+    assert [progress.phase for progress in seen] == ["setup"]
+    damage(plane.store, f"{rows.folder}/{rows.missing}")
+    with pytest.raises(CorruptObjectError, match=f"{rows.missing} in .* is not what was written: .*; delete it and "):
+        plane.tiny.run(plane.embed(attempt=4))
 
 
 def test_embed_does_not_commit_rows_of_all_ranks_that_lack_more_samples_than_the_budget_allows(

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from orchestrator.core.contract import ExecutionContext
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.planning.graph import data_checks
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle, cut_shards, sorted_shards
 from orchestrator.storage.artifacts import read_record
@@ -27,7 +26,7 @@ from workloads.data.scan_splits import ScannedSplit
 from workloads.data.subset import SampleView
 from workloads.runtime.streams import Stage
 from workloads.train.recipe import Recipe
-from workloads.train.samples import CHUNKS, POOR, REPAIRED, LabelledSamples, LabelledSplit, poor_mixing
+from workloads.train.samples import LabelledSamples, LabelledSplit, poor_mixing
 from workloads.train.task import JobContext
 
 CLASSES = 92
@@ -126,10 +125,6 @@ def test_few_samples_of_shuffled_shards_are_fine() -> None:
     random = np.random.default_rng(0)
     leaves = random.permutation(np.repeat(np.arange(100), 400))
     assert complaint_of(view_of(leaves, 40, random.random(40_000) < 0.02)) == ""
-
-
-def test_jobs_judge_shards_as_plans_do() -> None:
-    assert (POOR, REPAIRED, CHUNKS) == (data_checks._POOR, data_checks._REPAIRED, data_checks._CHUNKS)
 
 
 def test_sorted_shards_of_data_groups_are_repaired_by_larger_blocks() -> None:

@@ -23,7 +23,7 @@ from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[imp
 from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ExecutionContext, Progress
-from orchestrator.core.errors import PreemptedError, SpecError, UserError
+from orchestrator.core.errors import CorruptObjectError, PreemptedError, SpecError, UserError
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
@@ -239,16 +239,21 @@ def test_simulation_that_yields_too_many_leaves_no_seed_to_later_attempts(
     assert ran == [0, 1, 2]
 
 
-def test_simulation_without_its_record_makes_damaged_arrays_anew(tmp_path: Path) -> None:
+def test_damaged_array_of_a_simulation_is_made_anew_when_what_the_message_names_is_deleted(tmp_path: Path) -> None:
     job, context, answers = plan_of(SWEEP).jobs[0], context_of(tmp_path), iter([True])
     with pytest.raises(PreemptedError):
         run_job(job, context_of(tmp_path, should_stop=lambda: next(answers)))
     run_job(job, context)
     record = read_record(context.store, job.key)
-    array = read_part(context.store, record, "arrays/0/steps.npy")
-    context.store.put(part_object(record, "arrays/0/steps.npy"), array[:-1] + bytes([array[-1] ^ 1]))
-    context.store.delete(record_name(job.key))
+    array, damaged = read_part(context.store, record, "arrays/0/steps.npy"), part_object(record, "arrays/0/steps.npy")
+    context.store.put(damaged, array[:-1] + bytes([array[-1] ^ 1]))
+    with pytest.raises(CorruptObjectError, match=f"^{damaged} .*; delete it and {record_name(job.key)}, then submit"):
+        read_part(context.store, record, "arrays/0/steps.npy")
+    for name in (damaged, record_name(job.key)):
+        context.store.delete(name)
+    ran.clear()
     run_job(job, context)
+    assert 0 in ran
     assert read_part(context.store, read_record(context.store, job.key), "arrays/0/steps.npy") == array
 
 

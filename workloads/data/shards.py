@@ -123,7 +123,7 @@ class FinishedShards:
         self._store, self._root, self._names = store, checkpoints_folder(key), names
 
     def find(self, numbers: Collection[int]) -> dict[int, FinishedShard]:
-        """Those of some shards that are there, by number. Damaged ones are passed over."""
+        """Those of some shards that are there, by number: with a sound manifest, and of their size. None is read."""
         wanted = frozenset(numbers)
         folders: dict[int, list[str]] = {}
         for child in self._store.list_children(f"{self._root}/"):

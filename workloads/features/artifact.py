@@ -8,12 +8,9 @@ durable before the artifact is: an attempt that died leaves them to the next.
 from __future__ import annotations
 
 import json
-import logging
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -23,17 +20,16 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError, CorruptObjectError, NotFoundError
 from orchestrator.storage import ObjectStore
-from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
+from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record, remedy_of
+from orchestrator.storage.digests import digest_of
 from orchestrator.storage.layout import checkpoints_folder
 from workloads.data.cache import ObjectCache
-from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest, is_intact
+from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
 FEATURES_PART: Final = "features.json"
 _MANIFEST: Final = "manifest.json"
 _EMPTY_BYTES: Final = len(npy_bytes(np.empty(0, dtype=np.int64)))
-_NUM_READERS: Final = 8
-_LOG = logging.getLogger(__name__)
 _FEATURES: Final = re.compile(r"features-(\d{12})-(\d{12})\.npy")
 
 
@@ -138,7 +134,11 @@ class FinishedRows:
         self._store, self._root = store, checkpoints_folder(key)
 
     def find(self) -> list[RowRange]:
-        """Complete and disjoint ones, by ``start``, whose objects have the right sizes; reads no object."""
+        """Complete and disjoint ones, by ``start``: those with a sound manifest, whose objects have their sizes.
+
+        Their rows are not read. So rows of the right size that are damaged are found; whoever opens the artifact
+        refuses them, and says what to delete (``remedy_of``).
+        """
         found = [rows for name in self._store.list_children(f"{self._root}/") if (rows := self._open(name))]
         disjoint: list[RowRange] = []
         for rows in sorted(found, key=lambda rows: (rows.start, -rows.stop, rows.folder)):
@@ -146,39 +146,13 @@ class FinishedRows:
                 disjoint.append(rows)
         return disjoint
 
-    def forget_damaged(self, tell: Callable[[int, int], None]) -> None:
-        """Delete the manifests of rows whose objects are not as they were written, so that nobody finds them.
-
-        Every byte of them is read, eight objects at once: 57 GB of features, as of 14 million samples with 2,048 of
-        them, take a minute at 1 GB/s, and some 25 s of CPU.
-
-        Args:
-            tell: called with the runs of rows that were read and those in all; may raise to stop.
+    def missing(self, finished: Iterable[RowRange]) -> NDArray[np.int64]:
+        """Ordinals in some of them that could not be decoded; where there are none, nothing is read.
 
         Raises:
-            StorageError: they cannot be read, or their manifests not deleted.
+            CorruptObjectError: they are not what was written.
         """
-        read: set[str] = set()
-        # Without a damaged run, others of the same rows may be found.
-        while unread := [rows for rows in self.find() if rows.folder not in read]:
-            with (
-                ThreadPoolExecutor(_NUM_READERS) as pool,
-                closing(pool.map(self._is_whole, unread)) as found,  # type: ignore[type-var] # it is a generator
-            ):
-                for rows, is_whole in zip(unread, found, strict=True):
-                    if not is_whole:
-                        _LOG.warning("rows %d to %d in %s are damaged: made anew", rows.start, rows.stop, rows.folder)
-                        self._store.delete(f"{rows.folder}/{_MANIFEST}")
-                    read.add(rows.folder)
-                    tell(len(read), len(read | {rows.folder for rows in unread}))
-
-    def missing(self, finished: Iterable[RowRange]) -> NDArray[np.int64]:
-        """Ordinals in some of them that could not be decoded; where there are none, nothing is read."""
-        parts = [
-            from_npy_bytes(self._store.get(f"{rows.folder}/{rows.missing}"))
-            for rows in finished
-            if rows.objects[rows.missing].size_bytes > _EMPTY_BYTES
-        ]
+        parts = [self._read_missing(rows) for rows in finished if rows.objects[rows.missing].size_bytes > _EMPTY_BYTES]
         return np.concatenate([np.empty(0, dtype=np.int64), *parts])
 
     def write(self, start: int, features_PD: NDArray[np.float16], missing: NDArray[np.int64]) -> RowRange:
@@ -192,8 +166,13 @@ class FinishedRows:
         self._store.put(f"{rows.folder}/{_MANIFEST}", encode_manifest(stop, rows.objects))
         return rows
 
-    def _is_whole(self, rows: RowRange) -> bool:
-        return all(is_intact(self._store, f"{rows.folder}/{name}", entry) for name, entry in rows.objects.items())
+    def _read_missing(self, rows: RowRange) -> NDArray[np.int64]:
+        name, digests = f"{rows.folder}/{rows.missing}", rows.objects[rows.missing].digests
+        content = self._store.get(name)
+        if not digests.match(digest_of(content, digests.algorithm)):
+            message = f"{name} in {self._store.uri} is not what was written: the store lost or changed it"
+            raise CorruptObjectError(f"{message}; {remedy_of(name)}")
+        return from_npy_bytes(content)
 
     def _open(self, name: str) -> RowRange | None:
         folder = f"{self._root}/{name}"

@@ -94,9 +94,6 @@ class Embedding:
             PreemptedError: some rank was asked to stop.
             BadDataError: more samples cannot be decoded than the budget allows, those in finished rows included.
         """
-        with self._ranks.at_own_pace():
-            if self._ranks.is_first:
-                self._finished.forget_damaged(self._tell_read)
         finished = self._finished.find()
         self.num_resumed = sum(rows.stop - rows.start for rows in finished)
         self._source.bad_samples.recall(self._finished.missing(finished))
@@ -204,10 +201,6 @@ class Embedding:
         found: NDArray[np.float16] = features_BF.numpy()
         return found
 
-    def _tell_read(self, done: int, total: int) -> None:
-        self._context.report(Progress(phase="setup", step=done, total_steps=total))
-        self._stop_if_asked()
-
     def _report_all(self, done: int) -> None:
         """Of a gang only the first rank's progress is seen: without it, a long wait would look like a hang."""
         rows = self.num_resumed + done
@@ -215,10 +208,7 @@ class Embedding:
 
     def _tick(self, row: int, pace: Pace) -> None:
         self._context.report(Progress(phase="embed", step=row, total_steps=self._num_samples))
-        self._stop_if_asked(pace)
-
-    def _stop_if_asked(self, pace: Pace | None = None) -> None:
-        if self._context.should_stop() or (pace is not None and pace.is_stopping):
+        if self._context.should_stop() or pace.is_stopping:
             message = f"{self._request.job} was asked to stop; it goes on from its finished rows when it runs again"
             raise PreemptedError(message)
 

@@ -182,16 +182,17 @@ def _write(
     metrics = _metrics(state, task)
     if not loop.keeper.is_idle:
         summary["kept"] = loop.keeper.summary()
-        _add_kept(writer, task, loop, lambda step: context.report(replace(told, step=step)))
+        _add_kept(writer, task, loop, lambda phase: context.report(replace(told, phase=phase)))
     outcome = writer.commit(now=time.time(), metrics=metrics, summary=summary, package_digest=package_digest())
     # Only after the record exists: until then the checkpoints are all there is of this job.
     loop.discard_checkpoints()
     return outcome
 
 
-def _add_kept(writer: ArtifactWriter, task: TrainedModel, loop: TrainingLoop, tell: Callable[[int], None]) -> None:
+def _add_kept(writer: ArtifactWriter, task: TrainedModel, loop: TrainingLoop, tell: Callable[[str], None]) -> None:
     def parts_of(checkpoint: Checkpoint) -> dict[str, bytes]:
-        tell(checkpoint.step)  # many of them may take longer than anything may without a step
+        # A phase each: many may take longer than one phase may without a step, and the training has reached its last.
+        tell(f"write weights of step {checkpoint.step}")
         loop.learner.load_committed(checkpoint)
         return _weights(task)
 

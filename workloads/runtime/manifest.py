@@ -12,13 +12,10 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 from typing import Any
 
-from orchestrator.core.errors import CorruptObjectError, NotFoundError
-from orchestrator.core.units import MIB
-from orchestrator.storage import ObjectStore
-from orchestrator.storage.digests import Digests, digest_of, digests_of, new_hasher
+from orchestrator.core.errors import CorruptObjectError
+from orchestrator.storage.digests import Digests, digests_of
 
 VERSION = 3
-_RANGE_BYTES = 8 * MIB
 _READ_VERSIONS = (2, 3)
 
 
@@ -71,30 +68,6 @@ def decode_manifest(content: bytes) -> dict[str, Entry]:
     if content != unaltered:
         raise CorruptObjectError("the manifest is not as it was written: its own sha256 does not match")
     return objects
-
-
-def is_intact(store: ObjectStore, name: str, entry: Entry) -> bool:
-    """Whether an object is what a manifest says of it, to the last byte; read again once if not.
-
-    It is read in ranges, one after the other, so that 8 MiB of it are in memory.
-    """
-    return any(entry.digests.match(_stored_digest(store, name, entry)) for _ in range(2))
-
-
-def _stored_digest(store: ObjectStore, name: str, entry: Entry) -> str:
-    """Empty if there is no such object, or one of another size."""
-    algorithm = entry.digests.algorithm
-    try:
-        if entry.size_bytes <= _RANGE_BYTES:
-            return digest_of(store.get(name), algorithm)
-        if store.stat(name).size_bytes != entry.size_bytes:
-            return ""
-        hasher = new_hasher(algorithm)
-        for start in range(0, entry.size_bytes, _RANGE_BYTES):
-            hasher.update(store.get_range(name, start, min(_RANGE_BYTES, entry.size_bytes - start)))
-        return hasher.hexdigest()
-    except NotFoundError:
-        return ""
 
 
 def _encode(document: Mapping[str, Any]) -> bytes:

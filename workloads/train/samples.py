@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from orchestrator.core.class_mixing import is_poor, repair_of
 from orchestrator.core.errors import UserError
 from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.decode import DecoderName, Interpolation
@@ -30,9 +31,6 @@ from workloads.train.evaluate import EVAL_BATCH_SIZE, EvalInputs, EvalLevel, eva
 from workloads.train.recipe import Recipe
 from workloads.train.task import JobContext
 
-POOR, REPAIRED = 0.8, 0.95
-CHUNKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)
-"""As plans judge the shards of whole splits (``orchestrator.planning.graph.data_checks``, which a test compares)."""
 _LOOKED_AT = 16
 _LOG = logging.getLogger(__name__)
 
@@ -195,17 +193,14 @@ def poor_mixing(train: LabelledSplit, recipe: Recipe, seed: int, stage: Stage) -
         return float(np.mean([len(np.unique(split.leaves[order.ordinals(at, at + size)])) for at in starts]))
 
     found = classes_per_batch(recipe.shuffle_chunk_samples)
-    if found >= POOR * wanted:
+    if not is_poor(found, wanted):
         return ""
-    remedy = f"shuffle_block_shards: {len(view.shard_sizes)}` in the recipe shuffles all of them"
-    for chunk in CHUNKS if groups is None else ():
-        if (mixed := classes_per_batch(chunk)) >= REPAIRED * wanted:
-            remedy = f"shuffle_chunk_samples: {chunk}` in the recipe makes it {mixed:.0f}"
-            break
+    num_shards = len(view.shard_sizes)
+    remedy = repair_of(classes_per_batch, wanted, num_shards=num_shards, is_grouped=groups is not None)
     return (
-        f"of its {len(view.shard_sizes)} training shards {np.count_nonzero(view.shard_sizes)} hold samples to train "
+        f"of its {num_shards} training shards {np.count_nonzero(view.shard_sizes)} hold samples to train "
         f"on, and these are sorted by class: a batch of {size} holds {found:.0f} of the {np.count_nonzero(shares_C)} "
-        f"classes, fully shuffled {wanted:.0f}; `{remedy}"
+        f"classes, fully shuffled {wanted:.0f}; {remedy}"
     )
 
 

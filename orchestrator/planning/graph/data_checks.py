@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
+from orchestrator.core.class_mixing import is_poor, repair_of
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.sweepfile.known_models import shipped_models
@@ -21,13 +22,6 @@ SPREAD_FIELD: Final = "class_spread"
 """Field of an index record's summary, and of the answer of ``data index``."""
 DEFAULT_BLOCK_SHARDS: Final = 16
 DEFAULT_BATCH_SIZE: Final = 256
-_POOR: Final = 0.8
-"""Share of a full shuffle's classes per batch below which a warning is printed."""
-_REPAIRED: Final = 0.95
-_CHUNKS: Final = (256, 128, 64, 32, 16, 8, 4, 2, 1)
-"""Longer runs cost fewer reads, so the longest one that mixes well is advised."""
-
-
 _LADDER = (2, 8, 32, 64, 128, 256, 512, 1024)  # as in workloads.jobs.cluster, which a test compares
 _WORTH_SAYING = 1e13
 """Operations: minutes on a core or two."""
@@ -97,7 +91,7 @@ class ClassSpread:
         if not self.rows:
             return ""  # no sample has a class
         wanted, found = self.fully_shuffled(shuffle.batch_size), self.classes_per_batch(shuffle)
-        if found >= _POOR * wanted:
+        if not is_poor(found, wanted):
             return ""
         held = sum(classes for _, classes, _ in self.rows)
         block = f"shuffle_block_shards: {shuffle.block_shards}"
@@ -111,11 +105,11 @@ class ClassSpread:
         )
 
     def _repair(self, shuffle: Shuffle, wanted: float) -> str:
-        for chunk in _CHUNKS if shuffle.data_groups == 1 else ():  # groups of shards and runs of all exclude each other
+        def mixed_by(chunk: int) -> float:
             tried = Shuffle(batch_size=shuffle.batch_size, block_shards=shuffle.block_shards, chunk_samples=chunk)
-            if (mixed := self.classes_per_batch(tried)) >= _REPAIRED * wanted:
-                return f"`shuffle_chunk_samples: {chunk}` in the recipe makes it {mixed:.0f}"
-        return f"`shuffle_block_shards: {self.num_shards}` in the recipe shuffles all of them"
+            return self.classes_per_batch(tried)
+
+        return repair_of(mixed_by, wanted, num_shards=self.num_shards, is_grouped=shuffle.data_groups > 1)
 
     def _units(self, total: int, shuffle: Shuffle) -> tuple[float, float]:
         """R and b, as ``SampleOrder`` cuts them; a batch that is larger than a block draws on several, parts too.
