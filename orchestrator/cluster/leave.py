@@ -20,9 +20,12 @@ from itertools import count
 
 from orchestrator.backends.ray.draining import ControlStore, DrainError, RayNode, UnreachableError
 from orchestrator.core.errors import OrchestratorError
+from orchestrator.stack.ports import check_answers
 
 _POLL_S = 0.5
 _LEAST_S = 1.0
+_GONE_S = 20.0
+"""A head is gone if nothing has listened at its address for so long: GPUs of a deleted cluster must not wait longer."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -31,6 +34,14 @@ class Waiting(StrEnum):
 
     UNTIL_GONE = "until_gone"
     NOT = "not"
+
+
+class _AbsentError(UnreachableError):
+    """Nothing listens at the head's address."""
+
+
+class _UnlistedError(DrainError):
+    """The head does not list the node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,35 +64,66 @@ def leave(
 ) -> bool:
     """Drain a node; returns True once it holds nothing and has ended, False if it had not ended in time.
 
-    Without waiting, returns True once the node is drained.
+    A head at whose address nothing has listened for 20 s is not waited for. Without waiting, returns True once the
+    node is drained.
 
     Raises:
-        DrainError: the node is not found, is the head, or Ray did not answer in all of the time.
+        DrainError: the node is not found, is the head, or Ray did not answer in all of the time, or is gone.
     """
     ends_s = clock() + max(_LEAST_S, request.seconds_left)
-    store, node = _drain(request, ends_s, clock, sleep)
+    head = _Head(_address(request.address), clock)
+    store, node = _drain(request, head, ends_s, sleep)
     if request.waiting is Waiting.NOT:
         return True
-    while clock() < ends_s:
-        if _is_gone(store, node.node_id):
+    while clock() < ends_s and not head.is_gone:
+        if _is_gone(head, store, node.node_id):
             return True
         sleep(_POLL_S)
     return False
 
 
-def _drain(
-    request: Leave, ends_s: float, clock: Callable[[], float], sleep: Callable[[float], None]
-) -> tuple[ControlStore, RayNode]:
-    """Drain the node. A head that does not answer is asked again: the notice comes only once."""
-    address, node = _address(request.address), None
+class _Head:
+    """The head's address, and for how long nothing has listened there."""
+
+    def __init__(self, address: str, clock: Callable[[], float]) -> None:
+        self.address = address
+        self.clock = clock
+        self._absent_since_s: float | None = None
+
+    def check(self) -> None:
+        """Raise ``_AbsentError`` if certainly nothing listens there; Ray itself would take 40 s to find out."""
+        try:
+            check_answers(self.address, _LEAST_S)
+        except OSError as error:
+            # A name without an address is what a service of Kubernetes leaves whose pod was deleted.
+            is_unknown = isinstance(error, socket.gaierror) and error.errno in {socket.EAI_NONAME, socket.EAI_NODATA}
+            if is_unknown or isinstance(error, ConnectionRefusedError):
+                if self._absent_since_s is None:
+                    self._absent_since_s = self.clock()
+                raise _AbsentError(f"nothing listens at {self.address}, the head's address ({error})") from error
+        self._absent_since_s = None
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether nothing has listened for so long that nobody waits for it any more."""
+        return self._absent_since_s is not None and self.clock() >= self._absent_since_s + _GONE_S
+
+
+def _drain(request: Leave, head: _Head, ends_s: float, sleep: Callable[[float], None]) -> tuple[ControlStore, RayNode]:
+    """Drain the node. A head that does not answer is asked again: the notice comes only once.
+
+    One that has just come back may not list the node yet.
+    """
+    node = None
     for number in count():
         try:
-            store = ControlStore(address)
+            head.check()
+            store = ControlStore(head.address)
             node = node or _choose(store.nodes(), request.node, request.label)  # once drained, it may be gone already
-            store.drain(node.node_id, request.reason, max(_LEAST_S, ends_s - clock()))
+            store.drain(node.node_id, request.reason, max(_LEAST_S, ends_s - head.clock()))
             return store, node
-        except UnreachableError as error:
-            if clock() >= ends_s:
+        except (UnreachableError, _UnlistedError) as error:
+            if head.is_gone or head.clock() >= ends_s or (isinstance(error, _UnlistedError) and not number):
                 raise
             if not number:
                 _LOG.warning("%s; asking again", error)
@@ -89,8 +131,9 @@ def _drain(
     raise AssertionError
 
 
-def _is_gone(store: ControlStore, node_id: str) -> bool:
+def _is_gone(head: _Head, store: ControlStore, node_id: str) -> bool:
     try:
+        head.check()
         return all(one.node_id != node_id for one in store.nodes())
     except DrainError:
         return False  # a busy head; the node's own end is what counts
@@ -120,9 +163,10 @@ def _choose(nodes: Iterable[RayNode], prefix: str, label: str = "") -> RayNode:
     else:
         found = [one for one in every if one.host == socket.gethostname() or one.address in _own_addresses()]
     if len(found) != 1:
+        kind = DrainError if found else _UnlistedError
         where = f"have {label}" if label else f"are called {prefix}..." if prefix else "are on this machine"
         names = ", ".join(f"{one.node_id[:12]} on {one.host}" for one in every)
-        raise DrainError(f"{len(found)} nodes {where}, one is needed; name it with --node. There are: {names}")
+        raise kind(f"{len(found)} nodes {where}, one is needed; name it with --node. There are: {names}")
     if found[0].is_head:
         raise DrainError(
             "this is the head, which all others need; bring the cluster to rest instead: orchestrator drain"

@@ -10,6 +10,8 @@ module, ``--help`` too: it imports nothing heavy.
 
 from __future__ import annotations
 
+import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +37,11 @@ NO_CONTEXT = "none"
 """Name that selects no context, whatever other places choose."""
 _OF_PROJECT = frozenset({DOTENV_FILE, PROJECT_FILE})
 """Places of settings that come with a project."""
+_NOT_OF_PROJECT = "a file that comes with a project, perhaps somebody else's, must not"
+_RAY_MODE, _RAY_ON_KUBERNETES = "RAY_AUTH_MODE", "RAY_ENABLE_K8S_TOKEN_AUTH"
+_POD_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
+_MLFLOW_PASSWORD, _MLFLOW_TOKEN = "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"
+_WEB = re.compile("https?:", re.IGNORECASE)
 _HIDDEN = "***"
 _APPLIED: list[Resolved] = []
 
@@ -354,13 +361,14 @@ def resolve(directory: Path, environment: Mapping[str, str], context: str = "") 
 
     Raises:
         SpecError: a file cannot be read, or says something that is not a setting; or there is no such context; or a
-            file of the project decides where the user's token goes.
+            file of the project decides where the user's token, or login for tracking servers, goes.
     """
     layers, user = _layers(directory, environment, context)
     choice = _choice(layers)
     context_values = _context_values(choice, user)
     found = [_resolve(setting, layers, choice, context_values) for setting in SETTINGS]
-    problems = [*map(_problem, found), _token_problem({each.setting.name: each for each in found}, layers)]
+    by_name = {each.setting.name: each for each in found}
+    problems = [*map(_problem, found), _token_problem(by_name, layers), _login_problem(by_name, layers)]
     if any(problems):
         raise SpecError(tuple(problem for problem in problems if problem))
     return found
@@ -500,29 +508,74 @@ def _problem(resolved: Resolved) -> str:
 def _token_problem(found: Mapping[str, Resolved], layers: Sequence[_Layer]) -> str:
     """The error where a file of the project would send a secret of the user away; empty if there is none."""
     token, address = found[RAY_TOKEN.name], found["ray_address"]
+    is_joined = bool(address.value) and not address.value.startswith(("http://", "https://"))
     address = address if address.value else found["dashboard_address"]
-    why = "a file that comes with a project, perhaps somebody else's, must not"
     if token.origin == DOTENV_FILE and not _is_held(token.value, layers):
         return (
-            f"{DOTENV_FILE} names a token that is elsewhere: {why} choose which secret is sent; name the token in a "
-            f"context of yours, see: orchestrator config set-context --help, or set {RAY_TOKEN.variable}"
+            f"{DOTENV_FILE} names a token that is elsewhere: {_NOT_OF_PROJECT} choose which secret is sent; name the "
+            f"token in a context of yours, see: orchestrator config set-context --help, or set {RAY_TOKEN.variable}"
         )
-    if token.value and token.origin not in _OF_PROJECT and address.value and address.origin in _OF_PROJECT:
+    place = token.origin if token.value else _token_that_ray_finds(layers) if is_joined else ""
+    if place and place not in _OF_PROJECT and address.value and address.origin in _OF_PROJECT:
         return (
-            f"{address.origin} names the cluster {address.shown}, and the token comes from {token.origin}: {why} "
+            f"{address.origin} names the cluster {address.shown}, and the token comes from {place}: {_NOT_OF_PROJECT} "
             f"choose where your token goes; if you trust this address, set {address.setting.variable} to it, or, in "
             "another directory, make a context of address and token (orchestrator config set-context), for --context"
         )
     return ""
 
 
+def _token_that_ray_finds(layers: Sequence[_Layer]) -> str:
+    """The file whose token Ray sends to the cluster that it joins if no token is named; empty if it sends none."""
+    environment, dotenv = _variables(layers)
+    variables = {**dotenv, **environment}
+    if variables.get(_RAY_MODE, "").lower() != "token":
+        return ""
+    own = os.access(_in_home(environment, ".ray/auth_token"), os.R_OK)
+    of_pod = bool(variables.get(_RAY_ON_KUBERNETES)) and os.access(_POD_TOKEN, os.R_OK)
+    return _POD_TOKEN if of_pod else "~/.ray/auth_token" if own else ""
+
+
+def _login_problem(found: Mapping[str, Resolved], layers: Sequence[_Layer]) -> str:
+    """The error where a file of the project would have MLflow log in to a server as the user; empty if there is none.
+
+    MLflow sends its login to every server it talks to. ``allowed_uris`` lists to which of a sweep's choice it may.
+    """
+    for setting in (found["mlflow_tracking_uri"], found["allowed_uris"]):
+        if setting.origin in _OF_PROJECT and _WEB.search(setting.value) and (place := _login_for_mlflow(layers)):
+            return (
+                f"{setting.origin} names a tracking server ({setting.setting.name}: {setting.shown}), and the login "
+                f"for it comes from {place}: {_NOT_OF_PROJECT} choose where your login goes; if you trust this server, "
+                f"set {setting.setting.variable} to the same value"
+            )
+    return ""
+
+
+def _login_for_mlflow(layers: Sequence[_Layer]) -> str:
+    """Where the user's secret for tracking servers is; empty if MLflow finds none, or that of ``.env``."""
+    environment, dotenv = _variables(layers)
+    for name in (_MLFLOW_PASSWORD, _MLFLOW_TOKEN):
+        if environment.get(name) and environment[name] != dotenv.get(name):
+            return f"environment {name}"
+    is_read = not {**dotenv, **environment}.get(_MLFLOW_PASSWORD)  # else MLflow prefers the variable
+    file = _in_home(environment, ".mlflow/credentials")
+    return "~/.mlflow/credentials" if is_read and os.access(file, os.R_OK) else ""
+
+
+def _in_home(environment: Mapping[str, str], path: str) -> Path:
+    return Path(environment.get("HOME", "~"), path).expanduser()
+
+
+def _variables(layers: Sequence[_Layer]) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """Those of the environment and of ``.env``."""
+    found = {layer.place: layer.variables or {} for layer in layers}
+    return found["environment"], found[DOTENV_FILE]
+
+
 def _is_held(token: str, layers: Sequence[_Layer]) -> bool:
     """Whether a reference of ``.env`` means a variable of ``.env`` itself, and not one of the user's environment."""
     kind, _, name = token.removeprefix("${").removesuffix("}").partition(":")
-    environment, dotenv = (
-        next(layer.variables or {} for layer in layers if layer.place == place)
-        for place in ("environment", DOTENV_FILE)
-    )
+    environment, dotenv = _variables(layers)
     return kind == "env" and name in dotenv and environment.get(name, dotenv[name]) == dotenv[name]
 
 

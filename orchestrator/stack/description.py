@@ -67,6 +67,8 @@ class Stack:
     """A sentence about the part that has died and is being started again; empty while all parts run."""
     host: str = ""
     """Where it runs; empty for a stack of an earlier release."""
+    boot_id: str = ""
+    """Of the machine it runs on: stays as the host is renamed, or its container is made again."""
 
     @property
     def is_alive(self) -> bool:
@@ -76,7 +78,7 @@ class Stack:
     @property
     def is_here(self) -> bool:
         """Whether it is of this host: several may see its directory, and none sees the processes of another."""
-        return self.host in {"", socket.gethostname()}
+        return self.host in {"", socket.gethostname()} or bool(self.boot_id and self.boot_id == own_boot_id())
 
     def browser_link(self, url: str) -> str:
         """The address of one of its MLflow pages, with the token: for its user's terminal, never to be stored."""
@@ -196,6 +198,14 @@ def start_ticks_of(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in {"Z", "X"} else int(fields[19])
+
+
+def own_boot_id() -> str:
+    """The kernel's random name for this boot of the machine, the same in all of its containers; empty if unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def own_identity() -> tuple[int, int]:

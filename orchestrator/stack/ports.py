@@ -64,6 +64,6 @@ def check_answers(address: str, timeout_s: float = TIMEOUT_S) -> None:
     host, _, port = address.rpartition(":")
     if not port.isdigit() or "/" in host:
         return
-    with socket.create_connection((host, int(port)), timeout=timeout_s) as connection:
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s) as connection:
         connection.sendall(_PREFACE)
         connection.recv(1)  # an end of the stream is an answer, too: a server with TLS closes

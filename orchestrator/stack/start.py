@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -60,13 +61,14 @@ def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, wit
     ``with_s3`` asks for a local S3 server; one that is there without being asked for is fine.
 
     Raises:
-        ClusterError: it did not come up, or runs without the requested server.
+        ClusterError: it did not come up, runs without the requested server, or is of another host.
     """
     home = directory.absolute()
     make_private(home)
     deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + STACK_STOP_GRACE_S
     while True:
         with FileLock(home / START_LOCK_FILE):
+            _check_is_here(home)
             stack = read_stack(home) or _start(home, idle_timeout_s, with_s3=with_s3 or _had_s3(home))
         if with_s3 and not stack.s3_url:
             message = (
@@ -86,8 +88,12 @@ def stop_stack(directory: Path) -> bool:
     """End the directory's stack with all of its processes; False if there is none. Checkpoints and results stay.
 
     What a killed stack has left is removed, too.
+
+    Raises:
+        ClusterError: it is of another host.
     """
     home = directory.absolute()
+    _check_is_here(home)
     stack = read_stack(home)
     if stack is None:
         return _tidy_up(home)
@@ -99,6 +105,18 @@ def stop_stack(directory: Path) -> bool:
         time.sleep(_POLL_S)
     _tidy_up(home)
     return True
+
+
+def _check_is_here(home: Path) -> None:
+    """Refuse to touch a stack that may run where this host cannot see it: two would write the same files."""
+    stack = read_description(home)
+    if stack is None or stack.is_here:
+        return
+    again = "; then start it by `orchestrator up --s3`, as it had an S3 server" if stack.s3_url else ""
+    raise ClusterError(
+        f"the stack of {home} was started on host {stack.host}, and this is {socket.gethostname()}: run the command "
+        f"there; if {stack.host} or its stack is gone for good, delete {home / STACK_FILE}{again}"
+    )
 
 
 def _tidy_up(home: Path) -> bool:

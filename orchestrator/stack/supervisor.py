@@ -47,6 +47,7 @@ from orchestrator.stack.description import (
     WITH_S3,
     Stack,
     make_private,
+    own_boot_id,
     own_identity,
     remembered_services,
     remove_description,
@@ -203,6 +204,7 @@ class Supervisor:
                     started_at_s=time.time(),
                     start_s=time.monotonic() - started_s,
                     host=socket.gethostname(),
+                    boot_id=own_boot_id(),
                 )
             )
             self._revive()  # of a supervisor that was killed

@@ -35,8 +35,15 @@ class Store:
 
 @pytest.fixture
 def use(monkeypatch):
-    def put(store):
+    def put(store, trouble=lambda: None):
+        """``trouble``: the error of a connection to the head's address."""
+
+        def connect(address, timeout_s):
+            if error := trouble():
+                raise error
+
         monkeypatch.setattr(leaving, "ControlStore", lambda _address: store)
+        monkeypatch.setattr(leaving, "check_answers", connect)
         return store
 
     return put
@@ -53,8 +60,8 @@ class Time:
         self.now += seconds
 
 
-def run(**wish):
-    time = Time()
+def run(time=None, **wish):
+    time = time or Time()
     asked = Leave(**{"reason": "spot", "seconds_left": 30.0, "address": "head:6379", **wish})
     return leave(asked, clock=time, sleep=time.sleep), time.now
 
@@ -139,14 +146,53 @@ def test_notice_is_given_again_to_a_head_that_does_not_answer(use, busy):
     assert store.drained == [("bb22", "spot", 29.0)]  # two waits of half a second
 
 
-def test_head_that_never_answers_ends_the_notice_with_the_node(use):
-    class Absent(Store):
-        def nodes(self):
-            raise UnreachableError("timed out")
+REFUSED = ConnectionRefusedError("refused")
+UNKNOWN = socket.gaierror(socket.EAI_NONAME, "not known")
 
-    use(Absent(HEAD, MINE))
-    with pytest.raises(UnreachableError):
-        run(seconds_left=10.0)
+
+class Absent(Store):
+    def nodes(self):
+        raise UnreachableError("timed out")
+
+
+@pytest.mark.parametrize("error", [None, TimeoutError("late"), socket.gaierror(socket.EAI_AGAIN, "no name server")])
+def test_head_that_never_answers_ends_the_notice_with_the_node(use, error):
+    use(Absent(HEAD, MINE), lambda: error)
+    time = Time()
+    with pytest.raises(UnreachableError, match="timed out"):
+        run(time, seconds_left=120.0)
+    assert time.now == 120.0
+
+
+@pytest.mark.parametrize("error", [REFUSED, UNKNOWN])
+def test_head_that_is_gone_for_good_is_waited_for_a_short_time(use, error):
+    use(Absent(HEAD, MINE), lambda: error)
+    time = Time()
+    with pytest.raises(UnreachableError, match="nothing listens at head:6379, the head's address"):
+        run(time, seconds_left=120.0)
+    assert time.now == 20.0
+    troubles = iter([None])  # it ends after it has drained the node
+    use(Store(HEAD, MINE, looks=float("inf")), lambda: next(troubles, error))
+    assert run(seconds_left=120.0) == (False, 20.0)
+
+
+def test_head_that_comes_back_is_told_once_it_lists_the_node(use):
+    class Restarted(Store):
+        num_listed = 0
+
+        def nodes(self):
+            self.num_listed += 1
+            return super().nodes() if self.num_listed > 4 else [HEAD]
+
+    troubles = iter([REFUSED] * 39)  # twice a second, for almost as long as a head is waited for
+    store = use(Restarted(HEAD, MINE), lambda: next(troubles, None))
+    assert run(seconds_left=120.0)[0]
+    assert store.drained == [("bb22", "spot", 120.0 - (39 + 4) * 0.5)]
+    again, time = iter([REFUSED]), Time()
+    use(Store(HEAD), lambda: next(again, None))  # another cluster at the same address never does
+    with pytest.raises(DrainError, match="0 nodes are on this machine"):
+        run(time, seconds_left=120.0)
+    assert time.now == 120.0
 
 
 def test_node_of_a_machine_with_several_is_told_by_its_label(use):

@@ -225,4 +225,6 @@ def test_check_answers_tells_silence_and_absence_from_a_server() -> None:
         thread.join()
     with pytest.raises(ConnectionRefusedError):
         check_answers(address)
+    with pytest.raises(OSError, match=r"refused|assign|unreachable|not supported"):  # an address, not an unknown name
+        check_answers("[::1]:1")
     check_answers("ray://anywhere:10001")

@@ -17,10 +17,19 @@ from orchestrator.services import stores
 from orchestrator.services.settings import Settings
 from orchestrator.services.stack_transport import StackTransport
 from orchestrator.services.status import SweepStatus
-from orchestrator.stack.description import Stack, own_identity, read_stack, remove_description, write_stack
+from orchestrator.stack.description import (
+    STACK_FILE,
+    Stack,
+    own_boot_id,
+    own_identity,
+    read_description,
+    read_stack,
+    remove_description,
+    write_stack,
+)
 from orchestrator.stack.environment import METRICS_VARIABLE, child_environment
 from orchestrator.stack.ports import FIRST_PORT, LAST_PORT
-from orchestrator.stack.start import restart_killed_stack
+from orchestrator.stack.start import ensure_stack, restart_killed_stack, stop_stack
 from orchestrator.state.snapshot import Snapshot
 
 SETTINGS = ServiceSettings(store_uri="file:///store", cluster="c", namespace="n", tracking_uri="sqlite:///x.db")
@@ -161,6 +170,32 @@ def test_killed_stack_is_started_once_however_many_commands_ask(stack, tmp_path,
     for process in started:
         process.kill()
         process.wait()
+
+
+def test_stack_of_another_host_is_neither_started_nor_stopped_here(stack, tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("orchestrator.stack.start._start", lambda *_, **__: started.append(stack) or stack)
+    elsewhere = replace(stack, pid=ended_pid(), host="another", boot_id="another's", s3_url="http://127.0.0.1:9")
+    write_stack(tmp_path, elsewhere)
+    (tmp_path / "stack.lock").touch()
+    for order in (ensure_stack, stop_stack):
+        with pytest.raises(ClusterError, match=rf"on host another, .* delete {tmp_path / STACK_FILE}; .* up --s3"):
+            order(tmp_path)
+    assert read_description(tmp_path) == elsewhere
+    assert not started
+    (tmp_path / STACK_FILE).unlink()  # as the message says
+    assert not stop_stack(tmp_path)
+    assert ensure_stack(tmp_path) == stack
+    assert started
+
+
+def test_killed_stack_is_started_again_though_its_host_was_renamed(stack, tmp_path, monkeypatch):
+    """A container that was made again has another host's name, too."""
+    monkeypatch.setattr("orchestrator.stack.start._start", lambda *_, **__: stack)
+    killed = replace(stack, pid=ended_pid(), host="earlier", boot_id=own_boot_id())
+    write_stack(tmp_path, killed)
+    assert ensure_stack(tmp_path) == stack
+    assert not replace(killed, boot_id="").is_here  # one that is not known equals no other
 
 
 def test_store_on_the_s3_server_of_a_killed_stack_is_waited_for(stack, tmp_path, monkeypatch, capsys):

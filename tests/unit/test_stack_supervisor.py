@@ -24,6 +24,7 @@ from orchestrator.stack.description import (
     STACK_FILE,
     TOUCH_FILE,
     Stack,
+    own_boot_id,
     read_description,
     read_stack,
     touch_stack,
@@ -183,7 +184,7 @@ def test_stack_that_ends_leaves_no_process_and_no_folder(directory, run):
     until(lambda: len(marked(running.home)) >= 4, "Ray, its worker, MLflow and its server run")
     described = read_description(directory)
     assert described is not None
-    assert described.host == socket.gethostname()
+    assert (described.host, described.boot_id) == (socket.gethostname(), own_boot_id())
     running.end()
     assert marked(running.home) == []
     assert not running.home.exists()
