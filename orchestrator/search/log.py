@@ -296,6 +296,7 @@ class SearchReader:
 
     def __init__(self, store: ObjectStore, key: str, *, on_alive: Callable[[], None] = lambda: None) -> None:
         self._store, self._key, self._on_alive = store, key, on_alive
+        self._trials: State
         self._begin()
 
     def read(self) -> State:
@@ -311,7 +312,7 @@ class SearchReader:
 
     def _begin(self) -> None:
         self._log = SearchLog(self._store, self._key, on_alive=self._on_alive)
-        self._trials: State = {}
+        self._trials = {}
 
 
 def kept_trials(store: ObjectStore, key: str, reader: SearchReader | None = None) -> set[str]:

@@ -62,7 +62,7 @@ def child_environment(directory: Path) -> dict[str, str]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",  # 30 s by default, for services; our actors never drain
         "RAY_gcs_server_port_wait_time_s": "120",  # 20 s by default, too little for a busy machine; see ray_hook, too
-        # 15 by default: beside any other program that computes, the controller would lose its lease and jobs stand still.
+        # 15 by default: beside any program that computes, the controller would lose its lease, and jobs stand still.
         "RAY_worker_niceness": "0",
         "RAY_START_HOOK": "orchestrator.stack.ray_hook.prepare_start",
         "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",

@@ -47,6 +47,7 @@ class TimelineReader:
         self._store = store
         self._sweep = sweep
         self._timeline = Timeline(snapshot=Snapshot(sweep=sweep))
+        self._is_whole: bool
         self._begin()
 
     def read(self) -> Timeline:

@@ -87,7 +87,9 @@ def test_sweep_on_s3_survives_the_server_being_away_bit_for_bit(project, monkeyp
     store, stack = open_store(STORE), read_stack(project / ".orchestrator")
     assert stack is not None
     with subprocess.Popen(
-        command("submit", SWEEP, "-y", "--set", f"store={STORE}", "--set", SETTING), cwd=project, env=environment(project)
+        command("submit", SWEEP, "-y", "--set", f"store={STORE}", "--set", SETTING),
+        cwd=project,
+        env=environment(project),
     ) as submit:
         until(lambda: is_training(store), 120)
         # The supervisor would start the server again at once.

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from typer.testing import CliRunner
@@ -23,6 +23,7 @@ from orchestrator.core.errors import OrchestratorError, StorageError, Unsupporte
 from orchestrator.doctor.store import store_checks
 from orchestrator.stack.description import BUCKET
 from orchestrator.storage.local import FILE
+from orchestrator.storage.protocol import OpenableStore
 from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.store import S3Store
 from orchestrator.testing.memory_store import MemoryStore
@@ -252,7 +253,7 @@ def test_doctor_tracking_that_cannot_work_fails(doctor: Doctor, tmp_path: Path, 
 
 # ----------------------------------------------------------------------------------------------------------- checks
 def test_doctor_store_of_another_scheme_has_the_checks_of_objects(monkeypatch: pytest.MonkeyPatch) -> None:
-    another = replace(FILE, name="memory", check=lambda *_: None, open=lambda *_: MemoryStore())
+    another = replace(FILE, name="memory", check=lambda *_: None, open=lambda *_: cast("OpenableStore", MemoryStore()))
     monkeypatch.setattr("orchestrator.storage.open._SCHEMES", {"memory": another})
     judged = list(run_checks(list(store_checks("memory://here"))))
     assert [found.name for found in judged][:2] == ["store URI", "read and write"]
