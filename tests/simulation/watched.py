@@ -10,10 +10,11 @@ from typing import Any
 
 from orchestrator.backends.protocol import ANYWHERE, AttemptReport, Placement
 from orchestrator.backends.simulated import SimulatedCluster
-from orchestrator.backends.simulated.attempt import LiveAttempt
+from orchestrator.backends.simulated.attempt import LiveAttempt, Phase
 from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S
 from orchestrator.core.contract import JobRequest, Resources
 from orchestrator.core.errors import FailureKind, OrchestratorError, TransitionError
+from orchestrator.scheduling.occupancy import ROOM_KEPT_S
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.testing.memory_store import MemoryStore
 from tests.simulation.audit import Audit, require
@@ -94,9 +95,14 @@ class WatchedCluster(SimulatedCluster):
 
     def _check_room(self, resources: Resources) -> None:
         """What was asked for before a node went away stays; beyond what all nodes have, nothing may be asked for (of an
-        autoscaler a quarter more, or one attempt).
+        autoscaler a quarter more, or one attempt). Whoever waited long for nodes gave its room to others.
         """
-        held = [attempt.resources for attempt in self.working()]
+        now = self.clock()
+        held = [
+            attempt.resources
+            for attempt in self.working()
+            if not (attempt.phase is Phase.WAITING and now - attempt.launched_at_s > ROOM_KEPT_S)
+        ]
         total = sum(node.group.shape.gpus for node in self.nodes.values())
         gpus = resources.gpus + sum(shape.gpus for shape in held)
         limit = total + (max(total / 4.0, resources.gpus) if self.spec.grows else 0.0)
