@@ -124,7 +124,7 @@ def attempt_in_process(folder: Path, request: JobRequest, die_at_row: int) -> No
 
 
 def embed_in_gang(rank: int, world_size: int, folder: Path, request: JobRequest) -> str:
-    """One rank of a gang; which run of rows it was asked to embed first.
+    """One rank of a gang; which run of rows it was asked to embed first, and how often it listed finished ones.
 
     Rank 1 takes longer than a collective operation of the gang may.
     """
@@ -146,10 +146,11 @@ def embed_in_gang(rank: int, world_size: int, folder: Path, request: JobRequest)
         world_size=world_size,
         collective_timeout_s=3.0,
     )
-    with mock.patch.object(ranks, "VOTE_EVERY_S", 0.1):
+    listed = mock.patch.object(FinishedRows, "find", autospec=True, side_effect=FinishedRows.find)
+    with mock.patch.object(ranks, "VOTE_EVERY_S", 0.1), listed as find:
         result = execute(request, context)
     steps = [progress.step for progress in seen if progress.phase == "embed"]
-    return f"{result.outcome} {list(dict.fromkeys(steps))}"
+    return f"{result.outcome} {list(dict.fromkeys(steps))}, {find.call_count} lists"
 
 
 @pytest.fixture(scope="module")
@@ -229,8 +230,9 @@ def test_embed_by_two_ranks_gives_the_same_bytes(embedded: Plane, tmp_path: Path
         said = raise_errors(pool.run(tmp_path, 2, embed_in_gang, tmp_path, other.embed()))
     finally:
         pool.close()
-    # While it waits, the first rank says what all have done: nothing else of a gang is seen.
-    assert said == ["committed [256, 512, 768, 1100]", "already_committed [1024, 1100]"]
+    # While it waits, the first rank says what all have done: nothing else of a gang is seen. It alone asks the store,
+    # at the start and at the commit.
+    assert said == ["committed [256, 512, 768, 1100], 2 lists", "already_committed [1024, 1100], 0 lists"]
     everything, whole = np.arange(NUM_TRAIN), embedded.features(embedded.embed())
     assert other.features(other.embed()).take(everything).tobytes() == whole.take(everything).tobytes()
 

@@ -94,10 +94,7 @@ class Embedding:
             PreemptedError: some rank was asked to stop.
             BadDataError: more samples cannot be decoded than the budget allows, those in finished rows included.
         """
-        finished = self._finished.find()
-        self.num_resumed = sum(rows.stop - rows.start for rows in finished)
-        self._source.bad_samples.recall(self._finished.missing(finished))
-        todo = self._shares()
+        todo = self._begin()
         ordinals = np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in todo)])
         labels = SplitTargets.of(np.zeros(self._num_samples, dtype=np.int8), 1)
         loader = EvalLoader(
@@ -167,12 +164,22 @@ class Embedding:
             "rows_of_earlier_attempts": self.num_resumed,
         }
 
-    def _shares(self) -> Sequence[tuple[int, int]]:
-        """Runs of rows of this rank; the first rank decides, for all may not list the store at the same moment."""
-        todo = list(unfinished(self._finished.find(), self._num_samples, self._rows_per_part()))
-        decided = json.loads(self._ranks.broadcast_text(json.dumps(todo)))
-        mine = share_of(len(decided), self._ranks.rank, self._ranks.world_size)
-        return [(first, last) for first, last in decided[mine.start : mine.stop]]
+    def _begin(self) -> Sequence[tuple[int, int]]:
+        """Runs of rows of this rank; takes note of what earlier attempts finished.
+
+        The first rank alone asks the store and tells the others: they need the same answer, and hundreds of ranks that
+        each read thousands of objects at once would be throttled.
+        """
+        told = ""
+        if self._ranks.is_first:
+            finished = self._finished.find()
+            todo = list(unfinished(finished, self._num_samples, self._rows_per_part()))
+            told = json.dumps({"todo": todo, "missing": self._finished.missing(finished).tolist()})
+        begun = json.loads(self._ranks.broadcast_text(told))
+        self.num_resumed = self._num_samples - sum(last - first for first, last in begun["todo"])
+        self._source.bad_samples.recall(begun["missing"])
+        mine = share_of(len(begun["todo"]), self._ranks.rank, self._ranks.world_size)
+        return [(first, last) for first, last in begun["todo"][mine.start : mine.stop]]
 
     def _rows_per_part(self) -> int:
         batch_bytes = BATCH_SIZE * self._backbone.num_features * 2
