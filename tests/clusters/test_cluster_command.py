@@ -99,14 +99,6 @@ def test_down_and_status_ask_the_tool(script, tools):
     assert calls.read_text().splitlines() == ["squeue --name=ray --me", "scancel --name=ray --me"]
 
 
-def test_down_of_what_never_asks_needs_a_yes(script, tools):
-    _, calls = tools
-    done = invoke("down", script.path)
-    assert done.exit_code == 3
-    assert "pass -y" in done.output
-    assert not calls.exists()
-
-
 def test_check_of_a_cloud_file_names_every_problem_as_json(tmp_path):
     config = yaml.safe_load((CLUSTERS / "gcp.yaml").read_text())
     config["provider"]["availability_zone"] = "europe-west4-b"
