@@ -174,7 +174,12 @@ def test_killed_stack_is_started_once_however_many_commands_ask(stack, tmp_path,
 
 def test_stack_of_another_host_is_neither_started_nor_stopped_here(stack, tmp_path, monkeypatch):
     started = []
-    monkeypatch.setattr("orchestrator.stack.start._start", lambda *_, **__: started.append(stack) or stack)
+
+    def start(home, *_, **__):
+        started.append(home)
+        return stack
+
+    monkeypatch.setattr("orchestrator.stack.start._start", start)
     elsewhere = replace(stack, pid=ended_pid(), host="another", boot_id="another's", s3_url="http://127.0.0.1:9")
     write_stack(tmp_path, elsewhere)
     (tmp_path / "stack.lock").touch()
