@@ -36,7 +36,7 @@ class Waiting(StrEnum):
     NOT = "not"
 
 
-class _AbsentError(UnreachableError):
+class _NoListenerError(UnreachableError):
     """Nothing listens at the head's address."""
 
 
@@ -91,7 +91,7 @@ class _Head:
         self._absent_since_s: float | None = None
 
     def check(self) -> None:
-        """Raise ``_AbsentError`` if certainly nothing listens there; Ray itself would take 40 s to find out."""
+        """Raise ``_NoListenerError`` if certainly nothing listens there; Ray itself would take 40 s to find out."""
         try:
             check_answers(self.address, _LEAST_S)
         except OSError as error:
@@ -100,7 +100,7 @@ class _Head:
             if is_unknown or isinstance(error, ConnectionRefusedError):
                 if self._absent_since_s is None:
                     self._absent_since_s = self.clock()
-                raise _AbsentError(f"nothing listens at {self.address}, the head's address ({error})") from error
+                raise _NoListenerError(f"nothing listens at {self.address}, the head's address ({error})") from error
         self._absent_since_s = None
 
     @property

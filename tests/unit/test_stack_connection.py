@@ -175,8 +175,8 @@ def test_killed_stack_is_started_once_however_many_commands_ask(stack, tmp_path,
 def test_stack_of_another_host_is_neither_started_nor_stopped_here(stack, tmp_path, monkeypatch):
     started = []
 
-    def start(*_, **__):
-        started.append(stack)
+    def start(home, *_, **__):
+        started.append(home)
         return stack
 
     monkeypatch.setattr("orchestrator.stack.start._start", start)
