@@ -118,10 +118,9 @@ def test_plan_of_an_earlier_version_is_checked_by_its_keys(tmp_path: Path) -> No
     lines = [json.loads(line) for line in world.store.get(name).splitlines()]
     lines[0] = {"sequence": 0, "holder": "old", "nonce": "0"}
     del lines[2]["documents"]
-    for sequence in range(1, len(world.store.list_children("sweeps/sample/journal/"))):
+    for sequence in range(1, len(world.store.list_children(journal_folder("sweep")))):
         world.store.delete(journal_segment("sweep", sequence))
     world.store.put(name, "".join(f"{json.dumps(line)}\n" for line in lines).encode())
-    world.store.delete(journal_segment("sweep", 1))
     assert world.snapshot().plan is not None
     alter(world, plan_name("sweep", 1), b'"key": "probe/a"', b'"key": "probe/x"')
     with pytest.raises(DocumentDamagedError, match="probe/a does not belong to its identity"):
