@@ -296,8 +296,7 @@ class SearchReader:
 
     def __init__(self, store: ObjectStore, key: str, *, on_alive: Callable[[], None] = lambda: None) -> None:
         self._store, self._key, self._on_alive = store, key, on_alive
-        self._trials: State
-        self._begin()
+        self._log, self._trials = self._new_log(), fold_search([])
 
     def read(self) -> State:
         """The trials now; none if the search has not begun, or its log is in the trash.
@@ -306,13 +305,12 @@ class SearchReader:
             ValueError, KeyError, TypeError: see ``SearchLog.read``, or its events cannot follow; make a new reader.
         """
         if self._log.folder and find_folder(self._store, self._key) != self._log.folder:  # another log, or none
-            self._begin()
+            self._log, self._trials = self._new_log(), fold_search([])
         self._trials = fold_search(self._log.read(), self._trials)
         return self._trials
 
-    def _begin(self) -> None:
-        self._log = SearchLog(self._store, self._key, on_alive=self._on_alive)
-        self._trials = {}
+    def _new_log(self) -> SearchLog:
+        return SearchLog(self._store, self._key, on_alive=self._on_alive)
 
 
 def kept_trials(store: ObjectStore, key: str, reader: SearchReader | None = None) -> set[str]:

@@ -11,7 +11,6 @@ module, ``--help`` too: it imports nothing heavy.
 from __future__ import annotations
 
 import os
-import re
 import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -40,8 +39,6 @@ _OF_PROJECT = frozenset({DOTENV_FILE, PROJECT_FILE})
 _NOT_OF_PROJECT = "a file that comes with a project, perhaps somebody else's, must not"
 _RAY_MODE, _RAY_ON_KUBERNETES = "RAY_AUTH_MODE", "RAY_ENABLE_K8S_TOKEN_AUTH"
 _POD_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
-_MLFLOW_PASSWORD, _MLFLOW_TOKEN = "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN"
-_WEB = re.compile("https?:", re.IGNORECASE)
 _HIDDEN = "***"
 _APPLIED: list[Resolved] = []
 
@@ -361,14 +358,14 @@ def resolve(directory: Path, environment: Mapping[str, str], context: str = "") 
 
     Raises:
         SpecError: a file cannot be read, or says something that is not a setting; or there is no such context; or a
-            file of the project decides where the user's token, or login for tracking servers, goes.
+            file of the project decides where the user's token goes.
     """
     layers, user = _layers(directory, environment, context)
     choice = _choice(layers)
     context_values = _context_values(choice, user)
     found = [_resolve(setting, layers, choice, context_values) for setting in SETTINGS]
     by_name = {each.setting.name: each for each in found}
-    problems = [*map(_problem, found), _token_problem(by_name, layers), _login_problem(by_name, layers)]
+    problems = [*map(_problem, found), _token_problem(by_name, layers)]
     if any(problems):
         raise SpecError(tuple(problem for problem in problems if problem))
     return found
@@ -534,32 +531,6 @@ def _token_that_ray_finds(layers: Sequence[_Layer]) -> str:
     own = os.access(_in_home(environment, ".ray/auth_token"), os.R_OK)
     of_pod = bool(variables.get(_RAY_ON_KUBERNETES)) and os.access(_POD_TOKEN, os.R_OK)
     return _POD_TOKEN if of_pod else "~/.ray/auth_token" if own else ""
-
-
-def _login_problem(found: Mapping[str, Resolved], layers: Sequence[_Layer]) -> str:
-    """The error where a file of the project would have MLflow log in to a server as the user; empty if there is none.
-
-    MLflow sends its login to every server it talks to. ``allowed_uris`` lists to which of a sweep's choice it may.
-    """
-    for setting in (found["mlflow_tracking_uri"], found["allowed_uris"]):
-        if setting.origin in _OF_PROJECT and _WEB.search(setting.value) and (place := _login_for_mlflow(layers)):
-            return (
-                f"{setting.origin} names a tracking server ({setting.setting.name}: {setting.shown}), and the login "
-                f"for it comes from {place}: {_NOT_OF_PROJECT} choose where your login goes; if you trust this server, "
-                f"set {setting.setting.variable} to the same value"
-            )
-    return ""
-
-
-def _login_for_mlflow(layers: Sequence[_Layer]) -> str:
-    """Where the user's secret for tracking servers is; empty if MLflow finds none, or that of ``.env``."""
-    environment, dotenv = _variables(layers)
-    for name in (_MLFLOW_PASSWORD, _MLFLOW_TOKEN):
-        if environment.get(name) and environment[name] != dotenv.get(name):
-            return f"environment {name}"
-    is_read = not {**dotenv, **environment}.get(_MLFLOW_PASSWORD)  # else MLflow prefers the variable
-    file = _in_home(environment, ".mlflow/credentials")
-    return "~/.mlflow/credentials" if is_read and os.access(file, os.R_OK) else ""
 
 
 def _in_home(environment: Mapping[str, str], path: str) -> Path:

@@ -41,6 +41,11 @@ class MemoryStore:
         """Names this very object; nothing opens it elsewhere."""
         return self._uri
 
+    @property
+    def is_reachable(self) -> bool:
+        """See ``OpenableStore.is_reachable``."""
+        return True
+
     def put(self, name: str, content: bytes) -> ObjectStat:
         """See ``ObjectStore.put``."""
         check_name(name)
@@ -122,6 +127,10 @@ class MemoryStore:
                 found.append(child)
                 after = f"{prefix}{child}0" if name != prefix + child else name + "\0"  # "0" follows "/"
         return sorted({child for child in found if child > start_after})
+
+    def refused_children(self, _: str) -> list[str]:
+        """See ``OpenableStore.refused_children``: nobody else writes into it."""
+        return []
 
     def delete(self, name: str) -> None:
         """See ``ObjectStore.delete``."""

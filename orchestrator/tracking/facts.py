@@ -47,7 +47,8 @@ class TimelineReader:
         self._store = store
         self._sweep = sweep
         self._timeline = Timeline(snapshot=Snapshot(sweep=sweep))
-        self._is_whole: bool
+        self._is_whole = False
+        """Whether the journal was read to its end once, and no segment before that was missing."""
         self._begin()
 
     def read(self) -> Timeline:

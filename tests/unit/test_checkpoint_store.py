@@ -82,11 +82,11 @@ def test_checkpoint_of_a_store_out_of_reach_asks_it_for_no_deletion(tmp_path: Pa
     store, error = HookedStore(tmp_path), Errors([StorageTimeoutError("no answer")], within="optimizer.safetensors")
     asked: list[str] = []
 
-    def before(name: str) -> None:
+    def note(name: str) -> None:
         asked.append(name)
         error(name)
 
-    store.before = before
+    store.before = note
     with pytest.raises(StorageTimeoutError):
         CheckpointFolder(store, KEY).save(checkpoint_of(7))
     assert [name.rpartition("/")[2] for name in asked] == ["model.safetensors", "optimizer.safetensors"]

@@ -197,43 +197,6 @@ def test_token_that_ray_finds_by_itself_goes_to_no_cluster_of_a_projects_choice(
     assert resolve(project, environment)  # a dashboard gets named tokens only
 
 
-LOGIN = "MLFLOW_TRACKING_PASSWORD"
-
-
-@pytest.mark.parametrize("login", [{LOGIN: "mine"}, {"MLFLOW_TRACKING_TOKEN": "mine"}, "~/.mlflow/credentials"])
-@pytest.mark.parametrize(
-    ("file", "text", "variable"),
-    [
-        ("orchestrator.toml", 'mlflow_tracking_uri = "https://evil"', "MLFLOW_TRACKING_URI"),
-        ("orchestrator.toml", 'allowed_uris = "s3://lab, HTTPS://evil"', "ORCHESTRATOR_ALLOWED_URIS"),
-        (".env", "MLFLOW_TRACKING_URI=http://evil", "MLFLOW_TRACKING_URI"),
-    ],
-)
-def test_no_file_of_a_project_chooses_where_mlflow_logs_in_as_the_user(
-    project: Path, home: dict[str, str], login: dict[str, str] | str, file: str, text: str, variable: str
-) -> None:
-    (project / file).write_text(f"{text}\n")
-    assert resolve(project, home)  # nothing to send
-    if isinstance(login, str):
-        credentials = Path(home["HOME"], ".mlflow", "credentials")
-        credentials.parent.mkdir()
-        credentials.write_text("[mlflow]\nmlflow_tracking_password = mine\n")
-    environment = {**home, **(login if isinstance(login, dict) else {})}
-    place = login if isinstance(login, str) else f"environment {next(iter(login))}"
-    with pytest.raises(SpecError, match=rf"{file} names a tracking server .*evil.* from {place}: .* set {variable} to"):
-        resolve(project, environment)
-    assert resolve(project, {**environment, variable: "https://evil"})  # as the message says
-
-
-def test_dotenv_may_hold_a_tracking_server_with_its_login(project: Path, home: dict[str, str]) -> None:
-    (project / ".env").write_text(f"MLFLOW_TRACKING_URI=https://lab\n{LOGIN}=its-0wn\n")
-    environment = dict(home)
-    apply(project, environment)
-    assert (environment["MLFLOW_TRACKING_URI"], environment[LOGIN]) == ("https://lab", "its-0wn")
-    with pytest.raises(SpecError, match="choose where your login goes"):
-        resolve(project, {**home, LOGIN: "mine"})
-
-
 @pytest.mark.parametrize("reference", ["file:/home/me/.ssh/id", "env:MINE", "${env:MINE}", "aws-ssm:mine"])
 def test_dotenv_may_hold_a_token_but_not_name_another_secret(
     project: Path, home: dict[str, str], reference: str
