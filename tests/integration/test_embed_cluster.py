@@ -214,11 +214,11 @@ def test_embed_killed_goes_on_from_its_finished_rows_to_the_same_bytes(
     killable.process.join(timeout=90)
     assert killable.process.exitcode == -signal.SIGKILL
     second = other.embed(attempt=2)
-    seen: list[int] = []
-    other.tiny.run(second, report=lambda progress: seen.append(progress.step))
+    seen: list[Progress] = []
+    other.tiny.run(second, report=seen.append)
     record = read_record(other.store, request.key)
     assert record.summary["rows_of_earlier_attempts"] == 512
-    assert min(step for step in seen if step) == 768
+    assert min(progress.step for progress in seen if progress.phase == "embed") == 768
     everything = np.arange(NUM_TRAIN)
     resumed, whole = other.features(second), embedded.features(embedded.embed())
     assert resumed.take(everything).tobytes() == whole.take(everything).tobytes()
