@@ -154,6 +154,8 @@ def restart_killed_stack(directory: Path) -> Stack | None:
                 return None
             if killed.trouble and time.time() - (home / STACK_FILE).stat().st_mtime < RESTART_EVERY_S:
                 return None  # the latest restart has failed just now
+            with FileLock(home / LOCK_FILE, timeout=0):
+                pass  # held: its supervisor lives in another container, whose processes cannot be seen here
             pid = _launch(home, IDLE_TIMEOUT_S, with_s3=bool(killed.s3_url)).pid
             trouble = f"The supervisor of the local stack (pid {killed.pid}) has died"
             write_stack(home, replace(killed, pid=pid, pid_started_at=start_ticks_of(pid) or 0, trouble=trouble))

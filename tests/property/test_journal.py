@@ -124,6 +124,20 @@ def test_journal_that_ends_before_the_place_to_read_on_is_damaged(tmp_path: Path
         reader.read_whole()
 
 
+class _ListsThePast(LocalStore):
+    """As a client of NFS may: what it listed a while ago."""
+
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
+        return []
+
+
+def test_journal_that_an_old_listing_lacks_is_not_damaged(tmp_path: Path) -> None:
+    writer = Journal(LocalStore(tmp_path), "s", holder="w")
+    for number in range(2):
+        writer.append([{"number": number}])
+    assert Journal(_ListsThePast(tmp_path), "s", next_sequence=2).read_whole() == []
+
+
 class _Appends(LocalStore):
     """Another writer appends while a listing is on its way."""
 

@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 
 import pytest
+from filelock import FileLock
 
 from orchestrator.cli.commands.live_rows import look_while
 from orchestrator.controller.calls import CallsLostError, ServiceCalls, ServiceSettings
@@ -17,6 +18,7 @@ from orchestrator.services import stores
 from orchestrator.services.settings import Settings
 from orchestrator.services.stack_transport import StackTransport
 from orchestrator.services.status import SweepStatus
+from orchestrator.stack.children import LOCK_FILE
 from orchestrator.stack.description import (
     STACK_FILE,
     Stack,
@@ -170,6 +172,16 @@ def test_killed_stack_is_started_once_however_many_commands_ask(stack, tmp_path,
     for process in started:
         process.kill()
         process.wait()
+
+
+def test_stack_of_another_container_is_not_taken_for_killed(stack, tmp_path, monkeypatch):
+    """Its processes cannot be seen, but the lock of its supervisor is held."""
+    monkeypatch.setattr("orchestrator.stack.start._launch", lambda *_, **__: pytest.fail("it was started again"))
+    elsewhere = replace(stack, pid=ended_pid())
+    write_stack(tmp_path, elsewhere)
+    with FileLock(tmp_path / LOCK_FILE):
+        assert restart_killed_stack(tmp_path) is None
+    assert read_description(tmp_path) == elsewhere
 
 
 def test_stack_of_another_host_is_neither_started_nor_stopped_here(stack, tmp_path, monkeypatch):
