@@ -58,15 +58,21 @@ def _answers_of_the_data_plane() -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None, object, object]:
     """All tests on the shared Ray cluster run in one process, and all with ranks, wherever they stand."""
+    grouped = []
     for item in items:
         for fixture, group in GROUPS.items():
             if fixture in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.xdist_group(group))
+                grouped.append(item)
     # Those on Ray mostly wait: begun first, they take one process while the other one computes.
     items.sort(key=lambda item: "ray_cluster" not in getattr(item, "fixturenames", ()))
+    result = yield
+    if getattr(config.option, "loadgroup", False):  # pytest-xdist appends the group's name, or loses it without a word
+        assert all("@" in item.nodeid for item in grouped), "this pytest-xdist ignores xdist_group under this pytest"
+    return result
 
 
 @pytest.hookimpl(optionalhook=True)
