@@ -9,6 +9,7 @@ import pytest
 from orchestrator.stack.s3_server import find_binary
 from tests.chaos.rounds import HEAD_IN_START, run_round
 
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_sweep_ends_as_undisturbed_whatever_is_killed():

@@ -8,6 +8,7 @@ import pytest
 
 from tests.chaos.stack_rounds import run_stack_round
 
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_stack_ends_its_sweep_and_leaves_nothing_whatever_is_killed():
