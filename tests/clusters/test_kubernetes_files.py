@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 import re
+import subprocess
 
 import kubernetes_validate  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -115,6 +118,68 @@ def test_namespaces_let_nobody_in_by_default_and_hold_on_to_data(folder):
     holders = [one for one in documents if one["kind"] in {"Namespace", "PersistentVolumeClaim"}]
     holders += [claim for one in documents for claim in one.get("spec", {}).get("volumeClaimTemplates", [])]
     assert all(one["metadata"]["labels"][KEEP_LABEL] == "true" for one in holders)
+
+
+def secrets_of(overlay, directory):
+    """The secrets, by name and part, that ``secrets.sh`` hands to a Kubernetes that has none; a stand-in takes them."""
+    programs, made = directory / "bin", directory / "made"
+    programs.mkdir()
+    made.mkdir()
+    stand_in = programs / "kubectl"
+    stand_in.write_text(
+        """#!/bin/sh
+case "$*" in
+*" get secret "*) exit 1 ;;
+*" create secret generic "*) shift 5 ;;
+*) exit 0 ;;
+esac
+mkdir "$MADE/$1" && cd "$MADE/$1" && shift
+for option; do cp "${option#*=}" .; done
+"""
+    )
+    stand_in.chmod(0o755)
+    keys = {"AWS_ACCESS_KEY_ID": "AKIAMINE", "AWS_SECRET_ACCESS_KEY": "my-secret", "AWS_REGION": "eu-north-1"}
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "MADE": str(made), **keys}
+    subprocess.run([str(SERVICES / "secrets.sh"), overlay], env=environment, check=True, capture_output=True)
+    return {one.name: {part.name: part.read_text() for part in one.iterdir()} for one in made.iterdir()}
+
+
+@pytest.mark.parametrize("overlay", ["small", "production"])
+def test_secrets_name_only_services_that_the_overlay_has(overlay, tmp_path):
+    parts = [text for one in secrets_of(overlay, tmp_path).values() for text in one.values()]
+    hosts = {host for text in parts for host in re.findall(r"http://([\w-]+)\.pretraining-services\b", text)}
+    documents = rendered(SERVICES / "overlays" / overlay)
+    assert "mlflow" in hosts
+    assert hosts <= {one["metadata"]["name"] for one in documents if one["kind"] == "Service"}
+
+
+def test_production_uses_the_bucket_and_the_keys_of_its_user(tmp_path):
+    drawn = secrets_of("production", tmp_path)
+    client = configparser.ConfigParser()
+    client.read_string(drawn["services"]["s3_credentials"])
+    mine = {"aws_access_key_id": "AKIAMINE", "aws_secret_access_key": "my-secret", "region": "eu-north-1"}
+    assert dict(client["default"]) == mine
+    documents = rendered(SERVICES / "overlays" / "production")
+    every = [container for document in documents for container in containers(document)]
+    variables = [{one["name"]: one.get("value") for one in container.get("env", [])} for container in every]
+    clients = [one for one in variables if "AWS_SHARED_CREDENTIALS_FILE" in one]
+    assert [one["MLFLOW_BUCKET"] for one in clients] == ["REPLACE-BUCKET"] * 2  # MLflow, and the nightly dump
+    # The region is in the file of the keys, and the address is the provider's.
+    assert not any({"AWS_ENDPOINT_URL_S3", "AWS_REGION"} & set(one) for one in variables)
+    told = [str(one.get("args")) for one in every] + [
+        text
+        for one in documents
+        if one["kind"] == "ConfigMap"
+        for text in one["data"].values()
+        if "mlflow server" in text
+    ]
+    assert not any("s3://mlflow" in text or '"mlflow", name' in text for text in told)
+
+
+def test_secrets_of_an_overlay_that_is_none_are_refused():
+    done = subprocess.run([str(SERVICES / "secrets.sh"), "big"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "write small or production" in done.stderr
 
 
 def test_ray_cluster_passes_its_own_rules():
