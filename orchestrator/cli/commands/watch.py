@@ -21,7 +21,7 @@ from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
 from orchestrator.services.status import SweepStatus, failure_lines, load_status, revive_killed_stack
 from orchestrator.services.stores import open_existing_store, require_sweep
-from orchestrator.services.terminal import stderr_console
+from orchestrator.services.terminal import command_line, stderr_console
 from orchestrator.services.transports import Submitter
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
@@ -134,7 +134,7 @@ def _look(watching: Watching) -> SweepStatus:
 
 
 def _say_detached(sweep: str, store_uri: str) -> None:
-    again = f"orchestrator watch {sweep}" + (f" --store {store_uri}" if store_uri else "")
+    again = command_line("watch", sweep, store=store_uri)
     stderr_console().print(f"Detached; the sweep continues. To watch it again: {again}", markup=False, soft_wrap=True)
 
 
