@@ -148,8 +148,7 @@ def test_watch_on_a_pipe_says_lines_and_ends_with_the_sweeps_code(
     world.finish()
     result = run_command(capsys, "watch", "sweep", "--store", world.store.uri)
     assert result.code == 0
-    assert "5 of 5 jobs have ended already" in result.err
-    assert "Sweep sweep: succeeded" in result.err
+    assert result.out.splitlines() == ["5 of 5 jobs have ended already", "Sweep sweep: succeeded"]
     assert "\x1b" not in result.out + result.err
 
 
