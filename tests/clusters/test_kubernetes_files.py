@@ -16,6 +16,7 @@ from orchestrator.cluster import check_kubernetes
 from orchestrator.cluster.check_kubernetes import (
     Reference,
     check_fields,
+    check_groups,
     check_heads,
     check_images,
     check_labels,
@@ -35,6 +36,16 @@ from tests.clusters.manifests import KUBERAY, RENDERED, SERVICES, containers, na
 
 CUSTOM = {"RayCluster", "RayJob", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass"}
 COMPONENTS = sorted(path.name for path in (KUBERAY / "components").iterdir())
+COMBINED = [("eks", "shared-store"), ("shared-store", "eks"), ("gke", "shared-store")]
+MORE_WORKERS = """
+patches:
+  - target: {kind: RayCluster}
+    patch: |-
+      - {op: replace, path: /spec/workerGroupSpecs/0/maxReplicas, value: 20}
+"""
+KNOWN_WORKERS = """
+configMapGenerator: [{name: node-groups, behavior: replace, files: [raycluster.yaml=groups.yaml]}]
+"""
 
 
 def copy_of(document):
@@ -70,15 +81,16 @@ def test_schemas_find_a_misspelt_field():
         kubernetes_validate.validate(document, "1.37", strict=True)
 
 
-@pytest.mark.parametrize("component", COMPONENTS)
-def test_component_applies_to_every_group_of_workers(component, tmp_path):
-    documents = rendered_with(component, tmp_path)
+@pytest.mark.parametrize("components", [*((one,) for one in COMPONENTS), *COMBINED], ids="+".join)
+def test_components_apply_to_every_group_of_workers(components, tmp_path):
+    documents = rendered_with(tmp_path, *components)
     (spec,) = [spec for _, spec in ray_clusters(documents)]
     changed = [spec["workerGroupSpecs"][0]["template"]["spec"], spec["workerGroupSpecs"][2]["template"]["spec"]]
     original = named(rendered(KUBERAY), "RayCluster", "pretraining")["spec"]["workerGroupSpecs"]
     assert changed[0] != original[0]["template"]["spec"]
     assert changed[1] != original[2]["template"]["spec"]
     assert check_fields(documents)
+    assert check_groups(documents)
     for name, template in pod_templates(spec):
         pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}, "template": copy_of(template)}
         kubernetes_validate.validate(pod, "1.37", strict=True)
@@ -195,6 +207,34 @@ def test_ray_cluster_grows_to_nodes_that_the_scheduler_can_choose():
     assert spot.suits(Resources(cpus=1.0, gpus=1.0, accelerator="H100", spot=Spot.REQUIRE))
     assert on_demand.suits(Resources(cpus=1.0, gpus=1.0, accelerator="H100", spot=Spot.NEVER))
     assert cpu.resources.gpus == 0.0
+
+
+def test_workers_that_the_controller_does_not_know_are_refused(tmp_path):
+    with pytest.raises(UserError, match="add a configMapGenerator with `behavior: replace`"):
+        check_groups(rendered_with(tmp_path, further=MORE_WORKERS))
+    (tmp_path / "groups.yaml").touch()
+    patched = rendered_with(tmp_path, further=MORE_WORKERS + KNOWN_WORKERS)
+    with pytest.raises(UserError, match="has other groups of workers than pretraining"):
+        check_groups(patched)  # of an empty file
+    (tmp_path / "groups.yaml").write_text(yaml.safe_dump_all(map(dict, patched)))  # kubectl kustomize . > groups.yaml
+    documents = rendered_with(tmp_path, further=MORE_WORKERS + KNOWN_WORKERS)
+    assert check_groups(documents) == "the controller knows 3 groups of workers that the autoscaler may add"
+
+
+def test_line_of_the_page_for_changed_workers_is_the_one_that_works():
+    assert KNOWN_WORKERS.strip() in (KUBERAY.parents[1] / "docs" / "deploy.md").read_text()
+
+
+def test_cluster_reaches_the_services_by_their_namespace():
+    (rule,) = [
+        rule
+        for rule in named(rendered(KUBERAY), "NetworkPolicy", "ray-cluster")["spec"]["egress"]
+        if {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "pretraining-services"}}}
+        in rule.get("to", [])
+    ]
+    small = rendered(SERVICES / "overlays" / "small")
+    ports = {port["port"] for name in ("s3", "mlflow") for port in named(small, "Service", name)["spec"]["ports"]}
+    assert {port["port"] for port in rule["ports"]} == ports
 
 
 def test_workers_leave_before_their_pod_is_killed(cluster):
