@@ -3,13 +3,12 @@
 #
 #   clusters/kuberay/secrets.sh [NAMESPACE]
 #
-# store-credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, for a server that is not Amazon's, AWS_ENDPOINT_URL_S3 are
-# taken from this shell's environment. redis-password is drawn at random. Nothing is printed, nothing is written to a file.
+# store-credentials: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and, where they are set, AWS_REGION and AWS_ENDPOINT_URL_S3 (of a
+# server that is not Amazon's) are taken from this shell's environment. redis-password is drawn at random. Nothing is printed,
+# nothing is written to a file.
 set -euo pipefail
 
 namespace=${1:-pretraining}
-: "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
-: "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
 
 exists() {
   kubectl --namespace "$namespace" get secret "$1" --output name >/dev/null 2>&1
@@ -20,6 +19,10 @@ create() {
   kubectl --namespace "$namespace" create secret generic "$1" --from-env-file=/dev/stdin
 }
 
+if ! exists store-credentials; then
+  : "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
+  : "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
+fi
 kubectl get namespace "$namespace" --output name >/dev/null 2>&1 ||
   kubectl create --filename "$(dirname "${BASH_SOURCE[0]}")/namespace.yaml"
 if ! exists redis-password; then
@@ -28,6 +31,8 @@ fi
 if ! exists store-credentials; then
   {
     printf 'AWS_ACCESS_KEY_ID=%s\nAWS_SECRET_ACCESS_KEY=%s\n' "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY"
-    if [[ -n ${AWS_ENDPOINT_URL_S3:-} ]]; then printf 'AWS_ENDPOINT_URL_S3=%s\n' "$AWS_ENDPOINT_URL_S3"; fi
+    for name in AWS_REGION AWS_ENDPOINT_URL_S3; do
+      if [[ -n ${!name:-} ]]; then printf '%s=%s\n' "$name" "${!name}"; fi
+    done
   } | create store-credentials
 fi

@@ -1,11 +1,28 @@
 #!/usr/bin/env bash
 # Draws the passwords and keys of infra/kubernetes, once, and hands them to the cluster: secrets that exist are left alone.
 #
-#   infra/kubernetes/secrets.sh
+#   infra/kubernetes/secrets.sh [small|production]     the overlay; default: small
 #
 # They pass through a directory that only you may read and that is gone afterwards. `services` is for the services,
 # `store-credentials` and `mlflow-credentials` for a Ray cluster in the namespace pretraining.
+#
+# `production` has no S3 server: the keys and the region of its bucket are taken from this shell's environment
+# (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_REGION), and clusters/kuberay/secrets.sh makes `store-credentials`.
 set -euo pipefail
+
+overlay=${1:-small}
+case $overlay in
+  small) ;;
+  production)
+    : "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
+    : "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
+    : "${AWS_REGION:?set it to the region of the bucket}"
+    ;;
+  *)
+    echo "error: the overlay is '$overlay'; write small or production" >&2
+    exit 2
+    ;;
+esac
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 services=pretraining-services
@@ -25,6 +42,10 @@ if exists "$services" services; then
   exit 0
 fi
 "$here/../compose/secrets.sh" "$directory" >/dev/null
+if [[ $overlay == production ]]; then
+  printf '[default]\naws_access_key_id = %s\naws_secret_access_key = %s\nregion = %s\n' \
+    "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY" "$AWS_REGION" >"$directory/s3_credentials"
+fi
 kubectl --namespace "$services" create secret generic services \
   --from-file="$directory/postgres_password" --from-file="$directory/s3_identities" \
   --from-file="$directory/s3_credentials" --from-file="$directory/mlflow_auth" \
@@ -34,7 +55,7 @@ kubectl --namespace "$services" create secret generic services \
 read_ini() {
   sed -n "s/^$2 = //p" "$directory/$1"
 }
-if ! exists "$cluster" store-credentials; then
+if [[ $overlay == small ]] && ! exists "$cluster" store-credentials; then
   printf 'AWS_ACCESS_KEY_ID=%s\nAWS_SECRET_ACCESS_KEY=%s\nAWS_REGION=us-east-1\nAWS_ENDPOINT_URL_S3=http://s3.%s:8333\n' \
     "$(read_ini s3_credentials aws_access_key_id)" "$(read_ini s3_credentials aws_secret_access_key)" "$services" |
     kubectl --namespace "$cluster" create secret generic store-credentials --from-env-file=/dev/stdin

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Any
 
 from orchestrator.cluster.check_launcher import (
@@ -23,6 +24,8 @@ from orchestrator.cluster.kinds import ClusterFile, ToolError, ask_tool, find_to
 from orchestrator.core.checks import Check, ConcernError
 from orchestrator.core.errors import UserError
 
+GROUPS_VARIABLE = "ORCHESTRATOR_NODE_GROUPS"
+"""As ``backends.ray.capacity`` has it, which loads Ray."""
 LABELS_VARIABLE = "RAY_OVERRIDE_LABELS"
 """Environment variable of a worker's container: the labels of its Ray node, as JSON."""
 # Of KubeRay 1.4 and later: https://docs.ray.io/en/latest/cluster/kubernetes/references.html
@@ -222,6 +225,7 @@ def kubernetes_checks(file: ClusterFile) -> Iterator[Check]:
         "images": check_images,
         "head": check_heads,
         "labels": check_labels,
+        "groups": check_groups,
     }
     for name, rule in rules.items():
         yield Check(name=name, run=manifests.applied(rule), needs=("manifests",))
@@ -316,6 +320,41 @@ def check_labels(documents: Documents) -> str:
             check_price(place, labels)
             count += 1
     return f"{count} groups of workers say their accelerator, market, price and domain"
+
+
+def check_groups(documents: Documents) -> str:
+    """Raises ``UserError`` for workers that differ from the groups which the controller reads in the head's file."""
+    from orchestrator.backends.ray.capacity import node_groups  # with Ray, which takes a second
+
+    texts = {
+        (one["metadata"]["name"], _namespace(one)): one.get("data") or {}
+        for one in documents
+        if one.get("kind") == "ConfigMap"
+    }
+    count = 0
+    for document in documents:
+        for name, spec in ray_clusters([document]):
+            for map_name, key in _groups_files(spec["headGroupSpec"]["template"]["spec"]):
+                known = parse_documents(str(texts.get((map_name, _namespace(document)), {}).get(key, "")), map_name)
+                groups = node_groups([{"kind": "RayCluster", "spec": spec}], name)
+                if not known or groups != node_groups(list(known), map_name):
+                    raise UserError(
+                        f"the ConfigMap {map_name}, which the controller reads, has other groups of workers than {name}"
+                        "; add a configMapGenerator with `behavior: replace` to the overlay (docs/deploy.md)"
+                    )
+                count += len(groups)
+    return f"the controller knows {count} groups of workers that the autoscaler may add"
+
+
+def _groups_files(pod: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """ConfigMap and key of the file that the head's variable names, if it is in one."""
+    container = pod["containers"][0]
+    variables = {one["name"]: one.get("value", "") for one in container.get("env") or ()}
+    file = PurePosixPath(variables.get(GROUPS_VARIABLE, ""))
+    mounts = {one["name"]: PurePosixPath(one["mountPath"]) for one in container.get("volumeMounts") or ()}
+    for volume in pod.get("volumes") or ():
+        if "configMap" in volume and mounts.get(volume["name"]) == file.parent:
+            yield str(volume["configMap"].get("name", "")), file.name
 
 
 def check_references(documents: Documents) -> str:

@@ -41,6 +41,7 @@ _RAY_MODE, _RAY_ON_KUBERNETES = "RAY_AUTH_MODE", "RAY_ENABLE_K8S_TOKEN_AUTH"
 _POD_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 _HIDDEN = "***"
 _APPLIED: list[Resolved] = []
+_FLAGGED: list[str] = []
 
 
 class Code(StrEnum):
@@ -392,13 +393,19 @@ def apply(directory: Path, environment: MutableMapping[str, str], context: str =
         _apply(resolved, environment)
     if context:
         environment[CONTEXT_VARIABLE] = context  # child processes use the same place
-    _APPLIED[:] = found
+    _APPLIED[:], _FLAGGED[:] = found, [context]
     return found
 
 
 def applied() -> list[Resolved]:
     """Result of the last ``apply`` of this process: afterwards, the environment does not show the sources of values."""
     return list(_APPLIED)
+
+
+def flagged_context() -> str:
+    """The context that the flag of this process chose, as long as its environment names it; empty without one."""
+    context = "".join(_FLAGGED)
+    return context if os.environ.get(CONTEXT_VARIABLE) == context else ""
 
 
 def without_password(text: str) -> str:

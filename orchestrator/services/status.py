@@ -20,6 +20,7 @@ from orchestrator.services.costs import cost_document, cost_lines, hours_left, s
 from orchestrator.services.eta import EtaTracker, durations_of, eta_of
 from orchestrator.services.settings import Settings
 from orchestrator.services.stores import restart_killed
+from orchestrator.services.terminal import command_line
 from orchestrator.stack.description import read_description
 from orchestrator.state.brief_reasons import WHOLE, brief_reason
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
@@ -204,7 +205,7 @@ def _control_lines(status: SweepStatus) -> Iterator[str]:
         yield f"Stopped by the circuit breaker: {snapshot.tripped}. Repair the cause, then submit it again."
     yield from (f"Warning: {warning}" for warning in status.warnings)
     if snapshot.state is SweepState.PAUSED:
-        yield f"Paused: no job starts until: orchestrator resume {sweep}"
+        yield f"Paused: no job starts until: {command_line('resume', sweep)}"
     if snapshot.state is SweepState.STOPPING:
         yield "Stopping: running jobs finish, and no other job starts."
     if snapshot.state is SweepState.CANCELLING:
@@ -343,9 +344,8 @@ def failure_lines(snapshot: Snapshot) -> list[str]:
             grouped.setdefault("skipped: they need a job that failed or was cancelled", []).append(view.name)
         elif view.state is JobState.FAILED:
             shown = brief_reason(view.reason, WHOLE)
-            rest = (
-                "" if shown == view.reason.strip() else f"; all of it: orchestrator logs {snapshot.sweep} {view.name}"
-            )
+            log = command_line("logs", snapshot.sweep, view.name)
+            rest = "" if shown == view.reason.strip() else f"; all of it: {log}"
             whole.setdefault(f"failed: {shown}", rest)
             grouped.setdefault(f"failed: {shown}", []).append(view.name)
     return [

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import TYPE_CHECKING
+
+from orchestrator.services.settings_sources import CONTEXT_FLAG, flagged_context
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -15,6 +18,18 @@ PIPE_WIDTH = 140
 def say(text: str) -> None:
     """One line, never wrapped: terminals do that, and pipes must not."""
     sys.stderr.write(f"{text}\n")
+
+
+def command_line(*words: str, store: str = "") -> str:
+    """A command to type next, as a shell takes it, with the context that this command's flag chose.
+
+    Args:
+        words: the command and its arguments.
+        store: for ``--store``; empty = the settings name it.
+    """
+    context = flagged_context()
+    places = [*(["--store", store] if store else []), *([CONTEXT_FLAG, context] if context else [])]
+    return shlex.join(["orchestrator", *words, *places])
 
 
 def stderr_console() -> Console:

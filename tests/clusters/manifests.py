@@ -22,11 +22,11 @@ def rendered(folder: Path) -> tuple[Mapping[str, Any], ...]:
     return tuple(render(read_cluster(folder)))
 
 
-def rendered_with(component: str, folder: Path) -> tuple[Mapping[str, Any], ...]:
-    """The Ray cluster with one of its components, by way of an overlay as a user writes it into ``folder``."""
+def rendered_with(folder: Path, *components: str, further: str = "") -> tuple[Mapping[str, Any], ...]:
+    """The Ray cluster with components and further lines, by way of an overlay as a user writes it into ``folder``."""
     base = os.path.relpath(KUBERAY, folder)
-    text = f"resources: [{base}]\ncomponents: [{base}/components/{component}]\n"
-    (folder / "kustomization.yaml").write_text(text)
+    listed = ", ".join(f"{base}/components/{component}" for component in components)
+    (folder / "kustomization.yaml").write_text(f"resources: [{base}]\ncomponents: [{listed}]\n{further}")
     return tuple(render(read_cluster(folder)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.cluster.kinds import ToolError, ask_tool, find_tool, read_cluster
 from orchestrator.cluster.start_stop import Confirmation, down_commands, job_name, status_commands, up_commands
+from tests.commands import run_command
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --job-name=ray\nsrun true\n"
@@ -97,6 +99,31 @@ def test_down_and_status_ask_the_tool(script, tools):
     assert invoke("status", script.path).exit_code == 0
     assert invoke("down", script.path, "--yes").exit_code == 0
     assert calls.read_text().splitlines() == ["squeue --name=ray --me", "scancel --name=ray --me"]
+
+
+class Terminal(StringIO):
+    """A person who types."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(("typed", "code", "ended"), [("n\n", 3, False), ("", 3, False), ("y\n", 0, True)])
+def test_down_asks_a_person_where_the_tool_never_does(script, tools, monkeypatch, capsys, typed, code, ended):
+    _, calls = tools
+    monkeypatch.setattr("sys.stdin", Terminal(typed))
+    done = run_command(capsys, "cluster", "down", str(script.path))
+    assert done.code == code
+    assert f"Stop the cluster of {script.path} by scancel --name=ray --me? [y/N]" in done.message
+    assert calls.exists() is ended
+
+
+def test_down_without_a_terminal_or_with_a_yes_asks_nothing(script, tools, monkeypatch, capsys):
+    _, calls = tools
+    assert invoke("down", script.path).exit_code == 0
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert run_command(capsys, "cluster", "down", str(script.path), "-y").code == 0
+    assert calls.read_text().splitlines() == ["scancel --name=ray --me"] * 2
 
 
 def test_check_of_a_cloud_file_names_every_problem_as_json(tmp_path):

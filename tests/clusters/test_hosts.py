@@ -5,7 +5,9 @@ The start script is the one that people use on bare machines; only the hosts are
 
 from __future__ import annotations
 
+import configparser
 import os
+import re
 import secrets
 import shutil
 import subprocess
@@ -43,6 +45,7 @@ SCRIPT = ROOT / "clusters" / "node.sh"
 DEADLINE_S = 300.0
 NUM_EPOCHS = 600
 PORT = 6379
+PAGE = ROOT / "docs" / "hosts.md"
 
 
 class Site:
@@ -134,6 +137,16 @@ def site() -> Iterator[Site]:
     finally:
         net.end()
         shutil.rmtree(folder)
+
+
+def test_unit_of_the_page_lets_the_script_drain_and_has_a_directory_to_write_in():
+    (text,) = re.findall(r"^```ini\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    unit = configparser.ConfigParser(strict=False)  # systemd takes Environment= several times
+    unit.read_string(text)
+    service = unit["Service"]
+    assert service["KillMode"] == "mixed"  # else Ray gets SIGTERM together with the script that drains it
+    # systemd makes the state directory, for the unit's user; the default is /, where no user may write.
+    assert service["WorkingDirectory"] == f"/var/lib/{service['StateDirectory']}"
 
 
 @pytest.mark.slow

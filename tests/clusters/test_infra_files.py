@@ -138,6 +138,16 @@ def test_compose_mounts_exist(compose):
             assert not source.startswith(".") or (COMPOSE / source).exists(), source
 
 
+def test_volumes_of_the_image_are_mounted_on_directories_of_its_user(compose):
+    text = DOCKERFILE.read_text().replace("\\\n", "")
+    (made,) = re.findall(r"install -d -o pretraining -g pretraining (.+)", text)
+    ours = [one for one in compose["services"].values() if one["image"].startswith("pretraining-orchestrator:")]
+    volumes = [volume.split(":") for service in ours for volume in service.get("volumes", [])]
+    targets = {target for source, target, *_ in volumes if source in compose["volumes"]}
+    assert targets
+    assert targets <= set(made.split())
+
+
 def test_secrets_are_drawn_once_and_fit_together(tmp_path):
     run = lambda: subprocess.run([str(COMPOSE / "secrets.sh"), str(tmp_path)], check=True, capture_output=True)  # noqa: E731
     run()

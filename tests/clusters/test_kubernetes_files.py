@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
+import os
 import re
+import subprocess
 
 import kubernetes_validate  # type: ignore[import-untyped] # it ships no types
 import pytest
@@ -13,6 +16,7 @@ from orchestrator.cluster import check_kubernetes
 from orchestrator.cluster.check_kubernetes import (
     Reference,
     check_fields,
+    check_groups,
     check_heads,
     check_images,
     check_labels,
@@ -32,6 +36,16 @@ from tests.clusters.manifests import KUBERAY, RENDERED, SERVICES, containers, na
 
 CUSTOM = {"RayCluster", "RayJob", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass"}
 COMPONENTS = sorted(path.name for path in (KUBERAY / "components").iterdir())
+COMBINED = [("eks", "shared-store"), ("shared-store", "eks"), ("gke", "shared-store")]
+MORE_WORKERS = """
+patches:
+  - target: {kind: RayCluster}
+    patch: |-
+      - {op: replace, path: /spec/workerGroupSpecs/0/maxReplicas, value: 20}
+"""
+KNOWN_WORKERS = """
+configMapGenerator: [{name: node-groups, behavior: replace, files: [raycluster.yaml=groups.yaml]}]
+"""
 
 
 def copy_of(document):
@@ -67,15 +81,16 @@ def test_schemas_find_a_misspelt_field():
         kubernetes_validate.validate(document, "1.37", strict=True)
 
 
-@pytest.mark.parametrize("component", COMPONENTS)
-def test_component_applies_to_every_group_of_workers(component, tmp_path):
-    documents = rendered_with(component, tmp_path)
+@pytest.mark.parametrize("components", [*((one,) for one in COMPONENTS), *COMBINED], ids="+".join)
+def test_components_apply_to_every_group_of_workers(components, tmp_path):
+    documents = rendered_with(tmp_path, *components)
     (spec,) = [spec for _, spec in ray_clusters(documents)]
     changed = [spec["workerGroupSpecs"][0]["template"]["spec"], spec["workerGroupSpecs"][2]["template"]["spec"]]
     original = named(rendered(KUBERAY), "RayCluster", "pretraining")["spec"]["workerGroupSpecs"]
     assert changed[0] != original[0]["template"]["spec"]
     assert changed[1] != original[2]["template"]["spec"]
     assert check_fields(documents)
+    assert check_groups(documents)
     for name, template in pod_templates(spec):
         pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": name}, "template": copy_of(template)}
         kubernetes_validate.validate(pod, "1.37", strict=True)
@@ -117,6 +132,68 @@ def test_namespaces_let_nobody_in_by_default_and_hold_on_to_data(folder):
     assert all(one["metadata"]["labels"][KEEP_LABEL] == "true" for one in holders)
 
 
+def secrets_of(overlay, directory):
+    """The secrets, by name and part, that ``secrets.sh`` hands to a Kubernetes that has none; a stand-in takes them."""
+    programs, made = directory / "bin", directory / "made"
+    programs.mkdir()
+    made.mkdir()
+    stand_in = programs / "kubectl"
+    stand_in.write_text(
+        """#!/bin/sh
+case "$*" in
+*" get secret "*) exit 1 ;;
+*" create secret generic "*) shift 5 ;;
+*) exit 0 ;;
+esac
+mkdir "$MADE/$1" && cd "$MADE/$1" && shift
+for option; do cp "${option#*=}" .; done
+"""
+    )
+    stand_in.chmod(0o755)
+    keys = {"AWS_ACCESS_KEY_ID": "AKIAMINE", "AWS_SECRET_ACCESS_KEY": "my-secret", "AWS_REGION": "eu-north-1"}
+    environment = {"PATH": f"{programs}:{os.environ['PATH']}", "MADE": str(made), **keys}
+    subprocess.run([str(SERVICES / "secrets.sh"), overlay], env=environment, check=True, capture_output=True)
+    return {one.name: {part.name: part.read_text() for part in one.iterdir()} for one in made.iterdir()}
+
+
+@pytest.mark.parametrize("overlay", ["small", "production"])
+def test_secrets_name_only_services_that_the_overlay_has(overlay, tmp_path):
+    parts = [text for one in secrets_of(overlay, tmp_path).values() for text in one.values()]
+    hosts = {host for text in parts for host in re.findall(r"http://([\w-]+)\.pretraining-services\b", text)}
+    documents = rendered(SERVICES / "overlays" / overlay)
+    assert "mlflow" in hosts
+    assert hosts <= {one["metadata"]["name"] for one in documents if one["kind"] == "Service"}
+
+
+def test_production_uses_the_bucket_and_the_keys_of_its_user(tmp_path):
+    drawn = secrets_of("production", tmp_path)
+    client = configparser.ConfigParser()
+    client.read_string(drawn["services"]["s3_credentials"])
+    mine = {"aws_access_key_id": "AKIAMINE", "aws_secret_access_key": "my-secret", "region": "eu-north-1"}
+    assert dict(client["default"]) == mine
+    documents = rendered(SERVICES / "overlays" / "production")
+    every = [container for document in documents for container in containers(document)]
+    variables = [{one["name"]: one.get("value") for one in container.get("env", [])} for container in every]
+    clients = [one for one in variables if "AWS_SHARED_CREDENTIALS_FILE" in one]
+    assert [one["MLFLOW_BUCKET"] for one in clients] == ["REPLACE-BUCKET"] * 2  # MLflow, and the nightly dump
+    # The region is in the file of the keys, and the address is the provider's.
+    assert not any({"AWS_ENDPOINT_URL_S3", "AWS_REGION"} & set(one) for one in variables)
+    told = [str(one.get("args")) for one in every] + [
+        text
+        for one in documents
+        if one["kind"] == "ConfigMap"
+        for text in one["data"].values()
+        if "mlflow server" in text
+    ]
+    assert not any("s3://mlflow" in text or '"mlflow", name' in text for text in told)
+
+
+def test_secrets_of_an_overlay_that_is_none_are_refused():
+    done = subprocess.run([str(SERVICES / "secrets.sh"), "big"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "write small or production" in done.stderr
+
+
 def test_ray_cluster_passes_its_own_rules():
     documents = rendered(KUBERAY)
     for rule in (check_fields, check_images, check_heads, check_labels):
@@ -130,6 +207,34 @@ def test_ray_cluster_grows_to_nodes_that_the_scheduler_can_choose():
     assert spot.suits(Resources(cpus=1.0, gpus=1.0, accelerator="H100", spot=Spot.REQUIRE))
     assert on_demand.suits(Resources(cpus=1.0, gpus=1.0, accelerator="H100", spot=Spot.NEVER))
     assert cpu.resources.gpus == 0.0
+
+
+def test_workers_that_the_controller_does_not_know_are_refused(tmp_path):
+    with pytest.raises(UserError, match="add a configMapGenerator with `behavior: replace`"):
+        check_groups(rendered_with(tmp_path, further=MORE_WORKERS))
+    (tmp_path / "groups.yaml").touch()
+    patched = rendered_with(tmp_path, further=MORE_WORKERS + KNOWN_WORKERS)
+    with pytest.raises(UserError, match="has other groups of workers than pretraining"):
+        check_groups(patched)  # of an empty file
+    (tmp_path / "groups.yaml").write_text(yaml.safe_dump_all(map(dict, patched)))  # kubectl kustomize . > groups.yaml
+    documents = rendered_with(tmp_path, further=MORE_WORKERS + KNOWN_WORKERS)
+    assert check_groups(documents) == "the controller knows 3 groups of workers that the autoscaler may add"
+
+
+def test_line_of_the_page_for_changed_workers_is_the_one_that_works():
+    assert KNOWN_WORKERS.strip() in (KUBERAY.parents[1] / "docs" / "deploy.md").read_text()
+
+
+def test_cluster_reaches_the_services_by_their_namespace():
+    (rule,) = [
+        rule
+        for rule in named(rendered(KUBERAY), "NetworkPolicy", "ray-cluster")["spec"]["egress"]
+        if {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "pretraining-services"}}}
+        in rule.get("to", [])
+    ]
+    small = rendered(SERVICES / "overlays" / "small")
+    ports = {port["port"] for name in ("s3", "mlflow") for port in named(small, "Service", name)["spec"]["ports"]}
+    assert {port["port"] for port in rule["ports"]} == ports
 
 
 def test_workers_leave_before_their_pod_is_killed(cluster):

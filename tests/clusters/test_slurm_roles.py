@@ -1,4 +1,4 @@
-"""Which allocation of a Slurm cluster starts the head, without Slurm: the script, and a stand-in for ``srun``."""
+"""What the script of an allocation asks ``srun`` for, without Slurm: which task is the head, how many CPUs each has."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ SCRIPT = ROOT / "clusters" / "slurm" / "ray.sbatch"
 
 
 def start(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the script; what it prints last is the role of the allocation."""
+    """Run the script; it prints what a stand-in for ``srun`` was called with, at last the role of the allocation."""
     shared, programs = tmp_path / "shared", tmp_path / "bin"
     shared.mkdir()
     programs.mkdir()
     (shared / "address").write_text("10.0.0.1:6379")
     stand_in = programs / "srun"
-    stand_in.write_text('#!/bin/sh\nfor last; do :; done\necho "$last"\n')
+    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     stand_in.chmod(0o755)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
     ours = {"ORCHESTRATOR_STORE": "s3://bucket/prefix", "ORCHESTRATOR_SHARED": str(shared), "HOME": str(tmp_path)}
@@ -52,6 +52,11 @@ def test_allocation_has_the_head_unless_it_joins_another_one(
     assert done.stdout.splitlines()[-1] == role
     # Only who has the head takes away the address of the former one.
     assert (tmp_path / "shared" / "address").exists() is (role == "member")
+
+
+def test_tasks_have_the_cpus_of_the_allocation(tmp_path: Path) -> None:
+    done = start(tmp_path, SLURM_CPUS_PER_TASK="96")
+    assert "--cpus-per-task=96" in done.stdout.splitlines()
 
 
 def test_role_that_is_none_is_refused(tmp_path: Path) -> None:

@@ -85,7 +85,18 @@ def test_cancel_with_a_condition_ends_only_these_jobs(world: World, command: Com
 def test_order_for_one_job_speaks_of_one_job(world: World, command: Command) -> None:
     told = command("cancel", "sweep", "probe/a", "-y").message
     assert "1 job of sweep is cancelled" in told
-    assert "To undo: orchestrator retry sweep" in told
+    assert f"To undo: orchestrator retry sweep --store {world.store.uri}. " in told
+    assert f"See: orchestrator status sweep --store {world.store.uri}" in told
+
+
+def test_undo_is_by_who_sent_the_request(world: World, command: Command) -> None:
+    told = command("pause", "sweep", "--sender", "ann", "--force").message
+    assert f"To undo: orchestrator resume sweep --sender ann --force --store {world.store.uri}. " in told
+
+
+def test_end_of_a_drain_names_the_same_cluster(world: World, command: Command) -> None:
+    told = command("drain", "--cluster", "other").message
+    assert f"to end the drain: orchestrator drain --end --cluster other --store {world.store.uri}" in told
 
 
 def test_cancel_conditions_all_must_hold_and_bars_part_alternatives(world: World, command: Command) -> None:

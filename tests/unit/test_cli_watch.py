@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import select
+import shlex
 import signal
 import subprocess
 import sys
@@ -147,9 +148,25 @@ def test_watch_on_a_pipe_says_lines_and_ends_with_the_sweeps_code(
     world.finish()
     result = run_command(capsys, "watch", "sweep", "--store", world.store.uri)
     assert result.code == 0
-    assert "5 of 5 jobs have ended already" in result.err
-    assert "Sweep sweep: succeeded" in result.err
+    assert result.out.splitlines() == ["5 of 5 jobs have ended already", "Sweep sweep: succeeded"]
     assert "\x1b" not in result.out + result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "follow"), [(["watch", "sweep"], "watch._in_lines"), (["logs", "sweep", "-f"], "logs._print_many")]
+)
+def test_command_to_come_back_is_one_for_a_shell(
+    words: list[str], follow: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    world = World(tmp_path / "store~1")
+    world.submit(*diamond())
+    monkeypatch.setattr(f"orchestrator.cli.commands.{follow}", leave)
+    told = run_command(capsys, *words, "--store", world.store.uri).message
+    assert told.endswith(f"again: orchestrator {shlex.join([*words, '--store', world.store.uri])}")
+    assert "'" in told
 
 
 @pytest.fixture

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 
 from orchestrator.cli.accept import _refusal, _settings, _store_of
 from orchestrator.cli.accept import accept as submit_here
+from orchestrator.cli.commands import submit as submit_command
 from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.planning.graph.build import build_plan
@@ -25,6 +30,7 @@ from orchestrator.services.submit import (
     check_code_versions,
     check_submit,
 )
+from orchestrator.services.transports import StoreTransport
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import inbox_folder
@@ -68,6 +74,46 @@ def test_submit_to_a_store_nobody_serves_waits_there_and_says_so(
     assert result.code == 0
     assert f"No controller of cluster {CLUSTER} runs" in result.message
     assert len(world.store.list_children(inbox_folder("quickstart"))) == 1
+
+
+@pytest.fixture
+def is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C is pressed as soon as a submit follows its sweep."""
+
+    def follow_sweep(*_: object) -> Snapshot:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(submit_command, "follow_sweep", follow_sweep)
+
+
+@pytest.mark.usefixtures("is_left")
+def test_submit_that_is_left_says_commands_that_go_to_the_same_sweep(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with patch.dict(os.environ, {"XDG_CONFIG_HOME": str(tmp_path / "config")}):
+        run_command(capsys, "config", "set-context", "lab", f"store={world.store.uri}", f"cluster={CLUSTER}")
+        flags = ["-y", "--set", "policy.users=[ann, bob]", "--force", "--take-over"]
+        by_context = run_command(capsys, "submit", "quickstart", *flags, "--context", "lab")
+        by_variable = run_command(capsys, "submit", "quickstart", "-y")
+    assert by_context.code == 130
+    told = "orchestrator submit quickstart -y --set 'policy.users=[ann, bob]' --take-over --force --context lab, or: "
+    assert f"{told}orchestrator watch quickstart --context lab" in by_context.message
+    assert "again: orchestrator submit quickstart -y, or: orchestrator watch quickstart" in by_variable.message
+
+
+@pytest.mark.usefixtures("is_left")
+def test_submit_in_the_foreground_that_is_left_says_that_the_sweep_stops(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def open_submitter(settings: Settings, *_: object, **__: object) -> Iterator[StoreTransport]:
+        yield StoreTransport(settings=settings, store=world.store)  # in place of Ray
+
+    monkeypatch.setattr(submit_command, "open_submitter", open_submitter)
+    result = run_command(capsys, "submit", "quickstart", "-y", "--foreground")
+    assert result.code == 130
+    assert "Stopped; submit it again to continue: orchestrator submit quickstart -y --foreground" in result.message
+    assert "the sweep continues" not in result.message
 
 
 def test_message_that_is_sent_twice_is_followed_once(world: World) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -11,10 +13,10 @@ import typer
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.cluster.check import cluster_checks
-from orchestrator.cluster.kinds import read_cluster
+from orchestrator.cluster.kinds import ClusterKind, read_cluster
 from orchestrator.cluster.start_stop import Confirmation, down_commands, run_all, status_commands, up_commands
 from orchestrator.core.checks import Verdict, run_checks
-from orchestrator.services.terminal import stderr_console
+from orchestrator.services.terminal import confirmed, stderr_console
 
 cluster = typer.Typer(
     help="Check, start and stop Ray clusters on clouds, Kubernetes, Slurm and your own machines.",
@@ -54,7 +56,14 @@ def up(
 @cluster.command()
 def down(file: ClusterArgument, *, yes: YesOption = False) -> None:
     """Stop a cluster. When it is up again, its sweeps resume: everything is in the store."""
-    _end(run_all(down_commands(read_cluster(file), _confirmation(is_given=yes))))
+    found = read_cluster(file)
+    commands = down_commands(found, _confirmation(is_given=yes))
+    # Ray's launcher asks by itself, kubectl and scancel never do. Where there is no terminal, scripts go on as ever.
+    if not yes and found.kind is not ClusterKind.RAY and sys.stdin.isatty():
+        how = " and ".join(map(shlex.join, commands))
+        if not confirmed(f"Stop the cluster of {file} by {how}?", subject="cluster down asks for confirmation"):
+            raise typer.Exit(ExitCode.REFUSED)
+    _end(run_all(commands))
 
 
 @cluster.command()

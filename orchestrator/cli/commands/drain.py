@@ -14,7 +14,7 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.services.settings import Settings
 from orchestrator.services.stores import open_existing_store
-from orchestrator.services.terminal import stderr_console
+from orchestrator.services.terminal import command_line, stderr_console
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Drain, Running, current_user, end_drain, read_drain
@@ -99,20 +99,22 @@ def _is_served(store: ObjectStore, cluster: str) -> bool:
 def _show(request: Drain | None, cluster: str, store: ObjectStore, options: ControlOptions) -> ExitCode:
     if options.form is not DocumentForm.TABLE:
         print_document({"cluster": cluster, "drain": None if request is None else asdict(request)}, options.form)
-    stderr_console().print(f"Cluster {cluster} {_describe(request, cluster, store)}.", markup=False, soft_wrap=True)
+    state = _describe(request, cluster, store, options)
+    stderr_console().print(f"Cluster {cluster} {state}.", markup=False, soft_wrap=True)
     return ExitCode.OK
 
 
-def _describe(request: Drain | None, cluster: str, store: ObjectStore) -> str:
+def _describe(request: Drain | None, cluster: str, store: ObjectStore, options: ControlOptions) -> str:
     if request is None:
         return "is not drained"
-    back = "to end the drain: orchestrator drain --end"
+    named = [] if cluster == Settings().cluster else ["--cluster", cluster]
+    back = f"to end the drain: {command_line('drain', '--end', *named, store=options.store)}"
     if request.drained_at_s is not None:
         return f"is drained: no job runs and none starts; {back}"
     how = "ends" if request.running is Running.FINISH else "has written a checkpoint"
     if _is_served(store, cluster):
         return (
             f"is draining: no job starts; the drain is complete when every running job {how}; to see the progress: "
-            f"orchestrator drain --show; {back}"
+            f"{command_line('drain', '--show', *named, store=options.store)}; {back}"
         )
     return f"is drained, and no controller runs; the next one starts no job; {back}"

@@ -25,7 +25,7 @@ from orchestrator.core.units import format_duration
 from orchestrator.services.selection import JobSelection, parse_where
 from orchestrator.services.status import revive_killed_stack
 from orchestrator.services.stores import open_existing_store, require_sweep
-from orchestrator.services.terminal import confirmed, stderr_console
+from orchestrator.services.terminal import command_line, confirmed, stderr_console
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.protocol import ObjectStore
@@ -93,7 +93,7 @@ class _Sent:
     message_id: str
     jobs: list[str] | None
     """None = the whole sweep."""
-    form: DocumentForm
+    options: ControlOptions
 
 
 def pause(
@@ -106,14 +106,15 @@ def pause(
     store: StoreOption = "",
 ) -> None:
     """Pause a sweep: running jobs continue, and no job starts until resume."""
+    options = ControlOptions(store=store, sender=sender, force=force, form=output)
     fate = "running jobs finish" if running is Running.FINISH else "running jobs end after a checkpoint"
     request = ControlRequest(
         verb="pause",
         send=partial(client.pause, running=running),
         effect=f"pauses: no job starts, and {fate}",
-        undo=_then("resume", sweep),
+        undo=_then("resume", sweep, options),
     )
-    raise typer.Exit(send_request(sweep, request, ControlOptions(store=store, sender=sender, force=force, form=output)))
+    raise typer.Exit(send_request(sweep, request, options))
 
 
 def resume(
@@ -160,19 +161,19 @@ def cancel(
     store: StoreOption = "",
 ) -> None:
     """Cancel a sweep, or some of its jobs: running jobs end after a checkpoint, and no other job starts."""
+    options = ControlOptions(store=store, sender=sender, force=force, yes=yes, form=output)
     tail = "cancelled: running jobs end after a checkpoint, and no other job starts"
     request = ControlRequest(
         verb="cancel",
         send=client.cancel,
         effect=f"is {tail}",
         effect_on_many=f"are {tail}",
-        undo=_then("retry", sweep),
+        undo=_then("retry", sweep, options),
         aim=SweepState.CANCELLED,
     )
     selection = JobSelection(
         names=tuple(jobs or ()), conditions=parse_where(where or ()), states=(JobState.PENDING, JobState.RUNNING)
     )
-    options = ControlOptions(store=store, sender=sender, force=force, yes=yes, form=output)
     raise typer.Exit(send_request(sweep, request, options, selection))
 
 
@@ -265,7 +266,7 @@ def send_request(
     named = {} if selection is None else {"jobs": jobs}
     message_id = request.send(store, sweep, sender=options.sender, consent=consent, **named)
     revive_killed_stack(ledger.refresh())
-    sent = _Sent(request=request, message_id=message_id, jobs=jobs, form=options.form)
+    sent = _Sent(request=request, message_id=message_id, jobs=jobs, options=options)
     return _conclude(store, _wait(store, ledger, message_id), sent)
 
 
@@ -345,7 +346,7 @@ def _wait(store: ObjectStore, ledger: SweepLedger, message_id: str) -> Snapshot:
 def _conclude(store: ObjectStore, snapshot: Snapshot, sent: _Sent) -> ExitCode:
     refusal = snapshot.refusals.get(sent.message_id, "")
     is_followed = sent.message_id in snapshot.handled and not refusal
-    if sent.form is not DocumentForm.TABLE:
+    if sent.options.form is not DocumentForm.TABLE:
         document = {
             "sweep": snapshot.sweep,
             "action": sent.request.verb,
@@ -355,7 +356,7 @@ def _conclude(store: ObjectStore, snapshot: Snapshot, sent: _Sent) -> ExitCode:
             "refusal": refusal,
             "state": snapshot.state.value,
         }
-        print_document(document, sent.form)
+        print_document(document, sent.options.form)
     if refusal:
         complain(refusal)
         return ExitCode.REFUSED
@@ -365,7 +366,8 @@ def _conclude(store: ObjectStore, snapshot: Snapshot, sent: _Sent) -> ExitCode:
     message = (
         f"Done: {whose} {effect}." if is_followed else f"Request sent: {whose} {effect}; {_when(store, snapshot)}."
     )
-    stderr_console().print(f"{message}{undo} See: orchestrator status {snapshot.sweep}", markup=False, soft_wrap=True)
+    see = command_line("status", snapshot.sweep, store=sent.options.store)
+    stderr_console().print(f"{message}{undo} See: {see}", markup=False, soft_wrap=True)
     return ExitCode.OK
 
 
@@ -386,5 +388,7 @@ def _when(store: ObjectStore, snapshot: Snapshot) -> str:
     )
 
 
-def _then(command: str, sweep: str) -> str:
-    return f"To undo: orchestrator {command} {sweep}."
+def _then(command: str, sweep: str, options: ControlOptions) -> str:
+    who = ["--sender", options.sender] if options.sender is not None else []
+    words = [*who, "--force"] if options.force else who
+    return f"To undo: {command_line(command, sweep, *words, store=options.store)}."

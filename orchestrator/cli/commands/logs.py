@@ -21,7 +21,7 @@ from orchestrator.core.errors import NotFoundError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.services.selection import parse_where, select
 from orchestrator.services.stores import open_existing_store, require_sweep
-from orchestrator.services.terminal import stderr_console
+from orchestrator.services.terminal import command_line, stderr_console
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import attempt_logs_folder, job_logs_folder, log_name, short_hash
 from orchestrator.storage.logs import (
@@ -179,8 +179,7 @@ def _leaving(sweep: str, job: str, options: LogOptions) -> Iterator[list[bool]]:
         yield left
     except KeyboardInterrupt:
         left.append(True)
-        again = " ".join(["orchestrator logs", sweep, job] if job else ["orchestrator logs", sweep])
-        again += " -f" + (f" --store {options.store}" if options.store else "")
+        again = command_line("logs", sweep, *([job] if job else []), "-f", store=options.store)
         stderr_console().print(
             f"Detached; the job continues. To follow it again: {again}", markup=False, soft_wrap=True
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,7 +28,7 @@ from orchestrator.services.settings_sources import Code
 from orchestrator.services.status import SweepStatus, failure_lines, status_document
 from orchestrator.services.stores import revive_killed_store
 from orchestrator.services.submit import PreparedSubmit, SubmitRequest, prepare_submit, show_difference
-from orchestrator.services.terminal import confirmed, stderr_console
+from orchestrator.services.terminal import command_line, confirmed, stderr_console
 from orchestrator.services.transports import Submitter, open_submitter
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
@@ -145,15 +144,19 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
         if submitter.store is None or (not options.wait and not options.foreground):
             _leave(submitter, plan, message, options.form)
             return ExitCode.OK
-        return _follow_to_the_answer(
-            submitter, submitter.store, plan, message, _again(reference, options), options.form
-        )
+        try:
+            snapshot = follow_sweep(submitter, submitter.store, plan.sweep, message)
+        except KeyboardInterrupt:
+            left = _left(submitter.settings, plan, reference, options)
+            stderr_console().print(f"\n{left}", markup=False, soft_wrap=True)
+            return ExitCode.INTERRUPTED
+        return conclude(submitter.store, plan, snapshot, form=options.form, connection=submitter)
 
 
 def status_command(settings: Settings, plan: Plan, command: str = "status") -> str:
     """What to type to see a sweep, wherever its store is."""
     elsewhere = plan.store_uri != settings.store_uri()
-    return f"orchestrator {command} {plan.sweep}" + (f" --store {shlex.quote(plan.store_uri)}" if elsewhere else "")
+    return command_line(command, plan.sweep, store=plan.store_uri if elsewhere else "")
 
 
 def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
@@ -191,13 +194,24 @@ def _connect(
 
 
 def _again(reference: str, options: SubmitOptions) -> str:
-    """The command that follows this very sweep again."""
-    words = ["orchestrator", "submit", reference, "-y"]
+    """The command that submits this very sweep again, and follows it."""
+    words = ["submit", reference, "-y"]
     words += [word for override in options.overrides for word in ("--set", override)]
     words += ["--scale", options.scale] if options.scale else []
-    words += ["--store", options.store] if options.store else []
     words += ["--priority", str(options.priority)] if options.priority is not None else []
-    return shlex.join(words)
+    words += ["--prices", options.prices] if options.prices else []
+    words += ["--code", options.code.value] if options.code else []
+    flags = {"--foreground": options.foreground, "--take-over": options.take_over, "--force": options.force}
+    return command_line(*words, *(flag for flag, is_set in flags.items() if is_set), store=options.store)
+
+
+def _left(settings: Settings, plan: Plan, reference: str, options: SubmitOptions) -> str:
+    """What Ctrl-C leaves behind, and how to go on."""
+    again = _again(reference, options)
+    if options.foreground:  # Ray ends with this command
+        return f"Stopped; submit it again to continue: {again}"
+    watch = status_command(settings, plan, "watch")
+    return f"Detached; the sweep continues. To follow it again: {again}, or: {watch}"
 
 
 def _leave(submitter: Submitter, plan: Plan, message: str, form: DocumentForm) -> None:
@@ -214,35 +228,23 @@ def _leave(submitter: Submitter, plan: Plan, message: str, form: DocumentForm) -
         print_document({"sweep": plan.sweep, "message": message}, form)
 
 
-def _follow_to_the_answer(  # noqa: PLR0917 - all of what is known at the end
-    submitter: Submitter, store: ObjectStore, plan: Plan, message: str, again: str, form: DocumentForm
-) -> ExitCode:
-    try:
-        snapshot = follow_sweep(submitter, store, plan.sweep, message)
-    except KeyboardInterrupt:
-        detached = f"Detached; the sweep continues. To follow it again: {again}"
-        watch = status_command(submitter.settings, plan, "watch")
-        stderr_console().print(f"\n{detached}, or: {watch}", markup=False, soft_wrap=True)
-        return ExitCode.INTERRUPTED
-    return conclude(store, plan.sweep, snapshot, form=form, connection=submitter)
-
-
 def conclude(
-    store: ObjectStore, sweep: str, snapshot: Snapshot, *, form: DocumentForm, connection: Submitter
+    store: ObjectStore, planned: Plan, snapshot: Snapshot, *, form: DocumentForm, connection: Submitter
 ) -> ExitCode:
     """Print the failures and the report of an ended sweep."""
     for line in failure_lines(snapshot):
         complain(line)
     ended = exit_code_for(snapshot)
     if snapshot.state is not SweepState.CANCELLED:
-        plan, report = print_report(store, sweep, _TABLES[form])
+        plan, report = print_report(store, planned.sweep, _TABLES[form])
         if ended is ExitCode.OK and plan.policy.fails_on_expectations:
             ended = _judged(report)
     elif form is not DocumentForm.TABLE:
         print_document(status_document(SweepStatus(snapshot=snapshot, now=time.time())), form)
-    if not connection.wait_for_publisher(sweep):
-        hint = f"MLflow does not have all results yet; they follow. To publish them now: orchestrator publish {sweep}"
-        stderr_console().print(hint, soft_wrap=True)
+    if not connection.wait_for_publisher(planned.sweep):
+        publish = status_command(connection.settings, planned, "publish")
+        hint = f"MLflow does not have all results yet; they follow. To publish them now: {publish}"
+        stderr_console().print(hint, markup=False, soft_wrap=True)
     return ended
 
 

@@ -16,12 +16,13 @@ from orchestrator.cli.arguments import StoreOption, complete_sweep
 from orchestrator.cli.commands.live_rows import POLL_S, Watching, job_line, look_while
 from orchestrator.cli.commands.status import exit_code_for, status_table
 from orchestrator.cli.exits import ExitCode
+from orchestrator.cli.output import stdout_console
 from orchestrator.core.errors import InfeasibleError, UserError
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
 from orchestrator.services.status import SweepStatus, failure_lines, load_status, revive_killed_stack
 from orchestrator.services.stores import open_existing_store, require_sweep
-from orchestrator.services.terminal import stderr_console
+from orchestrator.services.terminal import command_line, stderr_console
 from orchestrator.services.transports import Submitter
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
@@ -98,7 +99,7 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
         _say_detached(sweep, store_uri)
         return exit_code_for(snapshot)
     for line in (f"Sweep {sweep}: {snapshot.outcome}", *failure_lines(snapshot)):
-        stderr_console().print(line, markup=False, soft_wrap=True)
+        stdout_console().print(line, markup=False)
     return exit_code_for(snapshot)
 
 
@@ -117,7 +118,7 @@ def _on_screen(store: ObjectStore, sweep: str, every_s: float) -> Snapshot | Non
 
 
 def _in_lines(watching: Watching, every_s: float) -> None:
-    lines = Lines()
+    lines = Lines(stdout_console())
     while True:
         status = _look(watching)
         lines.show(status)
@@ -134,7 +135,7 @@ def _look(watching: Watching) -> SweepStatus:
 
 
 def _say_detached(sweep: str, store_uri: str) -> None:
-    again = f"orchestrator watch {sweep}" + (f" --store {store_uri}" if store_uri else "")
+    again = command_line("watch", sweep, store=store_uri)
     stderr_console().print(f"Detached; the sweep continues. To watch it again: {again}", markup=False, soft_wrap=True)
 
 
@@ -178,7 +179,7 @@ def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_
 def _display() -> Iterator[_Display]:
     console = stderr_console()
     if not console.is_terminal:
-        yield Lines()
+        yield Lines(console)
         return
     with Live(console=console, refresh_per_second=4, transient=False) as live:
         yield _Table(live)
@@ -198,7 +199,8 @@ class Lines:
     Why jobs failed is printed once, when the sweep ends, for all jobs that failed for the same reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._said: dict[str, str] | None = None
 
     def show(self, status: SweepStatus) -> None:
@@ -207,11 +209,11 @@ class Lines:
         num_ended = sum(view.state.is_final for view in snapshot.jobs.values())
         if self._said is None:
             self._said = now
-            stderr_console().print(f"{num_ended} of {len(now)} jobs have ended already")
+            self._console.print(f"{num_ended} of {len(now)} jobs have ended already")
             return
         for view in snapshot.jobs.values():
             if self._said.get(view.name) != now[view.name] and (view.state.is_final or view.failures):
-                stderr_console().print(
+                self._console.print(
                     f"[{num_ended}/{len(now)}] {job_line(view, tells_reason=False)}", markup=False, soft_wrap=True
                 )
         self._said = now
