@@ -288,15 +288,18 @@ class _LabelResolver:
         if all(draft.num_classes for draft in drafts) and not modifiers:
             pairs = zip(drafts, spaces, strict=True)
             found = [Counted(num_classes=draft.num_classes, space=space) for draft, space in pairs]
-        elif dataset.uncounted:
-            numbers = [draft.num_classes or draft.num_within for draft in drafts]
-            given = entry.num_classes or ()
-            found = counted_as_declared(self._complaints, name, given, dataset=dataset, known=numbers, spaces=spaces)
+        elif dataset.missing:  # such a sweep is not run: its keys are not those of the real data
+            found = [Counted(space=space) for space in spaces]
         elif self._count is None:
             self._complaints.add(("labels", name), "its classes can only be counted where the data set can be read")
             return []
         else:
             found = list(self._count(dataset, spaces, files))
+        is_declared = bool(dataset.uncounted and any(not one.num_classes for one in found))
+        if is_declared:
+            numbers = [draft.num_classes or draft.num_within for draft in drafts]
+            given = entry.num_classes or ()
+            found = counted_as_declared(self._complaints, name, given, dataset=dataset, known=numbers, read=found)
         for draft, counted in zip(drafts, found, strict=True):
             if counted.problem:
                 self._complaints.add(draft.path, counted.problem)
@@ -310,6 +313,7 @@ class _LabelResolver:
                 num_classes=counted.num_classes,
                 multi_label=counted.multi_label,
                 files=counted.files or files,
+                is_declared=is_declared,
             )
             for draft, counted in zip(drafts, found, strict=True)
             if not counted.problem

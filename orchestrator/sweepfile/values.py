@@ -109,6 +109,8 @@ class LabelSpace:
     """0 = not known before it is made."""
     multi_label: bool = False
     """A leaf class has several targets."""
+    is_declared: bool = False
+    """Nobody could count its classes: their number is what the file says."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Where the files lie that ``space`` names by their digest; never identity."""
     clustering: Clustering | None = None

@@ -17,6 +17,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.sweepfile import ResolvedSweep
+from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.parse.tree import parse_tree
@@ -130,6 +131,53 @@ def test_labels_that_nobody_can_count_are_refused() -> None:
     tree = parse_tree(HEAD + "  a: {dataset: tree, binary: [0]}" + TAIL, "sweep.yaml")
     with pytest.raises(SpecError, match="can only be counted where the data set can be read"):
         resolve_sweep(validate(SweepSpec, tree.value, tree), tree, {})
+
+
+# ------------------------------------------------------------------------------- conversions whose listing is declared
+
+PHOTOS = """\
+version: 1
+name: photos
+datasets: {photos: {convert: CONVERT, num_train: 800, num_val: 72, num_classes: 4, levels: {}}}
+labels: {mine: {dataset: photos, taxonomy: {table: TABLE, levels: [family, genus]}, num_classes: [2, 3]}}
+"""
+CELLS = {"name": "c0 c1 c2 c3", "family": "cats cats dogs dogs", "genus": "lynx lynx fox wolf"}
+
+
+def table_in(folder: Path, **columns: str) -> Path:
+    cells = {name: column.split() for name, column in (CELLS | columns).items()}
+    table = folder / "table.csv"
+    table.write_text("\n".join(map(",".join, [cells.keys(), *zip(*cells.values(), strict=True)])))
+    return table
+
+
+def photos(table: Path, *, is_listed: bool = False) -> ResolvedSweep:
+    classes = [{"class": number, "name": f"c{number}"} for number in range(4)]
+    counts = {"num_samples": {"train": 800, "val": 72}, "num_classes": 4, "levels": {}, "multi_label": False}
+    survey = Survey(listed={"listing": "1" * 64, **counts, "classes": classes} if is_listed else {})
+    convert = "{format: imagefolder, source: /photos" + ("}" if is_listed else f", listing: {'1' * 64}}}")
+    tree = parse_tree(PHOTOS.replace("CONVERT", convert).replace("TABLE", str(table)) + TAIL, "sweep.yaml")
+    spec = validate(SweepSpec, tree.value, tree)
+    return resolve_sweep(spec, tree, shipped_recipes(), {"photos": survey}, labels=LabelSources(count=count_here))
+
+
+def keys_of(sweep: ResolvedSweep) -> dict[str, str]:
+    return {job.name: job.key for job in build_plan(sweep, store_uri="file:///s").jobs}
+
+
+def test_labels_of_a_declared_listing_have_the_keys_of_the_listed_source(tmp_path: Path) -> None:
+    declared = keys_of(photos(table_in(tmp_path)))
+    assert declared == keys_of(photos(table_in(tmp_path), is_listed=True))
+    corrected = keys_of(photos(table_in(tmp_path, family="cats cats cats dogs", genus="lynx lynx lion wolf")))
+    unchanged = {name for name in declared if declared[name] == corrected[name]}
+    assert unchanged == {"dataset/photos/listing", "dataset/photos", "index/photos"}
+
+
+def test_labels_of_a_declared_listing_need_a_nested_table(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="level 'family' is not a function of 'genus': 1 of its nodes"):
+        photos(table_in(tmp_path, family="cats dogs dogs dogs"))
+    with pytest.raises(SpecError, match=r"mine\.taxonomy\.levels.*the class table .*nowhere.* cannot be read"):
+        photos(tmp_path / "nowhere.csv")
 
 
 # -------------------------------------------------------------------------------------------------- training subsets

@@ -102,6 +102,26 @@ def check_chains(space: Mapping[str, Any], inputs: LabelInputs) -> None:
         check_nested(taxonomy_rows(definition, inputs), definition["chain"])
 
 
+def check_table(space: Mapping[str, Any], inputs: LabelInputs) -> None:
+    """Check the table of a taxonomy of classes that nobody knows yet: its columns, and the ``chain`` of its rows.
+
+    Rows without a value at some level may be of other classes.
+
+    Raises:
+        UserError: it has no such column, or a level is not a function of the next finer one.
+    """
+    definition = space.get("taxonomy", {})
+    if "digest" not in definition:
+        return
+    uri, chain = inputs.files[TABLE_FILE], definition.get("chain", ())
+    rows, _ = read_table(uri)
+    for column in (definition["key"], definition["level"]):
+        if not any(column in row for row in rows):
+            raise UserError(f"{uri} has no column {column!r}; its columns are {', '.join(rows[0])}")
+    complete = [row for row in rows if all(node_of(row, level) is not None for level in chain)]
+    check_nested(complete, chain)
+
+
 def table_digest(inputs: LabelInputs) -> str:
     """Sha256 of the class table that a taxonomy is read from."""
     return read_table(inputs.files[TABLE_FILE])[1]

@@ -179,8 +179,9 @@ class Plan:
             if not document[name]:
                 del document[name]
         for job in document["jobs"]:
-            if not job["execution"]["activation_checkpointing"]:
-                del job["execution"]["activation_checkpointing"]
+            for name in ("activation_checkpointing", "declared_classes"):
+                if not job["execution"][name]:
+                    del job["execution"][name]
         if not self.policy.fails_on_expectations:
             del document["policy"]["fails_on_expectations"]
         return document

@@ -122,7 +122,8 @@ def labels_job(space: LabelSpace, clusters: Mapping[str, str]) -> Draft:
         parameters={"space": space.space},
         inputs={"index": f"index/{space.dataset}", **clusters},
         facets=space_facets(space),
-        execution={"label_files": space.files} if space.files else {},
+        execution=({"label_files": space.files} if space.files else {})
+        | ({"declared_classes": space.num_classes} if space.is_declared else {}),
     )
 
 
