@@ -14,7 +14,9 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.storage.artifacts import ArtifactWriter
 from tests.data_jobs import DataPlane
+from workloads.commands.labels import complete_definition
 from workloads.data.index import NO_LEAF, LeafSets, SplitIndex
+from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.rules import make_label_map
 
@@ -242,3 +244,8 @@ def test_labels_plugin_with_a_wrong_result_is_a_user_error(
     monkeypatch.setattr(Point, "load", lambda _: lambda _classes, _arguments: result)
     with pytest.raises(UserError, match=message):
         made(plugin())
+
+
+def test_labels_plugin_keeps_arguments_that_are_called_as_fields_of_other_rules() -> None:
+    space = plugin(chain="animal", digest="abc", taxonomy={"chain": 1}, base={"digest": ""})
+    assert complete_definition(space, LabelInputs(classes=[], num_train=0)) == space

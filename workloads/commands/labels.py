@@ -262,16 +262,20 @@ def complete_definition(space: Mapping[str, Any], inputs: LabelInputs, *, is_lis
     Raises:
         UserError: a file is missing.
     """
-    return {name: _filled(name, value, inputs, is_listed=is_listed) for name, value in space.items() if name != "chain"}
+    return {name: _filled(name, value, inputs, is_listed=is_listed) for name, value in space.items()}
 
 
 def _filled(name: str, value: Any, inputs: LabelInputs, *, is_listed: bool) -> Any:  # noqa: ANN401 - JSON
-    if not isinstance(value, Mapping):
-        return value
-    if name == "taxonomy" and "digest" in value:
-        value = {**value, "digest": value["digest"] or table_digest(inputs)}
-    elif "digest" in value:  # wordnet, and classes under a synset
+    """One field of a definition. What the arguments of a plug-in are called means nothing here."""
+    if name == "base":
+        return complete_definition(value, inputs, is_listed=is_listed)
+    if name == "random" and "within" in value:
+        return {**value, "within": complete_definition(value["within"], inputs, is_listed=is_listed)}
+    if name == "taxonomy":
+        value = {field: item for field, item in value.items() if field != "chain"}
+        return value | ({"digest": value["digest"] or table_digest(inputs)} if "digest" in value else {})
+    if name in {"wordnet", "classes"} and "digest" in value:
         if is_listed:
             inputs.synsets(value["key"])  # the nearer cause: without synsets no WordNet helps
-        value = {**value, "digest": value["digest"] or inputs.wordnet("").digest}
-    return complete_definition(value, inputs, is_listed=is_listed)
+        return {**value, "digest": value["digest"] or inputs.wordnet("").digest}
+    return value
