@@ -58,6 +58,23 @@ def test_labels_listed_groups_of_a_base_are_its_classes() -> None:
     assert made(space).class_names == ("alive", "stone")
 
 
+def test_labels_name_no_class_by_a_number_that_another_class_has_as_its_name() -> None:
+    names = sorted(str(number) for number in range(12))  # folders are sorted as text: class number 2 is "10"
+    classes = [{"class": number, "name": name} for number, name in enumerate(names)]
+
+    def listed(*members: object) -> list[int]:
+        label_map = make_label_map({"binary": list(members)}, classes, num_train=60)
+        assert isinstance(label_map, ClassLabels)
+        return np.flatnonzero(label_map.targets).tolist()
+
+    assert listed(0, 1) == [0, 1]  # the numbers of "0" and "1" are their names
+    assert listed("2", "10") == [2, 4]
+    with pytest.raises(UserError, match='2 is class number 2, called "10", and another class is called "2"; write "2"'):
+        listed(2)
+    with pytest.raises(UserError, match='11 is class number 11, called "9"'):
+        listed(0, 11)
+
+
 def test_labels_random_merges_are_balanced_and_seeded() -> None:
     first, again, other = (targets({"merge": {"num_classes": 3, "seed": seed}}) for seed in (0, 0, 1))
     assert first == again != other
