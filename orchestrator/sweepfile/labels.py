@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.storage.dataset_files import level_problem, node_of
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import SYNSET, Count, OneRule, Seed, Strict, canonical, refuse_unread
@@ -382,6 +383,9 @@ class _LabelResolver:
                 message = f"'{given}' is not a level of data set '{dataset.name}': {hint}"
                 self._complaints.add(path, f"{message} ('{_LEAF_LEVEL}': its classes themselves)")
                 continue
+            if problem := _level_problem(level, dataset):
+                self._complaints.add(path, problem)
+                continue
             yield _Draft(
                 name=f"{name}/{given}",
                 level=given,
@@ -502,6 +506,19 @@ _RULES: Mapping[str, Callable[[_LabelResolver, str, LabelEntry, Dataset], Iterat
 
 def _rule_of(entry: LabelEntry) -> str:
     return next(rule for rule in LabelEntry.RULES if getattr(entry, rule) is not None)
+
+
+def _level_problem(level: str, dataset: Dataset) -> str:
+    """Why the labels job will refuse a column of the class table, if that is known; empty if it will not."""
+    rows = dataset.class_table
+    if level not in dataset.levels or not rows:
+        return ""
+    problem = level_problem(rows, level)
+    if problem and dataset.listing and any(level not in row for row in rows):
+        problem += " (no image has this class: labels that are numbers count from 0, without gaps)"
+    if not problem and dataset.levels[level] < 2:
+        problem = f"level {level!r} has the single class {node_of(rows[0], level)!r}; there is nothing to tell apart"
+    return problem
 
 
 def _level_name(given: str, dataset: Dataset) -> str:

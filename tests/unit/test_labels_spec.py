@@ -16,6 +16,7 @@ from orchestrator.core.errors import SpecError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.storage.dataset_files import level_counts
 from orchestrator.sweepfile import ResolvedSweep
 from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import LabelSources
@@ -178,6 +179,35 @@ def test_labels_of_a_declared_listing_need_a_nested_table(tmp_path: Path) -> Non
         photos(table_in(tmp_path, family="cats dogs dogs dogs"))
     with pytest.raises(SpecError, match=r"mine\.taxonomy\.levels.*the class table .*nowhere.* cannot be read"):
         photos(tmp_path / "nowhere.csv")
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (
+            [{}, {"group": "a"}, {"group": "b"}],
+            r"class 0 \('c0'\) has no value at level 'group'.*count from 0, without",
+        ),
+        ([{"group": " "}, {"group": "a"}, {"group": "b"}], "class 0 .* has no value at level 'group'; complete"),
+        ([{"group": "a"}] * 3, "level 'group' has the single class 'a'"),
+        ([{"group": ""}] * 3, "'group' is not a level of data set 'photos'"),
+    ],
+)
+def test_labels_level_without_a_value_for_each_class_is_refused_when_the_sweep_is_loaded(
+    cells: list[dict[str, str]], message: str
+) -> None:
+    classes = [{"class": number, "name": f"c{number}", **cell} for number, cell in enumerate(cells)]
+    listed = {"num_samples": {"train": 800, "val": 72}, "num_classes": 3, "levels": level_counts(classes)}
+    survey = Survey(listed={"listing": "1" * 64, "multi_label": False, **listed, "classes": classes})
+    text = """\
+version: 1
+name: photos
+datasets: {photos: {convert: {format: csv, source: /photos, level_columns: [group]}}}
+labels: {mine: {dataset: photos, hierarchy: [group]}}
+"""
+    tree = parse_tree(text + TAIL, "sweep.yaml")
+    with pytest.raises(SpecError, match=rf"sweep.yaml:4:\d+: labels\.mine\.hierarchy\[0\]: .*{message}"):
+        resolve_sweep(validate(SweepSpec, tree.value, tree), tree, shipped_recipes(), {"photos": survey})
 
 
 # -------------------------------------------------------------------------------------------------- training subsets
