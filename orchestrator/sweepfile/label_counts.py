@@ -23,6 +23,8 @@ class Counted:
     """A leaf class has several targets."""
     space: Definition = field(default_factory=dict)
     """The definition with the digests of its files."""
+    kept: Sequence[int] | None = None
+    """Leaf classes that have a target; None: all, or nobody knows."""
     problem: str = ""
     """Why it does not fit the data set; empty if it fits."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -68,6 +70,23 @@ def counted_as_declared(
         replace(one, num_classes=max(2, number), multi_label=_has_many_targets(one.space))
         for number, one in zip(numbers, read, strict=True)
     ]
+
+
+def num_labelled(counted: Counted, dataset: Dataset, base: LabelSpace | None) -> int | None:
+    """Training samples that have a target, about; 0 if nobody knows, None if all have one.
+
+    Exact where the data set's classes are counted; otherwise they are taken to be of one size.
+    """
+    if counted.kept is not None:
+        sizes = dataset.class_counts or (1,) * dataset.num_classes
+        return round(dataset.num_train * sum(sizes[leaf] for leaf in counted.kept) / max(1, sum(sizes)))
+    is_unknown = bool(dataset.uncounted) and _may_drop(counted.space)
+    return 0 if is_unknown else base.num_labelled if base is not None and dataset.uncounted else None
+
+
+def _may_drop(space: Definition) -> bool:
+    """Whether the rule may leave classes without a target."""
+    return "classes" in space or "plugin" in space or space.get("merge", {}).get("others") == "drop"
 
 
 def check_declared(

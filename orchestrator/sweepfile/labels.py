@@ -19,7 +19,14 @@ from orchestrator.storage.dataset_files import level_problem, node_of
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import SYNSET, Count, OneRule, Seed, Strict, canonical, refuse_unread
-from orchestrator.sweepfile.label_counts import CountClasses, Counted, Definition, check_declared, counted_as_declared
+from orchestrator.sweepfile.label_counts import (
+    CountClasses,
+    Counted,
+    Definition,
+    check_declared,
+    counted_as_declared,
+    num_labelled,
+)
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
@@ -315,6 +322,7 @@ class _LabelResolver:
                 multi_label=counted.multi_label,
                 files=counted.files or files,
                 is_declared=is_declared,
+                num_labelled=num_labelled(counted, dataset, draft.base),
             )
             for draft, counted in zip(drafts, found, strict=True)
             if not counted.problem

@@ -1,6 +1,7 @@
 """Label spaces in a sweep.yaml: definitions, numbers of classes, and what is refused with its place."""
 
 import json
+from contextlib import nullcontext
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
@@ -16,7 +17,7 @@ from orchestrator.core.errors import SpecError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.storage.dataset_files import level_counts
+from orchestrator.storage.dataset_files import DatasetFile, ShardEntry, level_counts
 from orchestrator.sweepfile import ResolvedSweep
 from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import LabelSources
@@ -140,8 +141,9 @@ PHOTOS = """\
 version: 1
 name: photos
 datasets: {photos: {convert: CONVERT, num_train: 800, num_val: 72, num_classes: 4, levels: {}}}
-labels: {mine: {dataset: photos, taxonomy: {table: TABLE, levels: [family, genus]}, num_classes: [2, 3]}}
+labels: {mine: {dataset: photos, taxonomy: {table: TABLE, levels: [family, genus]}, num_classes: [2, 3]CLASSES}}
 """
+SPLITS = ("train", "val")
 CELLS = {"name": "c0 c1 c2 c3", "family": "cats cats dogs dogs", "genus": "lynx lynx fox wolf"}
 
 
@@ -152,12 +154,13 @@ def table_in(folder: Path, **columns: str) -> Path:
     return table
 
 
-def photos(table: Path, *, is_listed: bool = False) -> ResolvedSweep:
+def photos(table: Path, chosen: str = "", *, is_listed: bool = False) -> ResolvedSweep:
     classes = [{"class": number, "name": f"c{number}"} for number in range(4)]
     counts = {"num_samples": {"train": 800, "val": 72}, "num_classes": 4, "levels": {}, "multi_label": False}
     survey = Survey(listed={"listing": "1" * 64, **counts, "classes": classes} if is_listed else {})
     convert = "{format: imagefolder, source: /photos" + ("}" if is_listed else f", listing: {'1' * 64}}}")
-    tree = parse_tree(PHOTOS.replace("CONVERT", convert).replace("TABLE", str(table)) + TAIL, "sweep.yaml")
+    text = PHOTOS.replace("CONVERT", convert).replace("TABLE", str(table)).replace("CLASSES", chosen)
+    tree = parse_tree(text + TAIL, "sweep.yaml")
     spec = validate(SweepSpec, tree.value, tree)
     return resolve_sweep(spec, tree, shipped_recipes(), {"photos": survey}, labels=LabelSources(count=count_here))
 
@@ -172,6 +175,40 @@ def test_labels_of_a_declared_listing_have_the_keys_of_the_listed_source(tmp_pat
     corrected = keys_of(photos(table_in(tmp_path, family="cats cats cats dogs", genus="lynx lynx lion wolf")))
     unchanged = {name for name in declared if declared[name] == corrected[name]}
     assert unchanged == {"dataset/photos/listing", "dataset/photos", "index/photos"}
+
+
+def test_labels_that_leave_out_classes_say_how_many_samples_they_have(tmp_path: Path) -> None:
+    table, some = table_in(tmp_path), ", classes: {names: [c1, c2, c3]}"
+    assert {space.num_labelled for space in photos(table, is_listed=True).labels.values()} == {None}
+    assert {space.num_labelled for space in photos(table, some, is_listed=True).labels.values()} == {600}
+    assert {space.num_labelled for space in photos(table, some).labels.values()} == {0}
+
+
+@pytest.mark.parametrize(("names", "num_labelled"), [("[c0, c1]", 794), ("[c1, c2]", 7)])
+def test_labels_that_leave_out_counted_classes_need_a_batch_of_samples(names: str, num_labelled: int) -> None:
+    shards = {split: (ShardEntry(name="0.tar", size_bytes=1, sha256="0" * 64, num_samples=800),) for split in SPLITS}
+    counts = {"train": (790, 4, 3, 3)}
+    described = DatasetFile(
+        splits=shards, num_classes=4, levels={}, classes_sha256="c" * 64, digest="d" * 64, class_counts=counts
+    )
+    rows = [{"class": number, "name": f"c{number}"} for number in range(4)]
+    survey = Survey(described=described, class_table=rows, classes_uri="file:///c.json", classes_sha256="c" * 64)
+    text = f"""\
+version: 1
+name: photos
+datasets: {{photos: {{from: file:///photos}}}}
+labels: {{few: {{dataset: photos, hierarchy: [leaf], classes: {{names: {names}}}}}}}
+"""
+    tree = parse_tree(text + TAIL, "sweep.yaml")
+    spec = validate(SweepSpec, tree.value, tree)
+    with (
+        nullcontext()
+        if num_labelled > 32
+        else pytest.raises(SpecError, match="batch_size 32 is more than the 7 training samples of 'few/leaf'")
+    ):
+        sources = LabelSources(count=count_here)
+        sweep = resolve_sweep(spec, tree, shipped_recipes(), {"photos": survey}, labels=sources)
+        assert sweep.labels["few/leaf"].num_labelled == num_labelled
 
 
 def test_labels_of_a_declared_listing_need_a_nested_table(tmp_path: Path) -> None:

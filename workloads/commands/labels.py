@@ -83,7 +83,21 @@ def _counted(space: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:
     except OrchestratorError as error:
         return {"problem": str(error)}
     several = isinstance(label_map, ClassLabels) and label_map.targets.ndim > 1
-    return {"num_classes": label_map.num_classes, "multi_label": several, "space": definition}
+    kept = kept_classes(label_map)
+    some = {"kept": kept} if kept is not None and len(kept) < len(inputs.classes) else {}
+    return {"num_classes": label_map.num_classes, "multi_label": several, "space": definition, **some}
+
+
+def kept_classes(label_map: LabelMap) -> list[int] | None:
+    """Leaf classes that have a target; None where all have one."""
+    if isinstance(label_map, ClassLabels):
+        targets_CM = label_map.table_CM
+    elif isinstance(label_map, RandomLabels) and label_map.groups is not None:
+        targets_CM = label_map.groups.reshape(-1, 1)
+    else:
+        return None
+    found: list[int] = np.flatnonzero((targets_CM != NO_LABEL).any(axis=1)).tolist()
+    return found
 
 
 def _read(space: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:

@@ -26,6 +26,9 @@ from orchestrator.sweepfile.values import Channel, Expectation, Level, Policy
 PLAN_VERSION = 1
 FACTOR_PREFIX = "factor."
 """Of the facets that say the values of a backbone's factors: ``factor.optimizer``."""
+LABELLED = "num_labelled"
+"""The facet of a label space that says how many training samples have a target, about, where not all have; 0 = not
+known."""
 
 DurationClass: TypeAlias = tuple[JobKind, str]
 """Jobs of one duration class have similar errors of estimates, so measured durations of some correct the others."""
