@@ -124,7 +124,7 @@ def test_one_at_a_time_and_listed_designs_run_what_they_say() -> None:
         ("{recipe.lr: [0.1, 0.4]}", r"factors\.recipe\.lr: both 'optimizer' and 'lr' set recipe\.lr; make one factor"),
         (
             "{whole: {own: {}, other: {recipe: default-probe}}}",
-            r"factors\.whole: both 'optimizer' and 'whole' set recipe\.optimizer; make one factor of them",
+            r"factors\.whole: both 'mix' and 'whole' set recipe\.mixup; make one factor of them",
         ),
     ],
 )

@@ -99,15 +99,16 @@ def test_labels_that_nobody_could_count_must_be_as_declared(plane: DataPlane, in
     request = plane.request(JobKind.LABELS, {"space": space}, {"index": index.key})
     context = ExecutionContext(store=plane.store, scratch=plane.folder, cache=plane.cache)
 
-    def run(**declared: int) -> None:
-        run_labels(replace(request, execution=Execution(label_files={"table": str(table)}, **declared)), context)
+    def run(declared: int) -> None:
+        execution = Execution(label_files={"table": str(table)}, declared_classes=declared)
+        run_labels(replace(request, execution=execution), context)
 
     with pytest.raises(UserError, match="names no digest of its file"):
-        run(declared_classes=2)
-    run()  # a plan of an earlier version
+        run(2)
+    run(0)  # a plan of an earlier version
     space["taxonomy"]["digest"] = sha256(table.read_bytes()).hexdigest()
     with pytest.raises(UserError, match="declared as 3, but the label space has 2 classes"):
-        run(declared_classes=3)
+        run(3)
 
 
 def test_labels_record_counts_classes_and_their_samples(plane: DataPlane, index: SampleIndex) -> None:

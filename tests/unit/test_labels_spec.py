@@ -143,7 +143,7 @@ name: photos
 datasets: {photos: {convert: CONVERT, num_train: 800, num_val: 72, num_classes: 4, levels: {}}}
 labels: {mine: {dataset: photos, taxonomy: {table: TABLE, levels: [family, genus]}, num_classes: [2, 3]CLASSES}}
 """
-SPLITS = ("train", "val")
+SPLITS, LISTING = ("train", "val"), "a" * 64
 CELLS = {"name": "c0 c1 c2 c3", "family": "cats cats dogs dogs", "genus": "lynx lynx fox wolf"}
 
 
@@ -157,8 +157,8 @@ def table_in(folder: Path, **columns: str) -> Path:
 def photos(table: Path, chosen: str = "", *, is_listed: bool = False) -> ResolvedSweep:
     classes = [{"class": number, "name": f"c{number}"} for number in range(4)]
     counts = {"num_samples": {"train": 800, "val": 72}, "num_classes": 4, "levels": {}, "multi_label": False}
-    survey = Survey(listed={"listing": "1" * 64, **counts, "classes": classes} if is_listed else {})
-    convert = "{format: imagefolder, source: /photos" + ("}" if is_listed else f", listing: {'1' * 64}}}")
+    survey = Survey(listed={"listing": LISTING, **counts, "classes": classes} if is_listed else {})
+    convert = "{format: imagefolder, source: /photos" + ("}" if is_listed else f", listing: {LISTING}}}")
     text = PHOTOS.replace("CONVERT", convert).replace("TABLE", str(table)).replace("CLASSES", chosen)
     tree = parse_tree(text + TAIL, "sweep.yaml")
     spec = validate(SweepSpec, tree.value, tree)
@@ -235,7 +235,7 @@ def test_labels_level_without_a_value_for_each_class_is_refused_when_the_sweep_i
 ) -> None:
     classes = [{"class": number, "name": f"c{number}", **cell} for number, cell in enumerate(cells)]
     listed = {"num_samples": {"train": 800, "val": 72}, "num_classes": 3, "levels": level_counts(classes)}
-    survey = Survey(listed={"listing": "1" * 64, "multi_label": False, **listed, "classes": classes})
+    survey = Survey(listed={"listing": LISTING, "multi_label": False, **listed, "classes": classes})
     text = """\
 version: 1
 name: photos

@@ -91,12 +91,12 @@ def _counted(space: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:
 def kept_classes(label_map: LabelMap) -> list[int] | None:
     """Leaf classes that have a target; None where all have one."""
     if isinstance(label_map, ClassLabels):
-        targets_CM = label_map.table_CM
+        has_target_C = (label_map.table_CM != NO_LABEL).any(axis=1)
     elif isinstance(label_map, RandomLabels) and label_map.groups is not None:
-        targets_CM = label_map.groups.reshape(-1, 1)
+        has_target_C = label_map.groups != NO_LABEL
     else:
         return None
-    found: list[int] = np.flatnonzero((targets_CM != NO_LABEL).any(axis=1)).tolist()
+    found: list[int] = np.flatnonzero(has_target_C).tolist()
     return found
 
 
