@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.storage.dataset_files import level_problem, node_of
+from orchestrator.storage.dataset_files import level_problem
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import SYNSET, Count, OneRule, Seed, Strict, canonical, refuse_unread
@@ -524,8 +524,6 @@ def _level_problem(level: str, dataset: Dataset) -> str:
     problem = level_problem(rows, level)
     if problem and dataset.listing and any(level not in row for row in rows):
         problem += " (no image has this class: labels that are numbers count from 0, without gaps)"
-    if not problem and dataset.levels[level] < 2:
-        problem = f"level {level!r} has the single class {node_of(rows[0], level)!r}; there is nothing to tell apart"
     return problem
 
 

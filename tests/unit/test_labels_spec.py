@@ -226,7 +226,6 @@ def test_labels_of_a_declared_listing_need_a_nested_table(tmp_path: Path) -> Non
             r"class 0 \('c0'\) has no value at level 'group'.*count from 0, without",
         ),
         ([{"group": " "}, {"group": "a"}, {"group": "b"}], "class 0 .* has no value at level 'group'; complete"),
-        ([{"group": "a"}] * 3, "level 'group' has the single class 'a'"),
         ([{"group": ""}] * 3, "'group' is not a level of data set 'photos'"),
     ],
 )
