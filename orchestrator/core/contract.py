@@ -110,6 +110,8 @@ class Execution:
     label_files: Mapping[str, str] = field(default_factory=dict)
     """Where the files lie that an identity names by their digest: ``wordnet`` and ``table`` of a label space, which are
     else where packages put them, and ``simulation``, the plain file of a simulation."""
+    declared_classes: int = 0
+    """Classes that a label space was planned with where nobody could count them; 0 = they were counted."""
     data_location: Mapping[str, Any] = field(default_factory=dict)
     """Where an external data set lies now: ``{"splits": {split: [URI patterns]}, "classes": URI}``, or with
     ``"dataset": URI`` of the folder of a ``dataset.json`` for the splits. Empty: shards are artifacts, or where the

@@ -174,7 +174,9 @@ def declared_sizes(sweep: ResolvedSweep) -> dict[str, DatasetSize]:
         if dataset.location and dataset.num_train:
             declared = dataset.location.get("num_samples", {})
             num_val = declared.get("val") or round(_VAL_SHARE * dataset.num_train) * dataset.has_val
-            sizes[f"index/{name}"] = DatasetSize(num_train=dataset.num_train, num_val=num_val)
+            sizes[f"index/{name}"] = DatasetSize(
+                num_train=dataset.num_train, num_val=num_val, num_classes=dataset.num_classes
+            )
     return sizes
 
 

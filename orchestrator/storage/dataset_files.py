@@ -20,6 +20,7 @@ _NUMBER, _NAME = "class", "name"
 DATASET_FILE: Final = "dataset.json"
 CLASSES_FILE: Final = "classes.json"
 DATASET_VERSION: Final = 1
+_MOST_SHOWN: Final = 5
 NOT_LEVELS: Final = frozenset({"class", "name"})
 ClassRows = list[dict[str, Any]]
 
@@ -164,11 +165,33 @@ def numbered_classes(num_classes: int) -> ClassRows:
     return [{"class": leaf, "name": str(leaf)} for leaf in range(num_classes)]
 
 
+def node_of(row: Mapping[str, Any], level: str) -> str | None:
+    """Where a class stands at a level; None where its table has nothing: no column, an empty cell, or NaN."""
+    value = row.get(level)
+    is_nothing = value is None or value != value  # NaN, as tables read by pandas have it  # noqa: PLR0124
+    return None if is_nothing or not (text := str(value)).strip() else text
+
+
 def level_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Distinct values of each level, in the order of the columns."""
-    values: dict[str, set[str]] = {}
+    nodes: dict[str, set[str]] = {}
     for row in rows:
-        for column, value in row.items():
-            if column not in NOT_LEVELS and value is not None:
-                values.setdefault(column, set()).add(str(value))
-    return {level: len(found) for level, found in values.items()}
+        for column in row:
+            if column not in NOT_LEVELS and (node := node_of(row, column)) is not None:
+                nodes.setdefault(column, set()).add(node)
+    return {level: len(found) for level, found in nodes.items()}
+
+
+def level_problem(rows: Sequence[Mapping[str, Any]], level: str) -> str:
+    """Why classes have no targets at a level: those that stand nowhere at it; empty if all have a value."""
+    without = [number for number, row in enumerate(rows) if node_of(row, level) is None]
+    if not without:
+        return ""
+    shown = ", ".join(_shown(number, rows[number]) for number in without[:_MOST_SHOWN])
+    more = f", ... ({len(without)} in all)" if len(without) > _MOST_SHOWN else ""
+    verb = "has" if len(without) == 1 else "have"
+    return f"class {shown}{more} {verb} no value at level {level!r}; complete the class table"
+
+
+def _shown(number: int, row: Mapping[str, Any]) -> str:
+    return f"{number} ({row['name']!r})" if row.get("name") is not None else str(number)

@@ -126,6 +126,7 @@ def resolve_clusters(
             dataset=dataset.name,
             space={"clusters": clustering.parameters},
             num_classes=num_classes,
+            num_labelled=within.num_labelled if within is not None else None,
             files=within.files if within is not None else {},
             clustering=clustering,
         )

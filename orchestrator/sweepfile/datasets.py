@@ -394,9 +394,15 @@ def _resolve_external(name: str, entry: ExternalShards, survey: Survey, complain
         num_train=num_train,
         location=location,
         class_table=tuple(survey.class_table),
+        class_counts=_class_counts(described, num_classes),
         multi_label=multi_label,
         has_val=bool(described.num_samples("val")) if described else "val" in survey.splits,
     )
+
+
+def _class_counts(described: DatasetFile | None, num_classes: int) -> tuple[int, ...]:
+    found = described.class_counts.get("train", ()) if described else ()
+    return found if len(found) == num_classes else ()
 
 
 def _declared_shards(name: str, entry: ExternalShards, survey: Survey) -> Dataset:

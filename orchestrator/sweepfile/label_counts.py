@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from orchestrator.sweepfile.parse.tree import Path
@@ -23,6 +23,8 @@ class Counted:
     """A leaf class has several targets."""
     space: Definition = field(default_factory=dict)
     """The definition with the digests of its files."""
+    kept: Sequence[int] | None = None
+    """Leaf classes that have a target; None: all, or nobody knows."""
     problem: str = ""
     """Why it does not fit the data set; empty if it fits."""
     files: Mapping[str, str] = field(default_factory=dict)
@@ -30,7 +32,10 @@ class Counted:
 
 
 class CountClasses(Protocol):
-    """Asks the data plane for facts that need the class table and other files."""
+    """Asks the data plane for facts that need the class table and other files.
+
+    Where a data set is not listed, the answers have no number of classes, but the digests and places of files.
+    """
 
     def __call__(
         self, dataset: Dataset, spaces: Sequence[Definition], files: Mapping[str, str]
@@ -44,9 +49,9 @@ def counted_as_declared(
     *,
     dataset: Dataset,
     known: Sequence[int],
-    spaces: Sequence[Definition],
+    read: Sequence[Counted],
 ) -> list[Counted]:
-    """The label spaces of an entry whose data set is not there.
+    """The label spaces of an entry whose data set is not there, or not listed.
 
     Args:
         complaints: takes what is wrong: a number that neither the rule nor the file tells.
@@ -54,17 +59,34 @@ def counted_as_declared(
         declared: numbers of classes that the file gives; empty if it gives none.
         dataset: the declared one.
         known: numbers of classes that follow from the rule, 0 where they do not.
-        spaces: their definitions.
+        read: what their definitions and files tell.
     """
-    numbers = list(declared) if len(declared) == len(spaces) else list(known)
+    numbers = list(declared) if len(declared) == len(read) else list(known)
     if not all(numbers):
         what = "is not there" if dataset.missing else "is not listed"
         message = f"data set '{dataset.name}' {what}, so its classes cannot be counted; declare num_classes here"
         complaints.add(("labels", name), f"{message}, or make its files available ({dataset.uncounted})")
     return [
-        Counted(num_classes=max(2, number), space=space, multi_label=_has_many_targets(space))
-        for number, space in zip(numbers, spaces, strict=True)
+        replace(one, num_classes=max(2, number), multi_label=_has_many_targets(one.space))
+        for number, one in zip(numbers, read, strict=True)
     ]
+
+
+def num_labelled(counted: Counted, dataset: Dataset, base: LabelSpace | None) -> int | None:
+    """Training samples that have a target, about; 0 if nobody knows, None if all have one.
+
+    Exact where the data set's classes are counted; otherwise they are taken to be of one size.
+    """
+    if counted.kept is not None:
+        sizes = dataset.class_counts or (1,) * dataset.num_classes
+        return round(dataset.num_train * sum(sizes[leaf] for leaf in counted.kept) / max(1, sum(sizes)))
+    is_unknown = bool(dataset.uncounted) and _may_drop(counted.space)
+    return 0 if is_unknown else base.num_labelled if base is not None and dataset.uncounted else None
+
+
+def _may_drop(space: Definition) -> bool:
+    """Whether the rule may leave classes without a target."""
+    return "classes" in space or "plugin" in space or space.get("merge", {}).get("others") == "drop"
 
 
 def check_declared(

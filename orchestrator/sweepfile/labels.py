@@ -15,10 +15,18 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.storage.dataset_files import level_problem
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import SYNSET, Count, OneRule, Seed, Strict, canonical, refuse_unread
-from orchestrator.sweepfile.label_counts import CountClasses, Counted, Definition, check_declared, counted_as_declared
+from orchestrator.sweepfile.label_counts import (
+    CountClasses,
+    Counted,
+    Definition,
+    check_declared,
+    counted_as_declared,
+    num_labelled,
+)
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
@@ -288,15 +296,18 @@ class _LabelResolver:
         if all(draft.num_classes for draft in drafts) and not modifiers:
             pairs = zip(drafts, spaces, strict=True)
             found = [Counted(num_classes=draft.num_classes, space=space) for draft, space in pairs]
-        elif dataset.uncounted:
-            numbers = [draft.num_classes or draft.num_within for draft in drafts]
-            given = entry.num_classes or ()
-            found = counted_as_declared(self._complaints, name, given, dataset=dataset, known=numbers, spaces=spaces)
+        elif dataset.missing:  # such a sweep is not run: its keys are not those of the real data
+            found = [Counted(space=space) for space in spaces]
         elif self._count is None:
             self._complaints.add(("labels", name), "its classes can only be counted where the data set can be read")
             return []
         else:
             found = list(self._count(dataset, spaces, files))
+        is_declared = bool(dataset.uncounted and any(not one.num_classes for one in found))
+        if is_declared:
+            numbers = [draft.num_classes or draft.num_within for draft in drafts]
+            given = entry.num_classes or ()
+            found = counted_as_declared(self._complaints, name, given, dataset=dataset, known=numbers, read=found)
         for draft, counted in zip(drafts, found, strict=True):
             if counted.problem:
                 self._complaints.add(draft.path, counted.problem)
@@ -310,6 +321,8 @@ class _LabelResolver:
                 num_classes=counted.num_classes,
                 multi_label=counted.multi_label,
                 files=counted.files or files,
+                is_declared=is_declared,
+                num_labelled=num_labelled(counted, dataset, draft.base),
             )
             for draft, counted in zip(drafts, found, strict=True)
             if not counted.problem
@@ -377,6 +390,9 @@ class _LabelResolver:
                 hint = did_you_mean(given, [*dataset.levels, _LEAF_LEVEL])
                 message = f"'{given}' is not a level of data set '{dataset.name}': {hint}"
                 self._complaints.add(path, f"{message} ('{_LEAF_LEVEL}': its classes themselves)")
+                continue
+            if problem := _level_problem(level, dataset):
+                self._complaints.add(path, problem)
                 continue
             yield _Draft(
                 name=f"{name}/{given}",
@@ -498,6 +514,17 @@ _RULES: Mapping[str, Callable[[_LabelResolver, str, LabelEntry, Dataset], Iterat
 
 def _rule_of(entry: LabelEntry) -> str:
     return next(rule for rule in LabelEntry.RULES if getattr(entry, rule) is not None)
+
+
+def _level_problem(level: str, dataset: Dataset) -> str:
+    """Why the labels job will refuse a column of the class table, if that is known; empty if it will not."""
+    rows = dataset.class_table
+    if level not in dataset.levels or not rows:
+        return ""
+    problem = level_problem(rows, level)
+    if problem and dataset.listing and any(level not in row for row in rows):
+        problem += " (no image has this class: labels that are numbers count from 0, without gaps)"
+    return problem
 
 
 def _level_name(given: str, dataset: Dataset) -> str:

@@ -12,7 +12,7 @@ from pydantic import Field
 from orchestrator.sweepfile.fields import Count, Seed, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.values import Dataset
+from orchestrator.sweepfile.values import Dataset, LabelSpace
 
 
 class SubsetSpec(Strict):
@@ -28,6 +28,14 @@ class SubsetSpec(Strict):
         given = self.model_dump(exclude_none=True, exclude={"fraction", "seed"})
         limits = given | ({"fraction": self.fraction} if self.fraction < 1 else {})
         return limits | {"seed": self.seed} if limits else {}
+
+
+def labelled_part(space: LabelSpace, datasets: Mapping[str, Dataset]) -> Dataset:
+    """The data set of a label space, with as many training samples as have a target where they are counted."""
+    dataset = datasets[space.dataset]
+    if not space.num_labelled or not dataset.class_counts or dataset.multi_label:
+        return dataset
+    return replace(dataset, name=space.name, num_train=space.num_labelled)
 
 
 def thinned(dataset: Dataset, subset: Mapping[str, Any], path: Path, complaints: Complaints) -> Dataset:

@@ -223,9 +223,10 @@ def read_table(dataset: Dataset) -> Sequence[Mapping[str, Any]]:
 
 
 def table_of(dataset: Dataset) -> dict[str, Any]:
-    """How the data plane gets the class table of a data set."""
+    """How the data plane gets the class table of a data set, or that nobody knows its classes yet (``unlisted``)."""
     if dataset.location or dataset.components or dataset.listing:
-        return {"rows": dataset.class_table, "num_classes": dataset.num_classes}
+        unlisted = {"unlisted": True} if dataset.uncounted else {}
+        return {"rows": dataset.class_table, "num_classes": dataset.num_classes, **unlisted}
     return {"builtin": dataset.parameters}
 
 

@@ -60,7 +60,7 @@ from orchestrator.sweepfile.report import (
 from orchestrator.sweepfile.resources import ComputeSpec, ResourceGroups, resolve_resources
 from orchestrator.sweepfile.search import check_searches
 from orchestrator.sweepfile.simulate import SimulateSpec, SimulationSources, resolve_simulations
-from orchestrator.sweepfile.subset import thinned
+from orchestrator.sweepfile.subset import labelled_part, thinned
 from orchestrator.sweepfile.transfer import (
     RecipeUse,
     TransferSpec,
@@ -351,8 +351,9 @@ class _Resolver:
         uses += [use for position, item in enumerate(transfer) for use in uses_of(position, item)]
         for use in uses:
             where = (*use.path, "recipe")
-            for name in dict.fromkeys(labels[name].dataset for name in use.labels if name in labels):
-                dataset = thinned(datasets[name], use.subset, (*use.path, "subset"), self._complaints)
+            parts = [labelled_part(labels[name], datasets) for name in use.labels if name in labels]
+            for part in {(part.name, part.num_train): part for part in parts}.values():
+                dataset = thinned(part, use.subset, (*use.path, "subset"), self._complaints)
                 check_recipe_on(where, use.recipe, dataset, self._complaints)
             for space in (labels[name] for name in use.labels if name in labels):
                 check_labels_of(where, use.recipe, space, datasets[space.dataset], self._complaints)

@@ -44,6 +44,8 @@ class Dataset:
     """Identity of the scan of shards that jobs of the sweep write; empty = nothing out of the ordinary."""
     class_table: tuple[Mapping[str, Any], ...] = ()
     """Rows of an external data set's class table."""
+    class_counts: tuple[int, ...] = ()
+    """Training samples of each leaf class, where they are known."""
     multi_label: bool = False
     has_val: bool = True
     """Whether a validation split is known to be there, or may be."""
@@ -109,6 +111,10 @@ class LabelSpace:
     """0 = not known before it is made."""
     multi_label: bool = False
     """A leaf class has several targets."""
+    is_declared: bool = False
+    """Nobody could count its classes: their number is what the file says."""
+    num_labelled: int | None = None
+    """Training samples with a target, about, where not all have one; 0 = not known. For estimates and checks."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Where the files lie that ``space`` names by their digest; never identity."""
     clustering: Clustering | None = None

@@ -17,10 +17,15 @@ from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.estimate.volumes import DatasetSize, Volumes
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.identity import subject_of
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import LABELLED, Job, Plan
 from orchestrator.planning.graph.reuse import repeated_jobs
 from orchestrator.services.preview import make_preview
+from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
+from tests.golden_refusals import count_here
 from tests.planning_cases import TEXT, plan_of
 from workloads.train import step_metrics
 
@@ -85,6 +90,36 @@ def test_volume_of_a_subset_is_smaller() -> None:
     whole, part = plan_of(), plan_of(TEXT.replace("  seeds: [0, 1]\n", "  seeds: [0, 1]\n  subset: {fraction: 0.25}\n"))
     steps = [Volumes(plan).of(plan.by_name()[PRETRAIN]).work.num_steps for plan in (whole, part)]
     assert steps == [16, 4]
+
+
+def test_volume_of_a_cap_counts_leaf_classes_whatever_is_trained_on() -> None:
+    plan = plan_of(TEXT.replace("  seeds: [0, 1]\n", "  seeds: [0, 1]\n  subset: {max_per_class: 16}\n"))
+    jobs = [plan.by_name()[f"pretrain/levels/{level}/seed0"] for level in ("depth1", "depth2")]
+    assert [Volumes(plan).of(job).work.num_steps for job in jobs] == [4, 4]  # 2 epochs of 8 * 16 in batches of 64
+
+
+def test_volume_of_some_classes_is_that_of_their_samples() -> None:
+    few = "  few: {dataset: tree, hierarchy: [depth2], classes: {num: 2}}\npretrain:"
+    text = TEXT.replace("pretrain:", few, 1).replace('labels: ["levels/*"]', 'labels: ["levels/*", few/depth2]')
+    tree = parse_tree(text, "sweep.yaml")
+    spec = validate(SweepSpec, tree.value, tree)
+    sweep = resolve_sweep(spec, tree, shipped_recipes(), labels=LabelSources(count=count_here))
+    plan = build_plan(sweep, store_uri="file:///nowhere")
+    work = Volumes(plan).of(plan.by_name()["pretrain/few/depth2/seed0"]).work
+    assert (work.num_steps, work.eval_images) == (4, 2 * 64)  # 2 epochs of a quarter of 512, and of 256
+    keys = {job.name: job.key for job in plan_of().jobs}
+    assert keys.items() <= {job.name: job.key for job in plan.jobs}.items()
+
+
+def test_volume_of_classes_that_nobody_has_counted_says_so() -> None:
+    plan = plan_of()
+    jobs = [
+        replace(job, facets={**job.facets, LABELLED: 0}) if job.kind is JobKind.LABELS else job for job in plan.jobs
+    ]
+    unknown = replace(plan, jobs=tuple(jobs))
+    volume = Volumes(unknown).of(unknown.by_name()[PRETRAIN])
+    assert volume.work.num_steps == 16
+    assert "how many samples its label space leaves out is not known" in volume.caveat
 
 
 def test_volume_of_a_data_set_of_unknown_size_says_so_until_it_is_told() -> None:

@@ -118,6 +118,34 @@ def test_one_at_a_time_and_listed_designs_run_what_they_say() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("factors", "message"),
+    [
+        ("{recipe.lr: [0.1, 0.4]}", r"factors\.recipe\.lr: both 'optimizer' and 'lr' set recipe\.lr; make one factor"),
+        (
+            "{whole: {own: {}, other: {recipe: default-probe}}}",
+            r"factors\.whole: both 'mix' and 'whole' set recipe\.mixup; make one factor of them",
+        ),
+    ],
+)
+def test_factors_of_which_two_set_one_field_are_refused_at_the_second(factors: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        _plan(f"pretrain.factors={factors}")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "num_cells"),
+    [
+        (["pretrain.factors={rate: {low: {}, high: {recipe: {lr: 0.4}}}}", "pretrain.design=one_at_a_time"], 4),
+        (["pretrain.factors={rate: {low: {}, high: {recipe: {lr: 5.0e-3}}}}"], 8),
+        ([PLAIN, "pretrain.factors={whole: {own: {}, other: {recipe: default-probe}}, recipe.lr: [0.1, 0.4]}"], 4),
+    ],
+    ids=["no cell has both", "both set the same", "a named recipe is refined"],
+)
+def test_factors_that_overwrite_nothing_are_no_mistake(overrides: list[str], num_cells: int) -> None:
+    assert len(_cells(_plan(*overrides))) == num_cells
+
+
 def test_list_of_a_field_and_several_values_of_set_are_the_same_ordered_factor() -> None:
     listed = _plan(PLAIN, "pretrain.factors={recipe.lr: [0.1, 0.4]}")
     given = _plan(PLAIN, "pretrain.recipe.lr=0.1,0.4")

@@ -1,18 +1,23 @@
 """Label spaces and the maps that they become."""
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from orchestrator.core.contract import Execution, ExecutionContext
 from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
 from tests.data_jobs import DIGITS, TREE, DataPlane, encoded, tar_of
 from workloads.data.index import LeafSets, SampleIndex, SplitIndex
 from workloads.data.split_targets import SplitTargets
+from workloads.jobs.labels import run_labels
 from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, SampleLabels
 from workloads.labels.rules import make_label_map
 
@@ -85,6 +90,25 @@ def test_labels_random_seed_and_split_name_different_permutations() -> None:
     assert np.array_equal(first, again)
     assert np.mean(first == other) < 0.3
     assert np.mean(first == RandomLabels(num_classes=10, seed=0).resolve_targets(val).targets_N()) < 0.3
+
+
+def test_labels_that_nobody_could_count_must_be_as_declared(plane: DataPlane, index: SampleIndex) -> None:
+    table = plane.folder / "table.json"
+    table.write_text(json.dumps([{"name": row["name"], "half": row["class"] // 6} for row in index.classes]))
+    space = {"taxonomy": {"level": "half", "digest": "", "key": "name", "class_key": "name"}}
+    request = plane.request(JobKind.LABELS, {"space": space}, {"index": index.key})
+    context = ExecutionContext(store=plane.store, scratch=plane.folder, cache=plane.cache)
+
+    def run(declared: int) -> None:
+        execution = Execution(label_files={"table": str(table)}, declared_classes=declared)
+        run_labels(replace(request, execution=execution), context)
+
+    with pytest.raises(UserError, match="names no digest of its file"):
+        run(2)
+    run(0)  # a plan of an earlier version
+    space["taxonomy"]["digest"] = sha256(table.read_bytes()).hexdigest()
+    with pytest.raises(UserError, match="declared as 3, but the label space has 2 classes"):
+        run(3)
 
 
 def test_labels_record_counts_classes_and_their_samples(plane: DataPlane, index: SampleIndex) -> None:

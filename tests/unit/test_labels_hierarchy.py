@@ -44,6 +44,37 @@ def test_pairs_of_a_class_and_its_parent_are_walked_to_the_root(tmp_path: Path) 
         made(csv(tmp_path, "class,parent\ncat,pet\ndog,pet\npet,pet\nelm,plant\n"))
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "class,parent\ncat,pet\ndog,pet\npet,animal\nelm,plant\npet,thing\n",
+            "'pet' in column 'parent': 'animal', 'th",
+        ),
+        (
+            "class,kind,size\ncat,animal,s\ndog,animal,l\nelm,plant,l\ncat,plant,s\n",
+            "'cat' in column 'kind': 'animal', 'p",
+        ),
+    ],
+)
+def test_class_or_group_at_two_places_of_a_table_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"has different values for {said}"):
+        made(csv(tmp_path, text))
+    repeated = "class,kind\ncat,animal\ndog,animal\nelm,plant\ncat,animal\n"
+    assert [row["kind"] for row in made(csv(tmp_path, repeated))["rows"]] == KINDS
+
+
+def test_class_that_is_a_group_of_others_is_in_this_group(tmp_path: Path) -> None:
+    classes = [{"class": leaf, "name": name} for leaf, name in enumerate(("cat", "dog", "elm", "poodle", "pug"))]
+    text = "class,parent\ncat,animal\ndog,animal\nelm,plant\npoodle,dog\npug,dog\n"
+    rows = made(csv(tmp_path, text), classes)["rows"]
+    assert [row["level2"] for row in rows] == ["animal", "dog", "plant", "dog", "dog"]
+    for path in ("animal/cat", "animal/dog/poodle", "animal/dog/pug", "plant/elm"):
+        (tmp_path / "nested" / path).mkdir(parents=True)
+    rows = made(tmp_path / "nested", classes)["rows"]
+    assert [row["level2"] for row in rows] == ["animal", "animal/dog", "plant", "animal/dog", "animal/dog"]
+
+
 def test_nested_folder_gives_the_levels_of_its_classes(tmp_path: Path) -> None:
     for path in ("animal/pet/cat", "animal/pet/dog", "plant/elm"):
         (tmp_path / "nested" / path).mkdir(parents=True)

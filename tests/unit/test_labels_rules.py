@@ -14,7 +14,9 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.storage.artifacts import ArtifactWriter
 from tests.data_jobs import DataPlane
+from workloads.commands.labels import complete_definition
 from workloads.data.index import NO_LEAF, LeafSets, SplitIndex
+from workloads.labels.inputs import LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.rules import make_label_map
 
@@ -54,6 +56,23 @@ def test_labels_listed_groups_of_a_base_are_its_classes() -> None:
     space = {"merge": {"groups": [{"name": "alive", "classes": ["plant", "animal"]}], "others": "keep"}, "base": GROUP}
     assert targets(space) == [0, 0, 0, 0, 0, 1]
     assert made(space).class_names == ("alive", "stone")
+
+
+def test_labels_name_no_class_by_a_number_that_another_class_has_as_its_name() -> None:
+    names = sorted(str(number) for number in range(12))  # folders are sorted as text: class number 2 is "10"
+    classes = [{"class": number, "name": name} for number, name in enumerate(names)]
+
+    def listed(*members: object) -> list[int]:
+        label_map = make_label_map({"binary": list(members)}, classes, num_train=60)
+        assert isinstance(label_map, ClassLabels)
+        return np.flatnonzero(label_map.targets).tolist()
+
+    assert listed(0, 1) == [0, 1]  # the numbers of "0" and "1" are their names
+    assert listed("2", "10") == [2, 4]
+    with pytest.raises(UserError, match='2 is class number 2, called "10", and another class is called "2"; write "2"'):
+        listed(2)
+    with pytest.raises(UserError, match='11 is class number 11, called "9"'):
+        listed(0, 11)
 
 
 def test_labels_random_merges_are_balanced_and_seeded() -> None:
@@ -242,3 +261,8 @@ def test_labels_plugin_with_a_wrong_result_is_a_user_error(
     monkeypatch.setattr(Point, "load", lambda _: lambda _classes, _arguments: result)
     with pytest.raises(UserError, match=message):
         made(plugin())
+
+
+def test_labels_plugin_keeps_arguments_that_are_called_as_fields_of_other_rules() -> None:
+    space = plugin(chain="animal", digest="abc", taxonomy={"chain": 1}, base={"digest": ""})
+    assert complete_definition(space, LabelInputs(classes=[], num_train=0)) == space

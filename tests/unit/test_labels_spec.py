@@ -1,6 +1,7 @@
 """Label spaces in a sweep.yaml: definitions, numbers of classes, and what is refused with its place."""
 
 import json
+from contextlib import nullcontext
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
@@ -16,7 +17,9 @@ from orchestrator.core.errors import SpecError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.storage.dataset_files import DatasetFile, ShardEntry, level_counts
 from orchestrator.sweepfile import ResolvedSweep
+from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.load import shipped_recipes
 from orchestrator.sweepfile.parse.tree import parse_tree
@@ -130,6 +133,117 @@ def test_labels_that_nobody_can_count_are_refused() -> None:
     tree = parse_tree(HEAD + "  a: {dataset: tree, binary: [0]}" + TAIL, "sweep.yaml")
     with pytest.raises(SpecError, match="can only be counted where the data set can be read"):
         resolve_sweep(validate(SweepSpec, tree.value, tree), tree, {})
+
+
+# ------------------------------------------------------------------------------- conversions whose listing is declared
+
+PHOTOS = """\
+version: 1
+name: photos
+datasets: {photos: {convert: CONVERT, num_train: 800, num_val: 72, num_classes: 4, levels: {}}}
+labels: {mine: {dataset: photos, taxonomy: {table: TABLE, levels: [family, genus]}, num_classes: [2, 3]CLASSES}}
+"""
+SPLITS, LISTING = ("train", "val"), "a" * 64
+CELLS = {"name": "c0 c1 c2 c3", "family": "cats cats dogs dogs", "genus": "lynx lynx fox wolf"}
+
+
+def table_in(folder: Path, **columns: str) -> Path:
+    cells = {name: column.split() for name, column in (CELLS | columns).items()}
+    table = folder / "table.csv"
+    table.write_text("\n".join(map(",".join, [cells.keys(), *zip(*cells.values(), strict=True)])))
+    return table
+
+
+def photos(table: Path, chosen: str = "", *, is_listed: bool = False) -> ResolvedSweep:
+    classes = [{"class": number, "name": f"c{number}"} for number in range(4)]
+    counts = {"num_samples": {"train": 800, "val": 72}, "num_classes": 4, "levels": {}, "multi_label": False}
+    survey = Survey(listed={"listing": LISTING, **counts, "classes": classes} if is_listed else {})
+    convert = "{format: imagefolder, source: /photos" + ("}" if is_listed else f", listing: {LISTING}}}")
+    text = PHOTOS.replace("CONVERT", convert).replace("TABLE", str(table)).replace("CLASSES", chosen)
+    tree = parse_tree(text + TAIL, "sweep.yaml")
+    spec = validate(SweepSpec, tree.value, tree)
+    return resolve_sweep(spec, tree, shipped_recipes(), {"photos": survey}, labels=LabelSources(count=count_here))
+
+
+def keys_of(sweep: ResolvedSweep) -> dict[str, str]:
+    return {job.name: job.key for job in build_plan(sweep, store_uri="file:///s").jobs}
+
+
+def test_labels_of_a_declared_listing_have_the_keys_of_the_listed_source(tmp_path: Path) -> None:
+    declared = keys_of(photos(table_in(tmp_path)))
+    assert declared == keys_of(photos(table_in(tmp_path), is_listed=True))
+    corrected = keys_of(photos(table_in(tmp_path, family="cats cats cats dogs", genus="lynx lynx lion wolf")))
+    unchanged = {name for name in declared if declared[name] == corrected[name]}
+    assert unchanged == {"dataset/photos/listing", "dataset/photos", "index/photos"}
+
+
+def test_labels_that_leave_out_classes_say_how_many_samples_they_have(tmp_path: Path) -> None:
+    table, some = table_in(tmp_path), ", classes: {names: [c1, c2, c3]}"
+    assert {space.num_labelled for space in photos(table, is_listed=True).labels.values()} == {None}
+    assert {space.num_labelled for space in photos(table, some, is_listed=True).labels.values()} == {600}
+    assert {space.num_labelled for space in photos(table, some).labels.values()} == {0}
+
+
+@pytest.mark.parametrize(("names", "num_labelled"), [("[c0, c1]", 794), ("[c1, c2]", 7)])
+def test_labels_that_leave_out_counted_classes_need_a_batch_of_samples(names: str, num_labelled: int) -> None:
+    shards = {split: (ShardEntry(name="0.tar", size_bytes=1, sha256="0" * 64, num_samples=800),) for split in SPLITS}
+    counts = {"train": (790, 4, 3, 3)}
+    described = DatasetFile(
+        splits=shards, num_classes=4, levels={}, classes_sha256="c" * 64, digest="d" * 64, class_counts=counts
+    )
+    rows = [{"class": number, "name": f"c{number}"} for number in range(4)]
+    survey = Survey(described=described, class_table=rows, classes_uri="file:///c.json", classes_sha256="c" * 64)
+    text = f"""\
+version: 1
+name: photos
+datasets: {{photos: {{from: file:///photos}}}}
+labels: {{few: {{dataset: photos, hierarchy: [leaf], classes: {{names: {names}}}}}}}
+"""
+    tree = parse_tree(text + TAIL, "sweep.yaml")
+    spec = validate(SweepSpec, tree.value, tree)
+    with (
+        nullcontext()
+        if num_labelled > 32
+        else pytest.raises(SpecError, match="batch_size 32 is more than the 7 training samples of 'few/leaf'")
+    ):
+        sources = LabelSources(count=count_here)
+        sweep = resolve_sweep(spec, tree, shipped_recipes(), {"photos": survey}, labels=sources)
+        assert sweep.labels["few/leaf"].num_labelled == num_labelled
+
+
+def test_labels_of_a_declared_listing_need_a_nested_table(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="level 'family' is not a function of 'genus': 1 of its nodes"):
+        photos(table_in(tmp_path, family="cats dogs dogs dogs"))
+    with pytest.raises(SpecError, match=r"mine\.taxonomy\.levels.*the class table .*nowhere.* cannot be read"):
+        photos(tmp_path / "nowhere.csv")
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        (
+            [{}, {"group": "a"}, {"group": "b"}],
+            r"class 0 \('c0'\) has no value at level 'group'.*count from 0, without",
+        ),
+        ([{"group": " "}, {"group": "a"}, {"group": "b"}], "class 0 .* has no value at level 'group'; complete"),
+        ([{"group": ""}] * 3, "'group' is not a level of data set 'photos'"),
+    ],
+)
+def test_labels_level_without_a_value_for_each_class_is_refused_when_the_sweep_is_loaded(
+    cells: list[dict[str, str]], message: str
+) -> None:
+    classes = [{"class": number, "name": f"c{number}", **cell} for number, cell in enumerate(cells)]
+    listed = {"num_samples": {"train": 800, "val": 72}, "num_classes": 3, "levels": level_counts(classes)}
+    survey = Survey(listed={"listing": LISTING, "multi_label": False, **listed, "classes": classes})
+    text = """\
+version: 1
+name: photos
+datasets: {photos: {convert: {format: csv, source: /photos, level_columns: [group]}}}
+labels: {mine: {dataset: photos, hierarchy: [group]}}
+"""
+    tree = parse_tree(text + TAIL, "sweep.yaml")
+    with pytest.raises(SpecError, match=rf"sweep.yaml:4:\d+: labels\.mine\.hierarchy\[0\]: .*{message}"):
+        resolve_sweep(validate(SweepSpec, tree.value, tree), tree, shipped_recipes(), {"photos": survey})
 
 
 # -------------------------------------------------------------------------------------------------- training subsets

@@ -22,7 +22,7 @@ from workloads.labels.hierarchy import make_hierarchy
 from workloads.labels.inputs import ClassTable, LabelInputs
 from workloads.labels.label_map import ClassLabels, LabelMap, RandomLabels
 from workloads.labels.rules import make_label_map
-from workloads.labels.taxonomy import check_chains, find_parents, table_digest
+from workloads.labels.taxonomy import check_chains, check_table, find_parents, table_digest
 
 _ROWS_AT_ONCE = 1 << 18
 
@@ -31,10 +31,12 @@ def count(request: Mapping[str, Any]) -> dict[str, Any]:
     """The number of classes of each of ``spaces``, or why it does not fit the data set.
 
     Args:
-        request: ``dataset`` (see `class_table`), ``num_train``, ``spaces`` and ``files``.
+        request: ``dataset`` (see `class_table`; with ``unlisted`` nobody knows its classes yet, so that none are
+            counted, and only digests are filled in), ``num_train``, ``spaces`` and ``files``.
     """
     inputs = label_inputs_of(request)
-    return {"counted": [_counted(space, inputs) for space in request["spaces"]]}
+    answer = _read if request["dataset"].get("unlisted") else _counted
+    return {"counted": [answer(space, inputs) for space in request["spaces"]]}
 
 
 def show(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +83,30 @@ def _counted(space: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:
     except OrchestratorError as error:
         return {"problem": str(error)}
     several = isinstance(label_map, ClassLabels) and label_map.targets.ndim > 1
-    return {"num_classes": label_map.num_classes, "multi_label": several, "space": definition}
+    kept = kept_classes(label_map)
+    some = {"kept": kept} if kept is not None and len(kept) < len(inputs.classes) else {}
+    return {"num_classes": label_map.num_classes, "multi_label": several, "space": definition, **some}
+
+
+def kept_classes(label_map: LabelMap) -> list[int] | None:
+    """Leaf classes that have a target; None where all have one."""
+    if isinstance(label_map, ClassLabels):
+        has_target_C = (label_map.table_CM != NO_LABEL).any(axis=1)
+    elif isinstance(label_map, RandomLabels) and label_map.groups is not None:
+        has_target_C = label_map.groups != NO_LABEL
+    else:
+        return None
+    found: list[int] = np.flatnonzero(has_target_C).tolist()
+    return found
+
+
+def _read(space: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:
+    """The definition of a label space of classes that nobody knows yet."""
+    try:
+        check_table(space, inputs)
+        return {"space": complete_definition(space, inputs, is_listed=False)}
+    except OrchestratorError as error:
+        return {"problem": str(error)}
 
 
 def describe_spaces(request: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:
@@ -240,22 +265,31 @@ def _plot(split_targets: Mapping[str, SplitTargets], file: Path, what: str) -> N
     figure.savefig(file)
 
 
-def complete_definition(space: Mapping[str, Any], inputs: LabelInputs) -> dict[str, Any]:
+def complete_definition(space: Mapping[str, Any], inputs: LabelInputs, *, is_listed: bool = True) -> dict[str, Any]:
     """The definition with every digest, and without what is only checked while planning (``chain``).
+
+    Args:
+        space: the definition.
+        inputs: the data set.
+        is_listed: whether its class table is known, which then must have what the definition names.
 
     Raises:
         UserError: a file is missing.
     """
-    filled = {name: _filled(name, value, inputs) for name, value in space.items()}
-    return {name: value for name, value in filled.items() if name != "chain"}
+    return {name: _filled(name, value, inputs, is_listed=is_listed) for name, value in space.items()}
 
 
-def _filled(name: str, value: Any, inputs: LabelInputs) -> Any:  # noqa: ANN401 - JSON
-    if not isinstance(value, Mapping):
-        return value
-    if name == "taxonomy" and "digest" in value:
-        value = {**value, "digest": value["digest"] or table_digest(inputs)}
-    elif "digest" in value:  # wordnet, and classes under a synset
-        inputs.synsets(value["key"])  # the nearer cause: without synsets no WordNet helps
-        value = {**value, "digest": value["digest"] or inputs.wordnet("").digest}
-    return complete_definition(value, inputs)
+def _filled(name: str, value: Any, inputs: LabelInputs, *, is_listed: bool) -> Any:  # noqa: ANN401 - JSON
+    """One field of a definition. What the arguments of a plug-in are called means nothing here."""
+    if name == "base":
+        return complete_definition(value, inputs, is_listed=is_listed)
+    if name == "random" and "within" in value:
+        return {**value, "within": complete_definition(value["within"], inputs, is_listed=is_listed)}
+    if name == "taxonomy":
+        value = {field: item for field, item in value.items() if field != "chain"}
+        return value | ({"digest": value["digest"] or table_digest(inputs)} if "digest" in value else {})
+    if name in {"wordnet", "classes"} and "digest" in value:
+        if is_listed:
+            inputs.synsets(value["key"])  # the nearer cause: without synsets no WordNet helps
+        return {**value, "digest": value["digest"] or inputs.wordnet("").digest}
+    return value

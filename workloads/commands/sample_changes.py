@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
 
+from orchestrator.storage.dataset_files import node_of
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 from workloads.data.index import SampleIndex, SplitIndex, store_of
 from workloads.data.split_targets import NO_LABEL
 from workloads.labels.inputs import named_labels
 from workloads.labels.label_map import LabelMap
-from workloads.labels.taxonomy import level_names, node_of, read_parents
+from workloads.labels.taxonomy import level_names, read_parents
 
 TARGET: Final = "class"
 SUBSET: Final = "subset"

@@ -19,6 +19,7 @@ from torch.nn import functional
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.errors import PreemptedError, UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
+from orchestrator.storage.dataset_files import node_of
 from workloads.analysis.features import ROWS_AT_ONCE, SampleClasses, drawn_rows
 from workloads.analysis.fine_structure import ProbedSamples
 from workloads.analysis.layers import ActivityCounter
@@ -35,7 +36,7 @@ from workloads.features.backbone import open_backbone
 from workloads.jobs.embed import BATCH_SIZE
 from workloads.labels.label_map import LabelMap
 from workloads.labels.rules import leaf_labels
-from workloads.labels.taxonomy import level_labels, level_names, node_of
+from workloads.labels.taxonomy import level_labels, level_names
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
 from workloads.runtime.precision import Arithmetic

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.data.index import SampleIndex
 from workloads.labels.inputs import LabelInputs
@@ -39,6 +41,7 @@ def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
         label_map = cluster_labels(context.store, request.inputs["clusters"], index.key)
     else:
         label_map = make_label_map(space, index.classes, num_train=num_train, files=files)
+    _check_declared(space, label_map, request.execution.declared_classes)
     writer = ArtifactWriter(context.store, request)
     label_map.write(writer)
     inputs = LabelInputs(classes=index.classes, num_train=num_train, files=files)
@@ -49,6 +52,26 @@ def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
     sizes = {name: _class_sizes(counts_K) for name, counts_K in counts.items()}
     metrics = {"num_classes": float(label_map.num_classes)}
     return publish(writer, request, metrics=metrics, summary={"samples_per_class": sizes})
+
+
+def _check_declared(space: Mapping[str, Any], label_map: LabelMap, declared: int) -> None:
+    """What nobody could know when the sweep was planned. Plans of earlier versions do not say that, and go on.
+
+    Raises:
+        UserError: the definition does not say which file it is of, or the space has another number of classes.
+    """
+    if not declared:
+        return
+    if _lacks_digest(space):
+        raise UserError("the label space names no digest of its file, so others share its key; submit the sweep again")
+    if label_map.num_classes != declared:
+        message = f"num_classes is declared as {declared}, but the label space has {label_map.num_classes} classes; "
+        raise UserError(message + "correct the number in labels, and submit the sweep again")
+
+
+def _lacks_digest(definition: Mapping[str, Any]) -> bool:
+    within = [value for name, value in definition.items() if name != "plugin" and isinstance(value, Mapping)]
+    return definition.get("digest") == "" or any(map(_lacks_digest, within))
 
 
 def _class_sizes(counts_K: NDArray[np.int64]) -> dict[str, Any]:

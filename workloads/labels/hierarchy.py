@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from orchestrator.core.errors import UserError
+from orchestrator.storage.dataset_files import node_of
 from workloads.labels.inputs import ClassTable
 from workloads.labels.taxonomy import check_nested, read_table
 from workloads.labels.wordnet import Synset, WordNet, open_wordnet, read_senses
@@ -81,19 +82,40 @@ def _of_table(names: Sequence[str], table: Sequence[Mapping[str, Any]], source: 
     others = [column for column in columns if column != key]
     if not others:
         raise UserError(f"{source} has one column; it needs the class and its parents: class,kind,kingdom")
-    by_name = {str(row[key]): row for row in table}
-    if _SYNSET_COLUMN in others:
+    is_of_synsets = _SYNSET_COLUMN in others
+    by_name = _by_name(table, key, [_SYNSET_COLUMN] if is_of_synsets else others, source)
+    if is_of_synsets:
         missing = [name for name in names if not by_name.get(name, {}).get(_SYNSET_COLUMN)]
         _refuse_missing(missing, source, "give each a synset")
         synsets = [str(by_name[name][_SYNSET_COLUMN]) for name in names]
         return _of_wordnet(names, synsets, open_wordnet(wordnet))
     _refuse_missing([name for name in names if name not in by_name], source, f"column {key!r} must hold their names")
-    parents = {str(row[key]): str(row[others[0]] or "") for row in table}
+    parents = {name: node_of(row, others[0]) or "" for name, row in by_name.items()}
     if len(others) == 1 and any(parent in parents for parent in parents.values()):
         return _of_parents(names, parents, source)
-    blank = [name for name in names if any(by_name[name][column] in {None, ""} for column in others)]
+    blank = [name for name in names if any(node_of(by_name[name], column) is None for column in others)]
     _refuse_missing(blank, source, "each needs a value in every column", verb="has no value for")
     return [{"name": name, **{column: str(by_name[name][column]) for column in others}} for name in names]
+
+
+def _by_name(
+    table: Sequence[Mapping[str, Any]], key: str, columns: Sequence[str], source: str
+) -> dict[str, Mapping[str, Any]]:
+    """The row of each class or group. Raises ``UserError``: rows of one name differ."""
+    found: dict[str, Mapping[str, Any]] = {}
+    twice: dict[str, list[str]] = {}
+    for row in table:
+        name = str(row[key])
+        known = found.setdefault(name, row)
+        for column in columns:
+            one, other = node_of(known, column), node_of(row, column)
+            if one != other:
+                twice.setdefault(f"{name!r} in column {column!r}", [repr(one)]).append(repr(other))
+    if twice:
+        shown = "; ".join(f"{name}: {', '.join(dict.fromkeys(values))}" for name, values in [*twice.items()][:_SHOWN])
+        more = f"; ... ({len(twice)} in all)" if len(twice) > _SHOWN else ""
+        raise UserError(f"{source} has different values for {shown}{more}; a class or group stands at one place")
+    return found
 
 
 def _of_parents(names: Sequence[str], parents: Mapping[str, str], source: str) -> Rows:
@@ -110,11 +132,16 @@ def _of_parents(names: Sequence[str], parents: Mapping[str, str], source: str) -
         if not path:
             raise UserError(f"{source}: {name!r} has no parent; give it one")
         paths[name] = path[::-1]
-    return _from_paths(paths)
+    return _from_paths(paths, {name: name for name in names})
 
 
-def _from_paths(paths: Mapping[str, Sequence[str]]) -> Rows:
-    """Rows of the groups above each class; of shorter paths the finest group stands in for what they lack."""
+def _from_paths(paths: Mapping[str, Sequence[str]], nodes: Mapping[str, str]) -> Rows:
+    """Rows of the groups above each class; of shorter paths the finest group stands in for what they lack.
+
+    A class that is itself a group of others (its own node is in ``nodes``) is in that group, as they are.
+    """
+    groups = {group for path in paths.values() for group in path}
+    paths = {name: [*path, *({nodes[name]} & groups - {*path})] for name, path in paths.items()}
     depth = max(len(path) for path in paths.values())
     return [
         {"name": name, **{f"level{k + 1}": path[min(k, len(path) - 1)] for k in range(depth)}}
@@ -144,7 +171,8 @@ def _of_folder(names: Sequence[str], root: Path) -> Rows:
     flat = [name for name in names if not found[name]]
     if flat:
         raise UserError(f"{root} has the folder {flat[0]!r} at its top; put it into one that names its group")
-    return _from_paths({name: ["/".join(found[name][: k + 1]) for k in range(len(found[name]))] for name in names})
+    paths = {name: ["/".join(found[name][: k + 1]) for k in range(len(found[name]))] for name in names}
+    return _from_paths(paths, {name: f"{path[-1]}/{name.rpartition('/')[2]}" for name, path in paths.items()})
 
 
 def _folders(root: Path) -> Iterator[list[str]]:
@@ -217,10 +245,11 @@ def _of_wordnet(names: Sequence[str], synsets: Sequence[Synset], wordnet: WordNe
     """Steps down from the root, over first hypernyms: classes at different depths of WordNet stay aligned."""
     wordnet.check_known(synsets)
     paths: dict[str, list[str]] = {}
+    nodes: dict[str, str] = {}
     for name, synset in zip(names, synsets, strict=True):
-        path = _path(synset, wordnet)
-        paths[name] = [f"{node} {wordnet.lemmas[node].replace('_', ' ')}" for node in path[:0:-1] or path]
+        path = [f"{node} {wordnet.lemmas[node].replace('_', ' ')}" for node in _path(synset, wordnet)]
+        paths[name], nodes[name] = path[:0:-1] or path, path[0]
     return [
         {"name": row.pop("name"), _SYNSET_COLUMN: synset, **row}
-        for row, synset in zip(_from_paths(paths), synsets, strict=True)
+        for row, synset in zip(_from_paths(paths, nodes), synsets, strict=True)
     ]

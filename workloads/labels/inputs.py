@@ -48,7 +48,7 @@ def class_numbers(references: Sequence[object], names: Sequence[str], table: Cla
     """Classes by number or name; of leaf classes (``table``) also by any text that only one row holds.
 
     Raises:
-        UserError: there is no such class, or several.
+        UserError: there is no such class, or several, or a number is also the name of another class.
     """
     known: dict[str, int | None] = {}
     for number, name in enumerate(names):
@@ -57,13 +57,23 @@ def class_numbers(references: Sequence[object], names: Sequence[str], table: Cla
         for text in {str(value) for column, value in row.items() if column != "class" and value is not None}:
             number = int(row["class"])
             known[text] = number if known.get(text, number) == number else None
+    _check_numbers([reference for reference in references if isinstance(reference, int)], names)
     return [_class_number(reference, known, len(names)) for reference in references]
+
+
+def _check_numbers(numbers: Sequence[int], names: Sequence[str]) -> None:
+    known = frozenset(names)
+    for number in numbers:
+        if not 0 <= number < len(names):
+            raise UserError(f"there is no class {number}; classes count from 0 to {len(names) - 1}")
+        text, name = str(number), names[number]
+        if name != text and text in known:  # folders 0 to 19 are sorted as text
+            message = f'{text} is class number {text}, called "{name}", and another class is called "{text}"; '
+            raise UserError(message + f'write "{text}" in quotes, or the name "{name}"')
 
 
 def _class_number(reference: object, known: Mapping[str, int | None], num_classes: int) -> int:
     if isinstance(reference, int):
-        if not 0 <= reference < num_classes:
-            raise UserError(f"there is no class {reference}; classes count from 0 to {num_classes - 1}")
         return reference
     number = known.get(str(reference))
     if number is None:

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
-from itertools import count, islice, pairwise, repeat
+from itertools import chain, count, islice, pairwise, repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from orchestrator.core.errors import BadDataError, NotFoundError, UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
+from orchestrator.storage.dataset_files import NOT_LEVELS, level_problem, node_of
 from orchestrator.storage.files import read_regular
 from orchestrator.storage.open import check_allowed, open_store, split_object_uri
 from workloads.data.split_targets import NO_LABEL
@@ -36,7 +37,6 @@ from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.wordnet import Paths, walked_levels
 from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
-_NOT_LEVELS: Final = frozenset({"class", "name"})
 _TAXONOMIC_CLASS: Final = "taxonomic_class"
 _LIST_KEYS: Final = ("categories", "classes", "rows")
 _SHOWN: Final = 5
@@ -47,8 +47,8 @@ Definition = Mapping[str, Any]
 
 
 def level_names(classes: ClassTable) -> list[str]:
-    """Columns of the class table that are levels of the hierarchy, in its order."""
-    return [column for column in (classes[0] if classes else {}) if column not in _NOT_LEVELS]
+    """Columns of the class table that are levels of the hierarchy, in its order; classes may lack some."""
+    return [column for column in dict.fromkeys(chain.from_iterable(classes)) if column not in NOT_LEVELS]
 
 
 def level_labels(level: str, classes: ClassTable) -> ClassLabels:
@@ -67,13 +67,6 @@ def level_labels(level: str, classes: ClassTable) -> ClassLabels:
     target_of = {name: target for target, name in enumerate(names)}
     targets = np.array([target_of[node] for node in nodes], dtype=np.int64)
     return ClassLabels(num_classes=len(names), names=names, targets=targets)
-
-
-def node_of(row: Row, level: str) -> str | None:
-    """Where a class stands at a level; None where its table has nothing: no column, an empty cell, or NaN."""
-    value = row.get(level)
-    is_nothing = value is None or value != value  # NaN, as tables read by pandas have it  # noqa: PLR0124
-    return None if is_nothing or not (text := str(value)).strip() else text
 
 
 def taxonomy_labels(definition: Mapping[str, Any], inputs: LabelInputs) -> ClassLabels:
@@ -100,6 +93,26 @@ def check_chains(space: Mapping[str, Any], inputs: LabelInputs) -> None:
     definition = space.get("taxonomy", {})
     if "chain" in definition:
         check_nested(taxonomy_rows(definition, inputs), definition["chain"])
+
+
+def check_table(space: Mapping[str, Any], inputs: LabelInputs) -> None:
+    """Check the table of a taxonomy of classes that nobody knows yet: its columns, and the ``chain`` of its rows.
+
+    Rows without a value at some level may be of other classes.
+
+    Raises:
+        UserError: it has no such column, or a level is not a function of the next finer one.
+    """
+    definition = space.get("taxonomy", {})
+    if "digest" not in definition:
+        return
+    uri, chain = inputs.files[TABLE_FILE], definition.get("chain", ())
+    rows, _ = read_table(uri)
+    for column in (definition["key"], definition["level"]):
+        if not any(column in row for row in rows):
+            raise UserError(f"{uri} has no column {column!r}; its columns are {', '.join(rows[0])}")
+    complete = [row for row in rows if all(node_of(row, level) is not None for level in chain)]
+    check_nested(complete, chain)
 
 
 def table_digest(inputs: LabelInputs) -> str:
@@ -155,18 +168,9 @@ def check_nested(rows: Sequence[Row], chain: Sequence[str]) -> None:
 
 def _nodes(level: str, rows: Sequence[Row]) -> list[str]:
     """The node of each class. Raises ``UserError`` that names those without."""
-    nodes = [node_of(row, level) for row in rows]
-    without = [number for number, node in enumerate(nodes) if node is None]
-    if without:
-        shown = ", ".join(_shown(number, rows[number]) for number in without[:_SHOWN])
-        more = f", ... ({len(without)} in all)" if len(without) > _SHOWN else ""
-        verb = "has" if len(without) == 1 else "have"
-        raise UserError(f"class {shown}{more} {verb} no value at level {level!r}; complete the class table")
-    return [str(node) for node in nodes]
-
-
-def _shown(number: int, row: Row) -> str:
-    return f"{number} ({row['name']!r})" if row.get("name") is not None else str(number)
+    if problem := level_problem(rows, level):
+        raise UserError(problem)
+    return [str(node_of(row, level)) for row in rows]
 
 
 def read_table(uri: str) -> tuple[list[dict[str, Any]], str]:

@@ -198,8 +198,8 @@ def all_attempts_s(
 
 
 def index_size(metrics: Mapping[str, float]) -> DatasetSize:
-    """Samples by the metrics of an ``index`` record."""
-    return DatasetSize(num_train=int(metrics.get("num_train", 0)), num_val=int(metrics.get("num_val", 0)))
+    """Samples and classes by the metrics of an ``index`` record."""
+    return DatasetSize(**{name: int(metrics.get(name, 0)) for name in ("num_train", "num_val", "num_classes")})
 
 
 def _measure(

@@ -23,7 +23,7 @@ from orchestrator.planning.estimate.flops import (
     network_of,
 )
 from orchestrator.planning.graph.identity import subject_of
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import LABELLED, Job, Plan
 from orchestrator.planning.graph.transfers import LABEL_SPACE
 from orchestrator.sweepfile.datasets import digits_split
 
@@ -35,7 +35,7 @@ _TAR_BYTES_PER_SAMPLE = 3072
 _IMAGE_BYTES = 110_000
 """Of an image of external shards: a JPEG of 500 x 375 pixels, as in ImageNet."""
 _RECORD_BYTES = 4096
-_DIGITS_VAL_FRACTION = 0.2
+_DIGITS_VAL_FRACTION, _DIGITS_CLASSES = 0.2, 10
 _SCAN_S, _WRITE_S, _LABEL_S = 0.00012, 0.0004, 0.5
 """Core-seconds to index and to write a sample, and of a label space."""
 _PASSES = 3  # forward, and the products of both factors backward
@@ -44,10 +44,11 @@ _KMEANS_LADDER = 2026  # sum of the numbers of clusters that a rebalanced cluste
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetSize:
-    """Samples of both splits; 0 = not known."""
+    """Samples of both splits, and leaf classes; 0 = not known."""
 
     num_train: int = 0
     num_val: int = 0
+    num_classes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +117,19 @@ class Volumes:
             self._sizes[index.name] = self._find_size(index)
         return self._sizes[index.name]
 
+    def trained_size(self, job: Job) -> DatasetSize:
+        """Samples that have a target and are in the job's subset."""
+        whole, labels = self.size(self.input(job, "index")), self.input(job, "labels")
+        labelled = None if labels is None else labels.facets.get(LABELLED)
+        share = min(1.0, int(labelled) / whole.num_train) if labelled and whole.num_train else 1.0
+        return thinned(scaled(whole, share), job.identity["parameters"].get("subset", {}))
+
+    def unlabelled(self, job: Job) -> str:
+        """What is assumed where nobody knows how many samples have a target; empty elsewhere."""
+        labels = self.input(job, "labels")
+        is_unknown = labels is not None and labels.facets.get(LABELLED) == 0
+        return "how many samples its label space leaves out is not known; none is assumed" if is_unknown else ""
+
     def num_classes(self, job: Job) -> int:
         """Outputs of a job's head; 0 if only the label space's record will tell."""
         labels = self.input(job, "labels")
@@ -138,7 +152,11 @@ class Volumes:
         parts = [self.by_key[key] for role, key in index.identity["inputs"].items() if role.startswith("part")]
         if parts:
             found = [self.size(part) for part in parts]
-            return DatasetSize(num_train=sum(s.num_train for s in found), num_val=sum(s.num_val for s in found))
+            return DatasetSize(  # classes at most: parts share those of one name
+                num_train=sum(size.num_train for size in found),
+                num_val=sum(size.num_val for size in found),
+                num_classes=sum(size.num_classes for size in found),
+            )
         declared = index.execution.data_location.get("num_samples", {})
         return DatasetSize(num_train=declared.get("train", 0), num_val=declared.get("val", 0))
 
@@ -146,10 +164,14 @@ class Volumes:
 def builtin_size(parameters: Mapping[str, Any]) -> DatasetSize:
     """Samples of a built-in data set, by its parameters."""
     num_train, num_val = parameters.get("num_train", 0), parameters.get("num_val", 0)
+    num_classes = math.prod(parameters.get("branching", ())) if "branching" in parameters else 0
     if parameters.get("builtin") == "digits":
         num_train, num_val = digits_split(parameters.get("val_fraction", _DIGITS_VAL_FRACTION))
+        num_classes = _DIGITS_CLASSES
     num_parts = parameters.get("part", {}).get("num", 1)  # a part job writes its share
-    return DatasetSize(num_train=math.ceil(num_train / num_parts), num_val=math.ceil(num_val / num_parts))
+    return DatasetSize(
+        num_train=math.ceil(num_train / num_parts), num_val=math.ceil(num_val / num_parts), num_classes=num_classes
+    )
 
 
 def training_work(
@@ -212,13 +234,22 @@ def embed_work(parameters: Mapping[str, Any], network: Network, num_samples: flo
     )
 
 
-def thinned(size: DatasetSize, subset: Mapping[str, Any], num_classes: int) -> DatasetSize:
-    """Size of the part of a training split that a subset leaves, about."""
+def scaled(size: DatasetSize, share: float) -> DatasetSize:
+    """A share of the classes, with their samples, as if all were equally large."""
+    return DatasetSize(
+        num_train=round(size.num_train * share),
+        num_val=round(size.num_val * share),
+        num_classes=math.ceil(size.num_classes * share),
+    )
+
+
+def thinned(size: DatasetSize, subset: Mapping[str, Any]) -> DatasetSize:
+    """Size of the part of a training split that a subset leaves, about; caps are those of leaf classes."""
     left = size.num_train * float(subset.get("fraction", 1.0))
-    if subset.get("max_per_class") and num_classes:
-        left = min(left, subset["max_per_class"] * num_classes)
+    if subset.get("max_per_class") and size.num_classes:
+        left = min(left, subset["max_per_class"] * size.num_classes)
     left = min(left, subset.get("num_samples") or left)
-    return DatasetSize(num_train=math.ceil(left), num_val=size.num_val)
+    return replace(size, num_train=math.ceil(left))
 
 
 def filled(recipe: Mapping[str, Any], space: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -282,7 +313,7 @@ def _of_training(volumes: Volumes, job: Job) -> Volume:
     recipe, num_classes = parameters["recipe"], volumes.num_classes(job)
     index = volumes.input(job, "index")
     whole = volumes.size(index)
-    size = thinned(whole, parameters.get("subset", {}), num_classes)
+    size = volumes.trained_size(job)
     work = training_work(
         recipe,
         network,
@@ -303,14 +334,14 @@ def _of_training(volumes: Volumes, job: Job) -> Volume:
         checkpoint_bytes=weights * copies * (job.execution.checkpoint_keep_last + num_kept),
         read_bytes=whole.num_train * volumes.sample_bytes(index),
         gradient_bytes=weights // (2 if recipe.get("grad_reduction") == "bf16" else 1),
-        caveat=_caveat(network, whole),
+        caveat="; ".join(filter(None, (_caveat(network, whole), volumes.unlabelled(job)))),
     )
 
 
 def _of_features(volumes: Volumes, job: Job) -> Volume:
     """A probe or nearest neighbours on features that ``embed`` jobs made: products of matrices, without any image."""
     recipe: Mapping[str, Any] = job.identity["parameters"]["recipe"]
-    size, num_classes = volumes.size(volumes.input(job, "index")), max(2, volumes.num_classes(job))
+    size, num_classes = volumes.trained_size(job), max(2, volumes.num_classes(job))
     subject, network = volumes.network(job)
     num_steps = 0
     if job.kind is JobKind.KNN:

@@ -26,6 +26,9 @@ from orchestrator.sweepfile.values import Channel, Expectation, Level, Policy
 PLAN_VERSION = 1
 FACTOR_PREFIX = "factor."
 """Of the facets that say the values of a backbone's factors: ``factor.optimizer``."""
+LABELLED = "num_labelled"
+"""The facet of a label space that says how many training samples have a target, about, where not all have; 0 = not
+known."""
 
 DurationClass: TypeAlias = tuple[JobKind, str]
 """Jobs of one duration class have similar errors of estimates, so measured durations of some correct the others."""
@@ -179,8 +182,9 @@ class Plan:
             if not document[name]:
                 del document[name]
         for job in document["jobs"]:
-            if not job["execution"]["activation_checkpointing"]:
-                del job["execution"]["activation_checkpointing"]
+            for name in ("activation_checkpointing", "declared_classes"):
+                if not job["execution"][name]:
+                    del job["execution"][name]
         if not self.policy.fails_on_expectations:
             del document["policy"]["fails_on_expectations"]
         return document

@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import short_name
 from orchestrator.planning.graph.identity import readable_rule
-from orchestrator.planning.graph.plan import FACTOR_PREFIX
+from orchestrator.planning.graph.plan import FACTOR_PREFIX, LABELLED
 from orchestrator.sweepfile.values import Checkpoints, Dataset, LabelSpace, Model, Pretrain
 
 
@@ -121,8 +121,9 @@ def labels_job(space: LabelSpace, clusters: Mapping[str, str]) -> Draft:
         readable=readable_rule(space.space),
         parameters={"space": space.space},
         inputs={"index": f"index/{space.dataset}", **clusters},
-        facets=space_facets(space),
-        execution={"label_files": space.files} if space.files else {},
+        facets=space_facets(space) | ({} if space.num_labelled is None else {LABELLED: space.num_labelled}),
+        execution=({"label_files": space.files} if space.files else {})
+        | ({"declared_classes": space.num_classes} if space.is_declared else {}),
     )
 
 

@@ -113,6 +113,8 @@ class _Design:
     def __init__(self, tree: Tree, path: Path, name: str, block: Located) -> None:
         self._tree, self.path, self._name, self._block = tree, path, name, block
         self._factors: dict[str, dict[str, Located]] = {}
+        self._written: dict[str, str] = {}
+        """Factors as the file writes them: ``recipe.lr`` for ``lr``."""
         self._fixed: dict[str, Located] = {}
         """Factors of which the block itself is a value."""
         self._read_factors()
@@ -122,6 +124,7 @@ class _Design:
         names = list(self._factors)
         base = self._without_design()
         for values in self._combinations():
+            self._refuse_overwriting(values)
             body = base
             for factor, value in zip(names, values, strict=True):
                 body = merged_part(body, self._factors[factor][value], ("pretrain", self._name))
@@ -131,6 +134,19 @@ class _Design:
                 self._with_values(body, dict(zip(names, values, strict=True))),
             )
 
+    def _refuse_overwriting(self, values: Combination) -> None:
+        """Two factors of a cell must not set one field: the name of the first one's value would be false."""
+        earlier: dict[Path, tuple[str, object]] = {}
+        for factor, value in zip(self._factors, values, strict=True):
+            found = dict(_settings(self._factors[factor][value].value))
+            for path, given in found.items():
+                for other, (name, before) in earlier.items():
+                    # Fields of a recipe that an earlier factor names are refined, not overwritten.
+                    if other[: len(path)] == path and (other, before) != (path, given):
+                        message = f"both '{name}' and '{factor}' set {dotted(other)}; make one factor of them"
+                        raise self._problem((self._written[factor],), message)
+            earlier |= {path: (factor, given) for path, given in found.items()}
+
     def _read_factors(self) -> None:
         factors = self._block.child(_FACTORS)
         if not isinstance(factors.value, Mapping):
@@ -139,6 +155,7 @@ class _Design:
             values = factors.child(written)
             name = written.rpartition(".")[2] if isinstance(values.value, list) else written
             self._check_factor(written, name)
+            self._written[name] = written
             if isinstance(values.value, list):
                 self._factors[name] = self._listed(written, values)
             elif isinstance(values.value, Mapping):
@@ -284,6 +301,15 @@ class _Design:
 
     def _design_problem(self, below: Path, message: str) -> SpecError:
         return SpecError((self._tree.problem((*self.path, _DESIGN, *below), message),))
+
+
+def _settings(part: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
+    """The fields that a partial block sets, each with its value."""
+    if not isinstance(part, Mapping):
+        yield path, part
+        return
+    for name, below in part.items():
+        yield from _settings(below, (*path, name))
 
 
 def value_text(value: object) -> str:
