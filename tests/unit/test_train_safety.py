@@ -79,6 +79,7 @@ def test_rewinds_leave_out_exactly_the_batches_behind_them(failures: list[tuple[
 
 def _train(folder: Path, *, poisoned: tuple[int, ...], attempt: int = 1, **changes: Any) -> Any:
     crash_at, stop_at = changes.pop("crash_at", None), changes.pop("stop_at", None)
+    execution = Execution(checkpoint_every_steps=changes.pop("save_every", 4))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
     task = MemoryImages(model, batch_size=8, num_samples=NUM_SAMPLES, image_size=4, poisoned=poisoned)
@@ -94,7 +95,7 @@ def _train(folder: Path, *, poisoned: tuple[int, ...], attempt: int = 1, **chang
         task,
         LocalStore(folder),
         RECIPE | changes,
-        execution=Execution(checkpoint_every_steps=4),
+        execution=execution,
         attempt=attempt,
         should_stop=should_stop,
     )
@@ -156,6 +157,17 @@ def test_loop_stopped_right_after_a_rewind_leaves_a_checkpoint_that_knows_of_it(
     resumed, _ = _train(tmp_path, poisoned=(7,), attempt=2)
     assert resumed.resumed_from_step == 3
     assert resumed.state.rewinds == stopped.state.rewinds
+
+
+def test_loop_killed_right_after_a_rewind_behind_all_checkpoints_resumes_where_the_rewind_led(tmp_path: Path) -> None:
+    """Memory holds the state of step 6, the store those of steps 12 and 14, which the rewind makes void."""
+    rewinding: dict[str, Any] = {"poisoned": (15,), "on_numerics": {"rewind": 6}, "save_every": 2}
+    crashed, _ = _train(tmp_path, **rewinding, crash_at=16)
+    with pytest.raises(CrashError):
+        crashed.run()
+    resumed, _ = _train(tmp_path, **rewinding, attempt=2)
+    assert [rewind.to_step for rewind in resumed.state.rewinds] == [6]
+    assert resumed.resumed_from_step == 6
 
 
 def test_loop_that_fails_without_end_gives_up(tmp_path: Path) -> None:

@@ -375,7 +375,8 @@ class TrainingLoop:
         self.keeper.restore(state.kept)
         self._losses.clear()
         self._points.forget_after(state.step)
-        self._saver.go_back(state.step)
+        state.bad_samples = self._task.bad_samples()
+        self._saver.go_back(self._learner.checkpoint(state))
         self._hold_if_due()
 
     def _report(self, phase: str) -> None:
