@@ -17,6 +17,8 @@ from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import KEY, MemoryImages, memory_loop
+from workloads.checkpoint.retention import Keeper, KeepPolicy
+from workloads.train import loop as loop_module
 from workloads.train.safety import NormTrend, Reading, Rewind, batch_of, rewind_to, steps_before_gap
 
 RECIPE = {"epochs": 5, "batch_size": 8, "lr": 0.01, "on_numerics": {"rewind": 3}}
@@ -168,6 +170,20 @@ def test_loop_killed_right_after_a_rewind_behind_all_checkpoints_resumes_where_t
     resumed, _ = _train(tmp_path, **rewinding, attempt=2)
     assert [rewind.to_step for rewind in resumed.state.rewinds] == [6]
     assert resumed.resumed_from_step == 6
+
+
+def test_loop_that_goes_back_to_a_former_best_checkpoint_still_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best is step 5, then 10; after the rewind to step 6 it is step 5 again, as step 10 is worse this time."""
+    errors = iter([0.30, 0.28, 0.31, 0.5, 0.5, 0.5])
+    monkeypatch.setattr(loop_module, "evaluate", lambda *_, **__: {"val_error": next(errors), "val_loss": 1.0})
+    loop, _ = _train(tmp_path, poisoned=(13,), on_numerics={"rewind": 6}, save_every=2)
+    loop.keeper = Keeper(KeepPolicy(num_best=1), loop.calendar)
+    assert [rewind.to_step for rewind in loop.run().rewinds] == [6]
+    (best,) = loop.keeper.named().values()
+    assert (best.step, best.metrics["val_error"]) == (5, 0.30)
+    assert loop.load_kept(best).step == 5
 
 
 def test_loop_that_fails_without_end_gives_up(tmp_path: Path) -> None:
