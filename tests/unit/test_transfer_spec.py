@@ -6,7 +6,7 @@ from collections import Counter
 
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.recipe_checks import other_normalizations
+from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.transfer import cell_name
 from orchestrator.sweepfile.values import ResolvedSweep
@@ -264,3 +264,13 @@ def test_transfer_that_normalises_images_in_another_way_than_the_pretraining_is_
     assert warnings(f"{TOP}, protocol: probe, recipe: {{base: default-probe, {IMAGENET}}}") == []
     inheriting = "name: near, target: levels/depth1, protocol: knn"
     assert warnings(f"{TOP}, protocol: probe, recipe: cached-probe", inheriting) == []
+
+
+def test_recipe_whose_optimiser_has_no_trust_ratio_without_weight_decay_is_warned_of() -> None:
+    head = HEAD.replace("lr: 1e-3", "lr: 1e-3, optimizer: lamb")
+    tuned = f"{TOP}, protocol: finetune, recipe: {{{STEPS}, lr: 0.1, optimizer: lars%s}}"
+    lamb, lars = missing_trust_ratios(sweep_of(tuned % "", head=head))
+    assert lamb.startswith("pretrain: `optimizer: lamb` with `weight_decay: 0` has no trust ratio and updates as `opti")
+    assert lars.startswith("top: `optimizer: lars` ")
+    assert "as `optimizer: sgd` does" in lars
+    assert list(missing_trust_ratios(sweep_of(tuned % ", weight_decay: 1e-4"))) == []

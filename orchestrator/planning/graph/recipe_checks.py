@@ -10,6 +10,8 @@ from typing import Any, Final
 from orchestrator.sweepfile.values import ResolvedSweep
 
 _NORMALIZATION: Final = ("mean", "std")
+_LIKE_WITHOUT_DECAY: Final = {"lamb": "adam", "lars": "sgd"}
+"""timm gives no trust ratio to parameters without weight decay; what is left of the optimiser then."""
 
 
 def other_normalizations(sweep: ResolvedSweep) -> Iterator[str]:
@@ -33,6 +35,22 @@ def other_normalizations(sweep: ResolvedSweep) -> Iterator[str]:
             f"{', '.join(dict.fromkeys(transfers))}: images are prepared with {mine_told}, those of {pretraining} with "
             f"{trained_told}; a recipe with an optimiser does not inherit these fields: unless this is meant, write "
             f"{trained_told} into the recipe of the transfer"
+        )
+
+
+def missing_trust_ratios(sweep: ResolvedSweep) -> Iterator[str]:
+    """Warnings of recipes whose optimiser has a trust ratio that never takes effect."""
+    recipes = [(f"pretrain.{block.name}" if block.name else "pretrain", block.recipe) for block in sweep.pretrains]
+    recipes += [(transfer.name, recipe) for transfer in sweep.transfer for recipe in transfer.recipes]
+    alike: dict[str, list[str]] = {}
+    for place, recipe in recipes:
+        if recipe.get("optimizer") in _LIKE_WITHOUT_DECAY and not recipe.get("weight_decay"):
+            alike.setdefault(recipe["optimizer"], []).append(place)
+    for optimizer, places in alike.items():
+        yield (
+            f"{', '.join(dict.fromkeys(places))}: `optimizer: {optimizer}` with `weight_decay: 0` has no trust ratio "
+            f"and updates as `optimizer: {_LIKE_WITHOUT_DECAY[optimizer]}` does; unless this is meant, write a weight "
+            "decay above 0 into the recipe"
         )
 
 
