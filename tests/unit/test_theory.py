@@ -144,6 +144,13 @@ def test_parity_labels_count_relevant_bits_and_uneven_classes_have_their_share()
     assert float((signs_N < 0).float().mean()) == pytest.approx(0.8, abs=0.02)
 
 
+@pytest.mark.parametrize(("method", "rate"), [("network", 0.2), ("unstructured", 0.5)])
+def test_irrelevant_bits_of_interval_labels_have_their_rate(method: Any, rate: float) -> None:
+    parameters = FeatureLearningParameters(labels="interval", relevant=30, irrelevant_rate=0.2, method=method)
+    bits_ND, _ = feature_learning.draw_bits(parameters, 5_000, two_layer.stream(1))
+    assert float(bits_ND[:, 30:].mean()) == pytest.approx(rate, abs=0.01)
+
+
 def test_two_gradient_steps_find_the_relevant_bits_that_fixed_features_miss() -> None:
     network, fixed, late, unstructured = (
         averages("feature-learning", 2, method=method, **SMALL_BITS | {"steps": 400})
