@@ -308,6 +308,9 @@ def test_feature_weights_are_those_of_the_propositions() -> None:
     assert specific["others"] < 0.05
     regularized = averages("diversity", 1, pretraining="regularized", gamma=0.5, **small | {"steps": 300})
     assert regularized["target_ratio"] == pytest.approx(1, abs=0.02)
+    sizes = {"shared": 5, "private": 10}
+    uneven = averages("diversity", 1, pretraining="regularized", gamma=0.5, **small | sizes | {"steps": 300})
+    assert uneven["target_ratio"] == pytest.approx(1, abs=0.03)
     assert shared_private.regularized_weight(10, 5, 1.0) == pytest.approx(0.583, abs=1e-3)
 
 
