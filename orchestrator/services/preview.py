@@ -32,6 +32,7 @@ from orchestrator.planning.graph.data_checks import (
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.diff import Change, PlanDiff
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
 from orchestrator.services.artifact_lookup import ArtifactStatus, history_of, lookup_artifacts
 from orchestrator.state.nodes import Node
@@ -66,7 +67,9 @@ class Preview:
     """Of the budget guard, and where the file contradicts what is committed."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Of the data: what committed indexes say that training will suffer from. Of the design: what it cannot find."""
+    """Of the data: what committed indexes say that training will suffer from. Of the recipes: what is hardly meant. Of
+    the design: what it cannot find.
+    """
 
     @property
     def counts(self) -> Mapping[Disposition, int]:
@@ -154,7 +157,12 @@ def make_preview(
             *refusals(plan, estimates, makespan, now=time.time() if now is None else now),
         ),
         notes=(*missing_datasets(sweep), *long_clusterings(sweep)),
-        warnings=(*_index_warnings(plan, found), *weak_designs(plan)),
+        warnings=(
+            *_index_warnings(plan, found),
+            *other_normalizations(sweep),
+            *missing_trust_ratios(sweep),
+            *weak_designs(plan),
+        ),
     )
 
 

@@ -166,6 +166,19 @@ def test_probe_trains_the_head_only(tiny: TinyTraining, pretrained: JobResult, t
     assert record.metrics["train_loss"] < math.log(2)
 
 
+def test_transfer_that_normalises_images_in_another_way_than_the_pretraining_notes_both(
+    tiny: TinyTraining, pretrained: JobResult
+) -> None:
+    def notes(recipe: dict[str, Any]) -> list[str]:
+        request = tiny.training(JobKind.PROBE, model=BATCHNORM, backbone=pretrained.key, recipe={"epochs": 1, **recipe})
+        found: list[str] = _record(tiny, tiny.run(request)).summary.get("notes", [])
+        return found
+
+    (note,) = notes({"mean": [0.4, 0.5, 0.6]})
+    assert "with mean [0.4, 0.5, 0.6] and std [0.25, 0.25, 0.25], those of the pretraining with mean [0.5" in note
+    assert notes({}) == []
+
+
 @pytest.mark.parametrize("augment", ["none", "flip"])
 def test_probe_in_bf16_computes_all_features_in_it(
     tiny: TinyTraining, pretrained: JobResult, monkeypatch: pytest.MonkeyPatch, augment: str

@@ -95,6 +95,24 @@ def test_collapse_equal_means_have_no_value() -> None:
     assert (geometry.nc1(moments), geometry.nc2(moments), geometry.cdnv(moments)) == (None, None, None)
 
 
+@pytest.mark.parametrize("per_class", [1, 3, 20])
+def test_collapse_of_few_samples_is_told_and_of_one_sample_has_no_value(per_class: int) -> None:
+    """A sample is its class's mean: scatter of 0 says nothing about collapse."""
+    classes = SampleClasses.of(np.repeat(np.arange(C), per_class), [str(number) for number in range(C)])
+    stream = ArrayStream(features_ND=rng().normal(size=(C * per_class, 6)))
+    subject = AnalyzedFeatures(features=stream, classes=classes, trained=classes, levels={})
+    found = measure(subject, "collapse", {})
+    assert set(found.metrics) == ({"nc2"} if per_class == 1 else {"nc1", "nc2", "cdnv"})
+    words = {1: "nc1, cdnv: no class has two samples", 3: "nc1, cdnv: the median class has 3 samples"}
+    assert [note[: len(words[per_class])] for note in found.notes] == ([words[per_class]] if per_class < 20 else [])
+
+
+def test_products_of_all_pairs_of_classes_take_as_many_rows_as_fit_in_memory() -> None:
+    few, many = (next(geometry._grams(np.zeros((num_classes, 1))))[1] for num_classes in (2_000, 500_000))
+    assert few.shape == (1024, 2_000)
+    assert many.nbytes <= 128 * 1024**2
+
+
 def test_moments_streamed_in_chunks_of_any_size_are_those_of_the_whole() -> None:
     features, classes, _ = blobs()
     whole = class_moments(ArrayStream(features_ND=features), classes)

@@ -227,6 +227,17 @@ def test_folder_after_going_back_has_no_later_checkpoints(store: MemoryStore) ->
     assert folder.load_at_most(19) is None
 
 
+def test_folder_goes_back_to_no_checkpoint_that_names_a_deleted_one(store: MemoryStore) -> None:
+    """That of step 20 stays as one of the best two; the other one of its time, that of step 10, does not."""
+    folder = CheckpointFolder(store, KEY)
+    train(folder, keeper(num_best=2), {1: 0.5, 2: 0.4, 3: 0.3}, stop=5)
+    assert committed_steps(store) == [20, 30, 40, 50]
+    assert folder.load_at_most(29) is None
+    found = folder.load_at_most(39)
+    assert found is not None
+    assert found.step == 30
+
+
 @pytest.mark.parametrize("moment", [Moment.CRASH_BEFORE, Moment.CRASH_AFTER])
 def test_folder_crash_at_every_write_loses_nothing_that_is_kept(moment: Moment) -> None:
     errors, nth = {2: 0.2, 3: 0.1, 5: 0.3}, 0

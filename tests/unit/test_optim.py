@@ -201,3 +201,12 @@ def test_frozen_modules_stay_in_evaluation_mode_and_others_train() -> None:
 def test_freeze_of_nothing_or_everything_is_refused(patterns: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message.replace("*", r"\*")):
         freeze(tiny_model(), patterns)
+
+
+@pytest.mark.parametrize(("name", "plain"), [("lamb", "adam"), ("lars", "sgd")])
+def test_optimizer_with_a_trust_ratio_updates_as_the_plain_one_without_weight_decay(name: str, plain: str) -> None:
+    models = tiny_model(), tiny_model()
+    for optimizer, model in zip((name, plain), models, strict=True):
+        train(recipe_of(optimizer=optimizer, weight_decay=0.0, eps=1e-6), model)
+    for scaled, expected in zip(*(model.parameters() for model in models), strict=True):
+        torch.testing.assert_close(scaled, expected)

@@ -144,6 +144,13 @@ def test_parity_labels_count_relevant_bits_and_uneven_classes_have_their_share()
     assert float((signs_N < 0).float().mean()) == pytest.approx(0.8, abs=0.02)
 
 
+@pytest.mark.parametrize(("method", "rate"), [("network", 0.2), ("unstructured", 0.5)])
+def test_irrelevant_bits_of_interval_labels_have_their_rate(method: Any, rate: float) -> None:
+    parameters = FeatureLearningParameters(labels="interval", relevant=30, irrelevant_rate=0.2, method=method)
+    bits_ND, _ = feature_learning.draw_bits(parameters, 5_000, two_layer.stream(1))
+    assert float(bits_ND[:, 30:].mean()) == pytest.approx(rate, abs=0.01)
+
+
 def test_two_gradient_steps_find_the_relevant_bits_that_fixed_features_miss() -> None:
     network, fixed, late, unstructured = (
         averages("feature-learning", 2, method=method, **SMALL_BITS | {"steps": 400})
@@ -301,6 +308,9 @@ def test_feature_weights_are_those_of_the_propositions() -> None:
     assert specific["others"] < 0.05
     regularized = averages("diversity", 1, pretraining="regularized", gamma=0.5, **small | {"steps": 300})
     assert regularized["target_ratio"] == pytest.approx(1, abs=0.02)
+    sizes = {"shared": 5, "private": 10}
+    uneven = averages("diversity", 1, pretraining="regularized", gamma=0.5, **small | sizes | {"steps": 300})
+    assert uneven["target_ratio"] == pytest.approx(1, abs=0.03)
     assert shared_private.regularized_weight(10, 5, 1.0) == pytest.approx(0.583, abs=1e-3)
 
 

@@ -17,6 +17,8 @@ from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import KEY, MemoryImages, memory_loop
+from workloads.checkpoint.retention import Keeper, KeepPolicy
+from workloads.train import loop as loop_module
 from workloads.train.safety import NormTrend, Reading, Rewind, batch_of, rewind_to, steps_before_gap
 
 RECIPE = {"epochs": 5, "batch_size": 8, "lr": 0.01, "on_numerics": {"rewind": 3}}
@@ -79,6 +81,7 @@ def test_rewinds_leave_out_exactly_the_batches_behind_them(failures: list[tuple[
 
 def _train(folder: Path, *, poisoned: tuple[int, ...], attempt: int = 1, **changes: Any) -> Any:
     crash_at, stop_at = changes.pop("crash_at", None), changes.pop("stop_at", None)
+    execution = Execution(checkpoint_every_steps=changes.pop("save_every", 4))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 3))
     task = MemoryImages(model, batch_size=8, num_samples=NUM_SAMPLES, image_size=4, poisoned=poisoned)
@@ -94,7 +97,7 @@ def _train(folder: Path, *, poisoned: tuple[int, ...], attempt: int = 1, **chang
         task,
         LocalStore(folder),
         RECIPE | changes,
-        execution=Execution(checkpoint_every_steps=4),
+        execution=execution,
         attempt=attempt,
         should_stop=should_stop,
     )
@@ -156,6 +159,31 @@ def test_loop_stopped_right_after_a_rewind_leaves_a_checkpoint_that_knows_of_it(
     resumed, _ = _train(tmp_path, poisoned=(7,), attempt=2)
     assert resumed.resumed_from_step == 3
     assert resumed.state.rewinds == stopped.state.rewinds
+
+
+def test_loop_killed_right_after_a_rewind_behind_all_checkpoints_resumes_where_the_rewind_led(tmp_path: Path) -> None:
+    """Memory holds the state of step 6, the store those of steps 12 and 14, which the rewind makes void."""
+    rewinding: dict[str, Any] = {"poisoned": (15,), "on_numerics": {"rewind": 6}, "save_every": 2}
+    crashed, _ = _train(tmp_path, **rewinding, crash_at=16)
+    with pytest.raises(CrashError):
+        crashed.run()
+    resumed, _ = _train(tmp_path, **rewinding, attempt=2)
+    assert [rewind.to_step for rewind in resumed.state.rewinds] == [6]
+    assert resumed.resumed_from_step == 6
+
+
+def test_loop_that_goes_back_to_a_former_best_checkpoint_still_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The best is step 5, then 10; after the rewind to step 6 it is step 5 again, as step 10 is worse this time."""
+    errors = iter([0.30, 0.28, 0.31, 0.5, 0.5, 0.5])
+    monkeypatch.setattr(loop_module, "evaluate", lambda *_, **__: {"val_error": next(errors), "val_loss": 1.0})
+    loop, _ = _train(tmp_path, poisoned=(13,), on_numerics={"rewind": 6}, save_every=2)
+    loop.keeper = Keeper(KeepPolicy(num_best=1), loop.calendar)
+    assert [rewind.to_step for rewind in loop.run().rewinds] == [6]
+    (best,) = loop.keeper.named().values()
+    assert (best.step, best.metrics["val_error"]) == (5, 0.30)
+    assert loop.load_kept(best).step == 5
 
 
 def test_loop_that_fails_without_end_gives_up(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.transfer import cell_name
 from orchestrator.sweepfile.values import ResolvedSweep
@@ -241,3 +242,35 @@ def test_published_number_may_belong_to_a_retraining_baseline() -> None:
     head = HEAD.replace("pretrain:\n", f"{published}pretrain:\n")
     sweep = sweep_of(f"{transfer}, baselines: [retrain]", head=head)
     assert sweep.published[0]["label_space"] == "digit/digit"
+
+
+IMAGENET = "mean: [0.485, 0.456, 0.406], std: [0.229, 0.224, 0.225]"
+
+
+def test_transfer_that_normalises_images_in_another_way_than_the_pretraining_is_warned_of_with_the_remedy() -> None:
+    head = HEAD.replace("lr: 1e-3", f"lr: 1e-3, {IMAGENET}, resize: 40")
+
+    def warnings(*transfers: str) -> list[str]:
+        return list(other_normalizations(sweep_of(*transfers, head=head)))
+
+    online, tuned = f"{TOP}, protocol: probe", "name: tuned, target: levels/depth1, protocol: finetune"
+    cached = "name: cached, target: levels/depth1, protocol: probe, recipe: cached-probe-sgd"
+    (told,) = warnings(online, tuned, cached)
+    assert told.startswith(
+        "top, tuned, cached: images are prepared with `mean: [0.5, 0.5, 0.5]`, `std: [0.5, 0.5, 0.5]` and "
+        "`resize: null`, those of the pretraining with `mean: [0.485, 0.456, 0.406]`, `std: [0.229, 0.224, 0.225]` and "
+        "`resize: 40`; "
+    )
+    assert warnings(f"{TOP}, protocol: probe, recipe: {{base: default-probe, {IMAGENET}}}") == []
+    inheriting = "name: near, target: levels/depth1, protocol: knn"
+    assert warnings(f"{TOP}, protocol: probe, recipe: cached-probe", inheriting) == []
+
+
+def test_recipe_whose_optimiser_has_no_trust_ratio_without_weight_decay_is_warned_of() -> None:
+    head = HEAD.replace("lr: 1e-3", "lr: 1e-3, optimizer: lamb")
+    tuned = f"{TOP}, protocol: finetune, recipe: {{{STEPS}, lr: 0.1, optimizer: lars%s}}"
+    lamb, lars = missing_trust_ratios(sweep_of(tuned % "", head=head))
+    assert lamb.startswith("pretrain: `optimizer: lamb` with `weight_decay: 0` has no trust ratio and updates as `opti")
+    assert lars.startswith("top: `optimizer: lars` ")
+    assert "as `optimizer: sgd` does" in lars
+    assert list(missing_trust_ratios(sweep_of(tuned % ", weight_decay: 1e-4"))) == []

@@ -21,6 +21,8 @@ MAX_MATRIX: Final = 2000
 ROOT: Final = "root"
 """What pairs of classes share that have nothing else in common."""
 _CLASSES_AT_ONCE: Final = 1024
+_NUMBERS_AT_ONCE: Final = 16 * 1024 * _CLASSES_AT_ONCE
+"""Of a block of a matrix over pairs of classes: 128 MiB in float64. Fewer rows are taken above 16,384 classes."""
 
 
 def nc1(moments: ClassMoments) -> float | None:
@@ -144,8 +146,9 @@ def order_of(levels: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 def _grams(rows_CD: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Runs of rows of ``rows rows^T``, with the first row of each."""
-    for start in range(0, len(rows_CD), _CLASSES_AT_ONCE):
-        yield start, rows_CD[start : start + _CLASSES_AT_ONCE] @ rows_CD.T
+    at_once = max(1, min(_CLASSES_AT_ONCE, _NUMBERS_AT_ONCE // max(1, len(rows_CD))))
+    for start in range(0, len(rows_CD), at_once):
+        yield start, rows_CD[start : start + at_once] @ rows_CD.T
 
 
 def _squared_distances(rows_CD: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.float64]]]:

@@ -28,6 +28,10 @@ from workloads.analysis.features import ClassMoments, FeatureStream, SampleClass
 from workloads.analysis.fine_structure import ProbedSamples, cluster_and_probe, linear_probe, reduced
 from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 
+_ENOUGH_SAMPLES: Final = 20
+"""Of a class: the variance around their own mean is 5 % too small."""
+_COLLAPSE: Final = {"nc1": geometry.nc1, "nc2": geometry.nc2, "cdnv": geometry.cdnv}
+_OF_SCATTER: Final = ("nc1", "cdnv")
 SHOWN_CLASSES: Final = 100
 """A matrix of more classes is averaged to so many rows and columns for its picture."""
 
@@ -110,11 +114,24 @@ def _collapse(subject: AnalyzedFeatures, _: Mapping[str, Any]) -> Findings:
         if classes.num_classes < 2:
             notes.append(f"{prefix or 'trained '}classes: a single one has samples; collapse needs two")
             continue
-        moments = subject.moments_of(classes)
-        found = {"nc1": geometry.nc1(moments), "nc2": geometry.nc2(moments), "cdnv": geometry.cdnv(moments)}
+        moments, counts_C = subject.moments_of(classes), classes.counts_C
+        has_scatter = counts_C.max() > 1
+        found = {name: value(moments) for name, value in _COLLAPSE.items() if has_scatter or name not in _OF_SCATTER}
+        notes += _few_samples(prefix, counts_C)
         metrics |= {f"{prefix}{name}": value for name, value in found.items() if value is not None}
         notes += [f"{prefix}{name}: classes have equal means" for name, value in found.items() if value is None]
     return Findings(metrics=metrics, notes=tuple(notes))
+
+
+def _few_samples(prefix: str, counts_C: NDArray[np.int64]) -> list[str]:
+    """A note where scatter within classes is not known, or visibly too small."""
+    median = float(np.median(counts_C))
+    if median >= _ENOUGH_SAMPLES:
+        return []
+    told = f"the median class has {median:g} samples; scatter around the mean of n samples is too small by 1 / n of it"
+    if counts_C.max() == 1:
+        told = "no class has two samples, so nothing is known of the scatter within classes"
+    return [f"{', '.join(f'{prefix}{name}' for name in _OF_SCATTER)}: {told}"]
 
 
 def _partitions(subject: AnalyzedFeatures) -> Iterator[tuple[str, SampleClasses]]:

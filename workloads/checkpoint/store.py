@@ -11,6 +11,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import closing, suppress
 from functools import partial
 from typing import Any
@@ -111,12 +112,20 @@ class CheckpointFolder:
         return self._load(name)
 
     def load_at_most(self, step: int) -> Checkpoint | None:
-        """The newest intact checkpoint of this step or an earlier one, among those that this attempt knows."""
+        """The newest intact checkpoint of this step or an earlier one, among those that this attempt knows.
+
+        A kept one may be so old that what it names itself is deleted; it is skipped, too.
+        """
+        steps = {_step_of(name)[0] for name in self._mine}
         for name in reversed([name for name in self._mine if _step_of(name)[0] <= step]):
             try:
-                return self._load(name)
-            except (CorruptObjectError, NotFoundError) as error:
-                _LOG.warning("checkpoint %s of %s is skipped, the next older one is tried: %s", name, self._root, error)
+                loaded = self._load(name)
+                if kept_steps(loaded.state) <= steps:
+                    return loaded
+                error: StorageError = NotFoundError("checkpoints that it names are deleted")
+            except (CorruptObjectError, NotFoundError) as caught:
+                error = caught
+            _LOG.warning("checkpoint %s of %s is skipped, the next older one is tried: %s", name, self._root, error)
         return None
 
     def delete_after(self, step: int) -> None:
@@ -162,12 +171,13 @@ class CheckpointFolder:
         snapshot: Snapshot,
         *,
         before: Mapping[str, bytes] | None = None,
+        protected: AbstractSet[int] = frozenset(),
         persist: Callable[[Write], None] = _once,
     ) -> None:
         """Write and commit what a snapshot holds, then delete what it makes superfluous.
 
-        ``before`` are other objects, by full name, that are durable before this checkpoint exists. ``persist`` makes
-        each write; it may repeat it.
+        ``before`` are other objects, by full name, that are durable before this checkpoint exists. ``protected`` are
+        steps whose checkpoints stay. ``persist`` makes each write; it may repeat it.
 
         Raises:
             StorageError: a write failed; the checkpoint does not exist, or its manifest's acknowledgement was lost. If
@@ -195,7 +205,7 @@ class CheckpointFolder:
         self._mine.append(name)
         self._remember_kept(name, json.loads(snapshot.document))
         # Older ones go only now that a newer one is committed: at every moment one intact checkpoint exists.
-        self._delete_superfluous()
+        self._delete_superfluous(protected)
 
     def _write_parts(self, folder: str, snapshot: Snapshot, persist: Callable[[Write], None]) -> dict[str, Entry]:
         objects = {}
@@ -242,9 +252,9 @@ class CheckpointFolder:
             raise
         return file
 
-    def _delete_superfluous(self) -> None:
+    def _delete_superfluous(self, protected: AbstractSet[int]) -> None:
         try:
-            self._drop(self._superfluous())
+            self._drop(self._superfluous(protected))
         except StorageError as error:
             # The checkpoint is committed, so this harms nothing; the next save tries again.
             _LOG.warning("superfluous checkpoints of %s stay for now: %s", self._root, error)
@@ -255,10 +265,10 @@ class CheckpointFolder:
             self._mine.remove(name)
             self._kept.pop(name, None)
 
-    def _superfluous(self) -> list[str]:
+    def _superfluous(self, protected: AbstractSet[int]) -> list[str]:
         """Neither new enough nor kept by one that is: whichever of those a run resumes from, it finds what it keeps."""
         newest = self._mine[-self._keep_last :]
-        wanted = set[int]().union(*(self._kept.get(name, set()) for name in newest))
+        wanted = set(protected).union(*(self._kept.get(name, set()) for name in newest))
         gone = [name for name in self._mine if name not in newest and _step_of(name)[0] not in wanted]
         # What was kept once may be kept still by an attempt that resumed from a state of then. Such an attempt, if any,
         # has its number already: whoever starts after this look finds the checkpoints without it.

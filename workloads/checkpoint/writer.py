@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, wait
 from enum import StrEnum
 from threading import Event, Thread
@@ -84,10 +85,16 @@ class CheckpointWriter:
             _LOG.info("a checkpoint is skipped: that of step %d is still being written", self._snapshot.step)
         return has_room
 
-    def save(self, checkpoint: Checkpoint, *, before: Mapping[str, bytes] | None = None) -> None:
+    def save(
+        self,
+        checkpoint: Checkpoint,
+        *,
+        before: Mapping[str, bytes] | None = None,
+        protected: AbstractSet[int] = frozenset(),
+    ) -> None:
         """Copy a checkpoint and return; its tensors may then change. Waits for an earlier one.
 
-        ``before``: see ``CheckpointFolder.commit``.
+        ``before`` and ``protected``: see ``CheckpointFolder.commit``.
 
         Raises:
             StorageError: see ``has_room``.
@@ -96,7 +103,7 @@ class CheckpointWriter:
         self._snapshot.fit(checkpoint)
         started_s = time.perf_counter()
         self._snapshot.take(checkpoint)
-        self._flight = self._start_writing(before)
+        self._flight = self._start_writing(before, protected)
         self._stall_s = time.perf_counter() - started_s
         self.stalled_s += self._stall_s
 
@@ -151,14 +158,14 @@ class CheckpointWriter:
         self.stalled_s += time.perf_counter() - started_s
         return is_done
 
-    def _start_writing(self, before: Mapping[str, bytes] | None) -> Future[float]:
+    def _start_writing(self, before: Mapping[str, bytes] | None, protected: AbstractSet[int]) -> Future[float]:
         """A thread per checkpoint: none is left idle in a runner that stays warm."""
         flight: Future[float] = Future()
 
         def write() -> None:
             try:
                 started_s = time.perf_counter()
-                self._folder.commit(self._snapshot, before=before, persist=self._persist)
+                self._folder.commit(self._snapshot, before=before, protected=protected, persist=self._persist)
                 flight.set_result(time.perf_counter() - started_s)
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that trains
                 flight.set_exception(error)

@@ -141,6 +141,7 @@ def pretrained_backbone(job: JobContext, samples: LabelledSamples) -> tuple[nn.M
     backbone, num_features = new_backbone(job)
     weights = read_backbone(store, record, job.request.parameters)
     backbone.load_state_dict(decode_tensors(weights))
+    job.notes.extend(_normalization_notes(job, document))
     job.notes.extend(unseen_class_notes(samples))
     return backbone, num_features
 
@@ -149,6 +150,15 @@ def unseen_class_notes(samples: LabelledSamples) -> list[str]:
     """See ``unseen_notes``."""
     train, val = samples.train, samples.val
     return unseen_notes(train.labels, train.view.ordinals(), val.labels, val.view.ordinals())
+
+
+def _normalization_notes(job: JobContext, pretrained: Mapping[str, Any]) -> list[str]:
+    """What reports should say of a backbone that sees other pixels than it was trained on; ``model.json`` has those."""
+    mean, std = list(job.recipe.mean), list(job.recipe.std)
+    if mean == list(pretrained["mean"]) and std == list(pretrained["std"]):
+        return []
+    trained = f"mean {pretrained['mean']} and std {pretrained['std']}"
+    return [f"images are normalised with mean {mean} and std {std}, those of the pretraining with {trained}"]
 
 
 def _check_same_model(wanted: ModelSpec, pretrained: ModelSpec, key: str) -> None:

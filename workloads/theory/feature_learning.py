@@ -78,7 +78,8 @@ class FeatureLearningParameters(ShippedParameters):
     steps: int = Field(600, ge=1, le=100_000, description="T, steps after the second one")
     schedule: Literal["adam", "printed"] = Field(
         "adam",
-        description="after the second step: adam at `learning_rate`, or the printed rates of gradient descent",
+        description="after the second step: adam at `learning_rate`, or the printed rates of gradient descent; ntk "
+        "has no such steps and uses adam at `ntk_learning_rate` always",
     )
     learning_rate: float = Field(0.01, gt=0, le=10, description="of Adam; the paper prints none")
     head_learning_rate: float = Field(
@@ -152,7 +153,7 @@ def draw_bits(
     k, is_structured = parameters.relevant, parameters.method != "unstructured"
     uniform_ND = torch.rand(num_samples, parameters.dictionary, generator=generator)
     if parameters.labels == "interval":
-        rates_D = torch.full((parameters.dictionary,), 0.5)
+        rates_D = torch.full((parameters.dictionary,), parameters.irrelevant_rate if is_structured else 0.5)
         rates_D[:k] = parameters.relevant_rate if is_structured else 0.5
         bits_ND = (uniform_ND < rates_D).float()
         sums_N = bits_ND[:, :k].sum(1)
@@ -236,8 +237,9 @@ class _Network:
 def first_steps(parameters: FeatureLearningParameters, network: _Network, data: LabelledBits, num_steps: int) -> None:
     """The first one or two full-batch steps; their weight decay 1 / (2 eta) replaces the weights by the gradient.
 
-    Rates and decays of the full theorem (appendix of the thesis): eta_1 = gamma^2 sigma / (k m^3) without decay of the
-    head; eta_2 = 1 with a decay of 1/2 for both layers; noise 1 / k^2 in both.
+    Decays and noise of the full theorem (appendix of the thesis): no decay of the head at first; then eta_2 = 1 with a
+    decay of 1/2 for both layers; noise 1 / k^2 in both. The theorem prints eta_1 = gamma^2 sigma^2 / (k m^3), its lemma
+    gamma^2 sigma / (k m^3): the code follows the lemma.
     """
     k, m = parameters.relevant, parameters.neurons
     rate = label_gap(parameters) ** 2 * data.scale / (k * m**3)

@@ -70,11 +70,12 @@ def universal_weights(tasks: int, shared: int, private: int) -> tuple[float, flo
     return 1.0, min(1.0, (rank - shared) / (tasks * private))
 
 
-def regularized_weight(tasks: int, shared: int, gamma: float) -> float:
-    """The weight beta of the target after contrastive regularisation (proposition F.9, r = 2 s): min(1, sqrt(1/T) +
-    gamma / sqrt(s))^2.
+def regularized_weight(tasks: int, private: int, gamma: float) -> float:
+    """The weight beta of the target after contrastive regularisation: min(1, sqrt(1/T) + gamma / sqrt(r - s))^2.
+
+    Proposition F.9 prints gamma / sqrt(s), for r = 2 s: it is the r - s private weights that share gamma.
     """
-    return float(min(1.0, tasks**-0.5 + gamma * shared**-0.5) ** 2)
+    return float(min(1.0, tasks**-0.5 + gamma * private**-0.5) ** 2)
 
 
 def simulate_diversity(
@@ -86,7 +87,7 @@ def simulate_diversity(
     """
     p = parameters
     alpha, beta = universal_weights(p.tasks, p.shared, p.private)
-    closed = {"universal": beta, "specific": 1.0, "regularized": regularized_weight(p.tasks, p.shared, p.gamma)}
+    closed = {"universal": beta, "specific": 1.0, "regularized": regularized_weight(p.tasks, p.private, p.gamma)}
     first_other, first_spurious = p.shared + p.private, p.shared + p.tasks * p.private
     for seed in seeds:
         squares_D = np.square(_pretrained(p, alpha, beta, np.random.default_rng(seed))).sum(0)

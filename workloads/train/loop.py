@@ -342,7 +342,7 @@ class TrainingLoop:
         self._wants_save = False
         if self._saver.has_room(self.state.step, when_busy):
             self.state.bad_samples = self._task.bad_samples()
-            self._saver.save(self._learner.checkpoint(self.state))
+            self._saver.save(self._learner.checkpoint(self.state), self._points.kept_steps())
 
     def _hold_if_due(self, *, is_first: bool = False) -> None:
         if self._points.is_due(self.state.step) or (is_first and self._job.recipe.rewind_steps):
@@ -375,7 +375,8 @@ class TrainingLoop:
         self.keeper.restore(state.kept)
         self._losses.clear()
         self._points.forget_after(state.step)
-        self._saver.go_back(state.step)
+        state.bad_samples = self._task.bad_samples()
+        self._saver.go_back(self._learner.checkpoint(state), self._points.kept_steps())
         self._hold_if_due()
 
     def _report(self, phase: str) -> None:

@@ -33,7 +33,8 @@ def build_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
 
     Weight decay is added to the gradient by ``sgd``, ``adam`` and ``lars``, and to the update by ``lamb``; ``adamw``
     shrinks the weights themselves. Sources: LAMB arXiv:1904.00962, algorithm 2; LARS arXiv:1708.03888, equation 6 with
-    trust coefficient 0.001; AdamW arXiv:1711.05101, algorithm 2.
+    trust coefficient 0.001; AdamW arXiv:1711.05101, algorithm 2. timm gives a trust ratio to parameters with weight
+    decay only: at ``weight_decay`` 0 LAMB updates as Adam, LARS as SGD.
     """
     return OPTIMIZER_BUILDERS[recipe.optimizer](recipe, _parameter_groups(recipe, model))
 

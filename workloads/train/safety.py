@@ -15,6 +15,7 @@ from typing import Any, Final, Self
 import torch
 from torch import Tensor
 
+from workloads.checkpoint.retention import kept_steps
 from workloads.checkpoint.snapshot import Checkpoint
 from workloads.runtime.ranks import Ranks
 from workloads.train.micro_batch import Layout
@@ -247,6 +248,10 @@ class RewindPoints:
         if step <= _HELD * (self._every_steps or 1):
             return self._initial
         return self._held[0] if self._held else None
+
+    def kept_steps(self) -> set[int]:
+        """Steps that a state held names as kept: a run that goes back to it keeps them again."""
+        return set[int]().union(*(kept_steps(held.state) for held in self._held))
 
     def forget_after(self, step: int) -> None:
         """Drop later states: the run goes on from this step in another way."""

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +26,6 @@ from workloads.data.cache.objects import ObjectCache, Wanted
 from workloads.runtime.ranks import Ranks
 from workloads.train.step_metrics import MetricsLog
 
-_NONE: Final = -1
 _COPY_BYTES: Final = 16 * MIB
 _LOG = logging.getLogger(__name__)
 
@@ -105,12 +105,15 @@ class Saver:
         with self._ranks.activity.during(Activity.CHECKPOINT):
             return self._ranks.is_first and step != self._saved_step and self._writer.has_room(when_busy)
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Copy a checkpoint; it is written in the background. Raises ``StorageError`` for an earlier one."""
+    def save(self, checkpoint: Checkpoint, protected: AbstractSet[int]) -> None:
+        """Copy a checkpoint; it is written in the background. Raises ``StorageError`` for an earlier one.
+
+        ``protected``: steps of older ones that stay.
+        """
         # The metrics up to this step are durable before the checkpoint is: a run that resumes from it never writes
         # them again.
         with self._ranks.activity.during(Activity.CHECKPOINT):
-            self._writer.save(checkpoint, before=self._log.seal(checkpoint.step))
+            self._writer.save(checkpoint, before=self._log.seal(checkpoint.step), protected=protected)
         self._saved_step = checkpoint.step
         self._interval.saved(time.perf_counter())
 
@@ -123,21 +126,20 @@ class Saver:
         with self._ranks.activity.during(Activity.CHECKPOINT):
             self._writer.drain()
 
-    def go_back(self, step: int) -> None:
-        """Drop what was written about later steps: the run goes on from this one in another way.
+    def go_back(self, checkpoint: Checkpoint, protected: AbstractSet[int]) -> None:
+        """Write what the run goes on from, then drop what was written about later steps.
 
         Raises:
-            StorageError: checkpoints of later steps cannot be deleted.
+            StorageError: the checkpoint cannot be written, or those of later steps cannot be deleted.
         """
         self.drain()
+        self._log.forget_after(checkpoint.step)
         if self._ranks.is_first:
-            # An attempt that resumed from one of them would not know of the rewind.
+            # Deletion comes last: at every moment an intact checkpoint exists, and from then on it knows of the rewind.
+            self.save(checkpoint, protected)
+            self.drain()
             with self._ranks.activity.during(Activity.STORE):
-                self.folder.delete_after(step)
-        self._log.forget_after(step)
-        if self._saved_step > step:
-            # What was written of it is deleted, and whether there is one of this step is not known.
-            self._saved_step = _NONE
+                self.folder.delete_after(checkpoint.step)
 
     def finish(self, step: int) -> None:
         """Write what is left, at the end of training."""
