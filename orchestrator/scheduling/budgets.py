@@ -48,10 +48,15 @@ class Budget:
     promised: float
     """GPU-hours that the live attempts are still expected to take."""
 
+    def allows(self, gpu_hours: float) -> bool:
+        """Whether an attempt that takes so many GPU-hours may start."""
+        bound = self.policy.gpu_hour_budget
+        return bound is None or not gpu_hours or self.used + self.promised + gpu_hours <= bound + 1e-9
+
     def refusal(self, gpu_hours: float) -> str:
         """Why an attempt that takes so many GPU-hours may not start; empty if it may."""
         bound = self.policy.gpu_hour_budget
-        if bound is None or not gpu_hours or self.used + self.promised + gpu_hours <= bound + 1e-9:
+        if bound is None or self.allows(gpu_hours):
             return ""
         return (
             f"{self._name(bound)}: {self.used:.3g} GPU-hours are used, running attempts will take {self.promised:.3g} "

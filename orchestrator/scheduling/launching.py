@@ -104,13 +104,10 @@ class Launching:
         if not allowed:
             queue.block(place, demand, self._cap_refusal(queue, sizes[-1]))
             return
-        full = allowed[0]
-        hours = self._gpu_hours(queue, place, full)
-        refusal = queue.budget.refusal(hours)
+        refusal = queue.budget.refusal(queue.gpu_hours(place, demand))
         if refusal:
-            queue.spent = refusal
-            queue.block(place, demand, refusal)
-        elif not self._start(queue, place, full):
+            queue.refuse(place, demand, refusal)
+        elif not self._start(queue, place, allowed[0]):
             self._block(queue, place, demand, allowed)
 
     def _start(self, queue: SweepQueue, place: int, size: AttemptDemand, *, why: str = "") -> bool:
@@ -162,7 +159,7 @@ class Launching:
         )
         self._commands.append(command)
         self._round.live_keys.add(job.key)
-        queue.started(place, size, self._gpu_hours(queue, place, size))
+        queue.started(place, size, queue.gpu_hours(place, demand))
         user = self._users.get(queue.index.plan.owner)
         if user is not None:
             user.gpus, user.num_live = user.gpus + size.gpus, user.num_live + 1
@@ -303,9 +300,6 @@ class Launching:
 
     def _length_s(self, queue: SweepQueue, place: int, size: AttemptDemand) -> float:
         return queue.index.left_s(place) * size.slowdown(queue.index.demands[place])
-
-    def _gpu_hours(self, queue: SweepQueue, place: int, size: AttemptDemand) -> float:
-        return size.gpus * self._length_s(queue, place, size) / 3600.0 if size.gpus else 0.0
 
     def _waits_for(self, size: AttemptDemand, reservation: Reservation) -> str:
         names = [self._node_filter.machines.names[place] for place, _ in reservation.spread]

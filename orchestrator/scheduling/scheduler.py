@@ -189,10 +189,11 @@ class Scheduler:
             warning += f"; {on_excluded}" if warning else on_excluded
         if warning:
             self.warnings[queue.sweep] = warning
-        if queue.spent and not queue.num_live:
-            reason = f"{queue.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
-            return TripSweep(sweep=queue.sweep, reason=reason)
-        return None
+        spent = queue.spent()
+        if not spent:
+            return None
+        reason = f"{spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
+        return TripSweep(sweep=queue.sweep, reason=reason)
 
 
 def _follow_ups(indexes: Sequence[SweepIndex], committed: Collection[str], now: float) -> Iterator[Command]:
