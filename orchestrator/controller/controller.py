@@ -463,6 +463,7 @@ class Controller:
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
+            is_settled=capacity.is_settled,
             now=self._now(),
             committed=self._keys.committed,
             claimed=self._keys.unavailable,

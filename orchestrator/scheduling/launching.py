@@ -47,11 +47,12 @@ class Launching:
         users: Mapping[str, UserCount],
         priorities: Mapping[str, int],
         num_launches: int | None,
+        is_settled: bool,
     ) -> None:
         self._node_filter, self._occupancy, self._room = node_filter, occupancy, occupancy.room
         self._queues, self._round, self._users = queues, round_state, users
         self._priorities, self._now = priorities, round_state.now
-        self._left_to_launch = num_launches
+        self._left_to_launch, self._is_settled = num_launches, is_settled
         self._reserved_node_sets: set[frozenset[int]] = set()
         self._num_preempting = 0
         self._stop_requested: set[str] = set()
@@ -89,14 +90,7 @@ class Launching:
         place, demand = queue.drop_best()
         sizes = [size for size in (demand, *demand.smaller) if self._node_filter.could_hold(size)]
         if not sizes:
-            job = queue.index.jobs[place]
-            reason = self._node_filter.refusal(demand, job.kind)
-            if demand in queue.index.proven:  # it ran here before: its node is lost for now
-                queue.wait(place, f"waits for a node that it ran on to come back: {reason}")
-            elif self._node_filter.may_come_back(demand):
-                queue.wait(place, f"waits for a node that was lost to come back: {reason}")
-            else:
-                self._commands.append(FailJob(sweep=queue.sweep, job=job.name, reason=reason))
+            self._wait_or_fail(queue, place, demand)
             return
         # A smaller size on good nodes is better than the full size with excluded ones.
         sizes = [size for size in sizes if not self._node_filter.needed(size)] or sizes
@@ -109,6 +103,19 @@ class Launching:
             queue.refuse(place, demand, refusal)
         elif not self._start(queue, place, allowed[0]):
             self._block(queue, place, demand, allowed)
+
+    def _wait_or_fail(self, queue: SweepQueue, place: int, demand: AttemptDemand) -> None:
+        """The present nodes can never hold a job: it fails unless others are expected."""
+        job = queue.index.jobs[place]
+        reason = self._node_filter.refusal(demand, job.kind)
+        if demand in queue.index.proven:  # it ran here before: its node is lost for now
+            queue.block(place, demand, f"waits for a node that it ran on to come back: {reason}")
+        elif self._node_filter.may_come_back(demand):
+            queue.block(place, demand, f"waits for a node that was lost to come back: {reason}")
+        elif not self._is_settled:
+            queue.block(place, demand, f"waits for nodes to join: {reason}")
+        else:
+            self._commands.append(FailJob(sweep=queue.sweep, job=job.name, reason=reason))
 
     def _start(self, queue: SweepQueue, place: int, size: AttemptDemand, *, why: str = "") -> bool:
         """Start an attempt if it fits now."""

@@ -55,6 +55,8 @@ class ClusterView:
     """Unix seconds."""
     maximum: Sequence[Node] | None = None
     """Kinds of nodes that an autoscaler would add; ``None`` = the cluster does not grow."""
+    is_settled: bool = True
+    """Whether no other nodes are expected: until then no job fails because none is large enough."""
     committed: Collection[str] = ()
     """Keys known to have a record in the store."""
     claimed: Collection[str] = ()
@@ -139,6 +141,7 @@ class Scheduler:
             users=_users(indexes, view.user_caps),
             priorities={index.plan.sweep: _priority(index) for index in indexes},
             num_launches=_left_to_launch(view.max_live_attempts, indexes),
+            is_settled=view.is_settled,
         )
         commands += _in_order(launching.run() or _growths(launching, queues, occupancy, node_filter, now), indexes)
         return [*commands, *filter(None, (self._report_waits(queue, node_filter, now) for queue in queues))]

@@ -87,6 +87,19 @@ def test_job_that_only_a_lost_node_would_hold_waits_for_it(gpus: int, is_refused
     assert told.startswith("waits for a node that was lost to come back") is not is_refused
 
 
+def test_job_waits_for_nodes_to_join_until_the_cluster_is_settled() -> None:
+    head, scheduler = Node(name="head", resources=Resources(cpus=64.0)), Scheduler()
+    jobs = [gpu_job(f"finetune/{number}", gpus=8) for number in range(3)]
+    view = ClusterView(
+        snapshots=[after(plan_of("s", *jobs))], total=head.resources, nodes=(head,), now=10.0, is_settled=False
+    )
+    assert scheduler.decide(view) == []
+    assert scheduler.waits["s"]["finetune/0"].startswith("waits for nodes to join: infeasible: it asks for ")
+    assert scheduler.behind["s"] == {"finetune/0": 2}
+    found = of_type(scheduler.decide(replace(view, is_settled=True)), FailJob)
+    assert [command.job for command in found] == [job.name for job in jobs]
+
+
 def test_cluster_that_grows_is_judged_by_its_largest_node_types() -> None:
     job, huge = gpu_job("finetune/a", gpus=1), gpu_job("finetune/b", gpus=1)
     huge = replace(huge, resources=Resources(cpus=500.0, gpus=1.0))
