@@ -133,17 +133,21 @@ class Scheduler:
         keys = set(view.claimed).union(*_live_keys(indexes))
         round_state = RoundState(now=now, live_keys=keys, committed=committed, stepping=view.stepping)
         queues = [_queue_of(index, occupancy, round_state, machines.whole) for index in _starting(indexes, commands)]
+        users = _users(indexes, view.user_caps)
         launching = Launching(
             node_filter=node_filter,
             occupancy=occupancy,
             queues=_ranked(queues, now),
             round_state=round_state,
-            users=_users(indexes, view.user_caps),
+            users=users,
             priorities={index.plan.sweep: _priority(index) for index in indexes},
             num_launches=_left_to_launch(view.max_live_attempts, indexes),
             is_settled=view.is_settled,
         )
-        commands += _in_order(launching.run() or _growths(launching, queues, occupancy, node_filter, now), indexes)
+        started = launching.run()
+        if not started and not launching.is_blocked:  # no other job needs what is free
+            started = [*growths(queues, occupancy, node_filter, users)]
+        commands += _in_order(started, indexes)
         return [*commands, *filter(None, (self._report_waits(queue, node_filter, now) for queue in queues))]
 
     def _follow_all(
@@ -217,13 +221,6 @@ def _on_excluded(index: SweepIndex, node_filter: NodeFilter) -> str:
     others = f" and {len(found) - 1} more jobs run" if len(found) > 1 else " runs"
     nodes = ", ".join(sorted(set().union(*found.values())))
     return f"{job}{others} on excluded nodes ({nodes}): the others are too few for it"
-
-
-def _growths(
-    launching: Launching, queues: Sequence[SweepQueue], occupancy: Occupancy, node_filter: NodeFilter, now: float
-) -> list[Command]:
-    """Let elastic jobs grow onto resources that no other job needs."""
-    return [] if launching.is_blocked else [*growths(queues, occupancy, node_filter, now)]
 
 
 def _starting(indexes: Sequence[SweepIndex], commands: Sequence[Command]) -> list[SweepIndex]:

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.core.contract import Outcome, Resources, Spot
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.scheduling.budgets import Cap
 from orchestrator.scheduling.commands import (
     FailJob,
     LaunchJob,
@@ -270,6 +271,24 @@ def test_elastic_attempt_grows_once_nothing_else_wants_the_room() -> None:
     (command,) = decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations)
     assert isinstance(command, PreemptAttempt)
     assert "grows from 2 to 8 GPUs" in command.reason
+
+
+@pytest.mark.parametrize(
+    ("cap", "told"),
+    [
+        (Cap(max_gpus=3), []),
+        (Cap(max_gpus=4), ["grows from 2 to 4 GPUs"]),
+        (Cap(max_concurrent=1), ["grows from 2 to 8 GPUs"]),
+    ],
+)
+def test_elastic_attempt_grows_as_far_as_its_user_may(cap: Cap, told: list[str]) -> None:
+    job = elastic()
+    small = Resources(cpus=8.0, gpus=2.0)
+    plan = plan_of("s", job, owner="ada")
+    snapshot = after(plan, launched(job, "node-0000", "node-0000", resources=small, num_workers=2))
+    durations = {"s": {job.name: 2 * HOUR_S}}
+    found = decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations, user_caps={"ada": cap})
+    assert [command.reason.partition(",")[0] for command in of_type(found, PreemptAttempt)] == told
 
 
 def test_starving_attempt_takes_the_node_on_which_nothing_started_for_longest_others_the_one_free_first() -> None:
