@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -27,6 +28,13 @@ class Cap:
         if requested and self.max_gpus is not None and gpus + requested > self.max_gpus + 1e-6:
             return f"{owner} holds {gpus:g} GPUs and {requested:g} more would exceed max_gpus={self.max_gpus:g}"
         return ""
+
+    def num_more(self, gpus: float, num_live: int, requested: float) -> float:
+        """How many more such attempts may start; infinite without a limit."""
+        by_count = math.inf if self.max_concurrent is None else self.max_concurrent - num_live
+        if not requested or self.max_gpus is None:
+            return by_count
+        return min(by_count, (self.max_gpus + 1e-6 - gpus) // requested)
 
 
 @dataclass(slots=True, kw_only=True)

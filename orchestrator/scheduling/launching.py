@@ -276,13 +276,12 @@ class Launching:
         return bool(victims) and size.num_workers > 1
 
     def _num_alike(self, queue: SweepQueue, size: AttemptDemand) -> int:
-        """One-worker jobs of a shape that wait only for resources."""
-        count = min(MAX_BUNDLE, len(queue.index.queues.get(size, ())))
-        if queue.cap.max_concurrent is not None:
-            count = min(count, queue.cap.max_concurrent - queue.num_live)
-        if queue.cap.max_gpus is not None and size.gpus:
-            count = min(count, int((queue.cap.max_gpus - queue.num_gpus) / size.gpus))
-        return max(1, count)
+        """One-worker jobs of a shape that wait only for resources, those that may start together."""
+        most = min(MAX_BUNDLE, queue.cap.num_more(queue.num_gpus, queue.num_live, size.gpus))
+        user = self._users.get(queue.index.plan.owner)
+        if user is not None:
+            most = min(most, user.cap.num_more(user.gpus, user.num_live, size.gpus))
+        return max(1, queue.count_startable(size, int(most)))
 
     def _ask_for_nodes(self, queue: SweepQueue, place: int, size: AttemptDemand) -> bool:
         """On a cluster that grows: launch an attempt that waits for a new node, to show the autoscaler its demand."""

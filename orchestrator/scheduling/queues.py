@@ -137,6 +137,19 @@ class SweepQueue:
         )
         return "" if may_go_on else next(iter(self._refused.values()))[1]
 
+    def count_startable(self, demand: AttemptDemand, most: int) -> int:
+        """How many of the next jobs of a shape could start together if there was room, at most so many."""
+        found: set[int | str] = set()
+        gpu_hours, at = 0.0, max(0, self._at.get(demand, 0) - 1)
+        for _, place in self.index.queues.get(demand, [])[at : at + BACKFILL_DEPTH]:
+            hours = self.gpu_hours(place, demand)
+            if len(found) < most and self._may_start(place) and self.budget.allows(gpu_hours + hours):
+                group = None if self._ahead is None else self.index.preflight.group_of(place)
+                one = self.index.jobs[place].key if group is None else group  # of an open group, one goes ahead
+                gpu_hours += 0.0 if one in found else hours
+                found.add(one)
+        return len(found)
+
     def wait(self, place: int, why: str) -> None:
         """Note why a job waits; the first ones of a round are enough."""
         if len(self.waits) < MAX_WAITS:

@@ -232,6 +232,33 @@ def test_sweep_that_waits_for_long_rises_until_it_runs_something() -> None:
     assert [command.sweep for command in of_type(late, LaunchJob)] == ["low"]
 
 
+@pytest.mark.parametrize(
+    ("options", "policy", "num_preempted"),
+    [
+        ({"stepping": None}, {}, 16),
+        ({"stepping": set()}, {}, 1),
+        ({"user_caps": {"ada": Cap(max_gpus=3)}}, {}, 3),
+        ({"user_caps": {"ada": Cap(max_concurrent=2)}}, {}, 2),
+        ({"claimed": [gpu_job(f"finetune/high/{n}", gpus=1).key for n in range(4)]}, {}, 12),
+        ({}, {"gpu_hours": 10.0}, 5),
+        ({}, {"max_gpus": 6.0}, 6),
+    ],
+)
+def test_no_more_is_preempted_than_may_start_instead(
+    options: dict[str, Any], policy: dict[str, Any], num_preempted: int
+) -> None:
+    running = [gpu_job(f"finetune/low/{n}", gpus=1) for n in range(16)]
+    waiting = [gpu_job(f"finetune/high/{n}", gpus=1) for n in range(16)]
+    low = after(
+        plan_of("low", *running, priority=-10),
+        *(launched(job, f"node-000{place // 8}") for place, job in enumerate(running)),
+    )
+    high = after(plan_of("high", *waiting, owner="ada", priority=100, **policy))
+    durations = {name: {job.name: 2 * HOUR_S for job in jobs} for name, jobs in (("low", running), ("high", waiting))}
+    found = decide(low, high, nodes=gpu_nodes(16), durations=durations, **options)
+    assert len(of_type(found, PreemptAttempt)) == num_preempted
+
+
 def test_priority_set_by_a_client_counts_instead_of_the_plans() -> None:
     first, second = plan_of("a", gpu_job("finetune/a", gpus=8)), plan_of("b", gpu_job("finetune/b", gpus=8))
     raised = events.PriorityChanged(at_s=1.0, message_id="m2", priority=5)
