@@ -32,7 +32,7 @@ from orchestrator.metrics.attempts import CounterBook
 from orchestrator.metrics.sweeps import Observed
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.scheduling.commands import Command, LaunchJob
+from orchestrator.scheduling.commands import Command
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Event, Running
 from orchestrator.state.snapshot import Attempt, JobTable, Snapshot
@@ -411,8 +411,6 @@ class Controller:
         decided = self._decide_each(owned)
         served = {owned_sweep.snapshot.sweep for owned_sweep in owned.active()}
         commands = [command for command in decided if command.sweep in served]
-        if self._drain is not None or owned.is_blind:
-            commands = [command for command in commands if not isinstance(command, LaunchJob)]
         return self._executor.without_repeats(commands)
 
     def _follow_each(self, owned: OwnedSweeps) -> None:
@@ -467,6 +465,7 @@ class Controller:
             now=self._now(),
             committed=self._keys.committed,
             claimed=self._keys.unavailable,
+            may_start=self._drain is None and not owned.is_blind,
             max_live_attempts=self._max_live_attempts,
             durations=self._durations.of([*served, *shelved], self._stay_alive),
             remaining_s=self._tracker.remaining_s,

@@ -22,6 +22,7 @@ from orchestrator.planning.graph.plan import Job
 from orchestrator.scheduling.budgets import ANYBODY, Budget, Cap, UserCount, time_left_s
 from orchestrator.scheduling.commands import (
     Command,
+    FailJob,
     FinishSweep,
     TripSweep,
 )
@@ -61,6 +62,8 @@ class ClusterView:
     """Keys known to have a record in the store."""
     claimed: Collection[str] = ()
     """Keys that other clusters work on."""
+    may_start: bool = True
+    """Whether attempts may start; if not, none makes room for another and none restarts to use more."""
     max_live_attempts: int | None = None
     """How many attempts run at once, whatever fits."""
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -128,7 +131,8 @@ class Scheduler:
             snapshots, view.nodes, remaining_s=view.remaining_s, node_by_attempt=view.node_by_attempt, now=now
         )
         node_filter = self._suited(machines, view.total, view.maximum, excluded)
-        commands += [*readmissions(indexes, node_filter), *_follow_ups(indexes, committed, now)]
+        commands += readmissions(indexes, node_filter) if view.may_start else ()
+        commands += _follow_ups(indexes, committed, now)
         occupancy = Occupancy(node_filter, indexes, remaining_s=view.remaining_s, now=now)
         keys = set(view.claimed).union(*_live_keys(indexes))
         round_state = RoundState(now=now, live_keys=keys, committed=committed, stepping=view.stepping)
@@ -147,6 +151,8 @@ class Scheduler:
         started = launching.run()
         if not started and not launching.is_blocked:  # no other job needs what is free
             started = [*growths(queues, occupancy, node_filter, users)]
+        if not view.may_start:
+            started = [command for command in started if isinstance(command, FailJob)]
         commands += _in_order(started, indexes)
         return [*commands, *filter(None, (self._report_waits(queue, node_filter, now) for queue in queues))]
 

@@ -295,9 +295,18 @@ def test_elastic_attempt_grows_once_nothing_else_wants_the_room() -> None:
     snapshot = after(plan_of("s", job), launched(job, "node-0000", "node-0000", resources=small, num_workers=2))
     durations = {"s": {job.name: 2 * HOUR_S}}
     assert decide(snapshot, nodes=gpu_nodes(8), now=600.0, durations=durations) == []
+    assert decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations, may_start=False) == []
     (command,) = decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations)
     assert isinstance(command, PreemptAttempt)
     assert "grows from 2 to 8 GPUs" in command.reason
+
+
+def test_attempt_is_moved_off_a_leaving_node_even_while_nothing_may_start() -> None:
+    job = gpu_job("pretrain/a", gpus=8)
+    snapshot = after(plan_of("s", job), launched(job, *["node-0000"] * 8))
+    nodes = (replace(gpu_nodes(8)[0], leaves_at_s=100.0),)
+    (command,) = decide(snapshot, nodes=nodes, may_start=False)
+    assert isinstance(command, PreemptAttempt)
 
 
 @pytest.mark.parametrize(
