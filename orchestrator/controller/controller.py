@@ -394,6 +394,7 @@ class Controller:
                 self._executor.preempt(owned, owned_sweep, reason, self._now())
         snapshots = [*(owned_sweep.snapshot for owned_sweep in owned.active()), *owned.shelved()]
         is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._tracker.orphans
+        is_at_rest = is_at_rest and not owned.is_blind  # an attempt may run that no journal has told of yet
         if drain is not None and drain.drained_at_s is None and is_at_rest:
             note_drained(self._store, self._cluster, self._now())
 
