@@ -67,6 +67,9 @@ class Capacity:
     """The one machine on which every attempt runs, whatever its placement; None = several, or none is known."""
     maximum: tuple[Node, ...] | None = None
     """Kinds of nodes that an autoscaler would add; none = the cluster does not grow."""
+    is_settled: bool = True
+    """Whether no other nodes are expected than these: none has joined for some time, and none can have been lost that
+    the backend does not know of."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

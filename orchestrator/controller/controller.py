@@ -32,7 +32,7 @@ from orchestrator.metrics.attempts import CounterBook
 from orchestrator.metrics.sweeps import Observed
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.scheduling.commands import Command, LaunchJob
+from orchestrator.scheduling.commands import Command
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state.events import AttemptEvent, AttemptSucceeded, Event, Running
 from orchestrator.state.snapshot import Attempt, JobTable, Snapshot
@@ -394,6 +394,7 @@ class Controller:
                 self._executor.preempt(owned, owned_sweep, reason, self._now())
         snapshots = [*(owned_sweep.snapshot for owned_sweep in owned.active()), *owned.shelved()]
         is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._tracker.orphans
+        is_at_rest = is_at_rest and not owned.is_blind  # an attempt may run that no journal has told of yet
         if drain is not None and drain.drained_at_s is None and is_at_rest:
             note_drained(self._store, self._cluster, self._now())
 
@@ -411,8 +412,6 @@ class Controller:
         decided = self._decide_each(owned)
         served = {owned_sweep.snapshot.sweep for owned_sweep in owned.active()}
         commands = [command for command in decided if command.sweep in served]
-        if self._drain is not None or owned.is_blind:
-            commands = [command for command in commands if not isinstance(command, LaunchJob)]
         return self._executor.without_repeats(commands)
 
     def _follow_each(self, owned: OwnedSweeps) -> None:
@@ -463,9 +462,11 @@ class Controller:
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
+            is_settled=capacity.is_settled,
             now=self._now(),
             committed=self._keys.committed,
             claimed=self._keys.unavailable,
+            may_start=self._drain is None and not owned.is_blind,
             max_live_attempts=self._max_live_attempts,
             durations=self._durations.of([*served, *shelved], self._stay_alive),
             remaining_s=self._tracker.remaining_s,

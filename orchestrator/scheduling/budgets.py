@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -28,6 +29,13 @@ class Cap:
             return f"{owner} holds {gpus:g} GPUs and {requested:g} more would exceed max_gpus={self.max_gpus:g}"
         return ""
 
+    def num_more(self, gpus: float, num_live: int, requested: float) -> float:
+        """How many more such attempts may start; infinite without a limit."""
+        by_count = math.inf if self.max_concurrent is None else self.max_concurrent - num_live
+        if not requested or self.max_gpus is None:
+            return by_count
+        return min(by_count, (self.max_gpus + 1e-6 - gpus) // requested)
+
 
 @dataclass(slots=True, kw_only=True)
 class UserCount:
@@ -48,10 +56,15 @@ class Budget:
     promised: float
     """GPU-hours that the live attempts are still expected to take."""
 
+    def allows(self, gpu_hours: float) -> bool:
+        """Whether an attempt that takes so many GPU-hours may start."""
+        bound = self.policy.gpu_hour_budget
+        return bound is None or not gpu_hours or self.used + self.promised + gpu_hours <= bound + 1e-9
+
     def refusal(self, gpu_hours: float) -> str:
         """Why an attempt that takes so many GPU-hours may not start; empty if it may."""
         bound = self.policy.gpu_hour_budget
-        if bound is None or not gpu_hours or self.used + self.promised + gpu_hours <= bound + 1e-9:
+        if bound is None or self.allows(gpu_hours):
             return ""
         return (
             f"{self._name(bound)}: {self.used:.3g} GPU-hours are used, running attempts will take {self.promised:.3g} "

@@ -47,11 +47,12 @@ class Launching:
         users: Mapping[str, UserCount],
         priorities: Mapping[str, int],
         num_launches: int | None,
+        is_settled: bool,
     ) -> None:
         self._node_filter, self._occupancy, self._room = node_filter, occupancy, occupancy.room
         self._queues, self._round, self._users = queues, round_state, users
         self._priorities, self._now = priorities, round_state.now
-        self._left_to_launch = num_launches
+        self._left_to_launch, self._is_settled = num_launches, is_settled
         self._reserved_node_sets: set[frozenset[int]] = set()
         self._num_preempting = 0
         self._stop_requested: set[str] = set()
@@ -89,14 +90,7 @@ class Launching:
         place, demand = queue.drop_best()
         sizes = [size for size in (demand, *demand.smaller) if self._node_filter.could_hold(size)]
         if not sizes:
-            job = queue.index.jobs[place]
-            reason = self._node_filter.refusal(demand, job.kind)
-            if demand in queue.index.proven:  # it ran here before: its node is lost for now
-                queue.wait(place, f"waits for a node that it ran on to come back: {reason}")
-            elif self._node_filter.may_come_back(demand):
-                queue.wait(place, f"waits for a node that was lost to come back: {reason}")
-            else:
-                self._commands.append(FailJob(sweep=queue.sweep, job=job.name, reason=reason))
+            self._wait_or_fail(queue, place, demand)
             return
         # A smaller size on good nodes is better than the full size with excluded ones.
         sizes = [size for size in sizes if not self._node_filter.needed(size)] or sizes
@@ -104,14 +98,24 @@ class Launching:
         if not allowed:
             queue.block(place, demand, self._cap_refusal(queue, sizes[-1]))
             return
-        full = allowed[0]
-        hours = self._gpu_hours(queue, place, full)
-        refusal = queue.budget.refusal(hours)
+        refusal = queue.budget.refusal(queue.gpu_hours(place, demand))
         if refusal:
-            queue.spent = refusal
-            queue.block(place, demand, refusal)
-        elif not self._start(queue, place, full):
+            queue.refuse(place, demand, refusal)
+        elif not self._start(queue, place, allowed[0]):
             self._block(queue, place, demand, allowed)
+
+    def _wait_or_fail(self, queue: SweepQueue, place: int, demand: AttemptDemand) -> None:
+        """The present nodes can never hold a job: it fails unless others are expected."""
+        job = queue.index.jobs[place]
+        reason = self._node_filter.refusal(demand, job.kind)
+        if demand in queue.index.proven:  # it ran here before: its node is lost for now
+            queue.block(place, demand, f"waits for a node that it ran on to come back: {reason}")
+        elif self._node_filter.may_come_back(demand):
+            queue.block(place, demand, f"waits for a node that was lost to come back: {reason}")
+        elif not self._is_settled:
+            queue.block(place, demand, f"waits for nodes to join: {reason}")
+        else:
+            self._commands.append(FailJob(sweep=queue.sweep, job=job.name, reason=reason))
 
     def _start(self, queue: SweepQueue, place: int, size: AttemptDemand, *, why: str = "") -> bool:
         """Start an attempt if it fits now."""
@@ -162,7 +166,7 @@ class Launching:
         )
         self._commands.append(command)
         self._round.live_keys.add(job.key)
-        queue.started(place, size, self._gpu_hours(queue, place, size))
+        queue.started(place, size, queue.gpu_hours(place, demand))
         user = self._users.get(queue.index.plan.owner)
         if user is not None:
             user.gpus, user.num_live = user.gpus + size.gpus, user.num_live + 1
@@ -272,13 +276,12 @@ class Launching:
         return bool(victims) and size.num_workers > 1
 
     def _num_alike(self, queue: SweepQueue, size: AttemptDemand) -> int:
-        """One-worker jobs of a shape that wait only for resources."""
-        count = min(MAX_BUNDLE, len(queue.index.queues.get(size, ())))
-        if queue.cap.max_concurrent is not None:
-            count = min(count, queue.cap.max_concurrent - queue.num_live)
-        if queue.cap.max_gpus is not None and size.gpus:
-            count = min(count, int((queue.cap.max_gpus - queue.num_gpus) / size.gpus))
-        return max(1, count)
+        """One-worker jobs of a shape that wait only for resources, those that may start together."""
+        most = min(MAX_BUNDLE, queue.cap.num_more(queue.num_gpus, queue.num_live, size.gpus))
+        user = self._users.get(queue.index.plan.owner)
+        if user is not None:
+            most = min(most, user.cap.num_more(user.gpus, user.num_live, size.gpus))
+        return max(1, queue.count_startable(size, int(most)))
 
     def _ask_for_nodes(self, queue: SweepQueue, place: int, size: AttemptDemand) -> bool:
         """On a cluster that grows: launch an attempt that waits for a new node, to show the autoscaler its demand."""
@@ -303,9 +306,6 @@ class Launching:
 
     def _length_s(self, queue: SweepQueue, place: int, size: AttemptDemand) -> float:
         return queue.index.left_s(place) * size.slowdown(queue.index.demands[place])
-
-    def _gpu_hours(self, queue: SweepQueue, place: int, size: AttemptDemand) -> float:
-        return size.gpus * self._length_s(queue, place, size) / 3600.0 if size.gpus else 0.0
 
     def _waits_for(self, size: AttemptDemand, reservation: Reservation) -> str:
         names = [self._node_filter.machines.names[place] for place, _ in reservation.spread]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.job_kinds import KINDS
+from orchestrator.scheduling.budgets import UserCount
 from orchestrator.scheduling.commands import PreemptAttempt
 from orchestrator.scheduling.demand import AttemptDemand, count_workers, plus, times
 from orchestrator.scheduling.durations import RESTART_S
@@ -192,7 +193,7 @@ def _pruned(stage: _Stage, chosen: list[Candidate]) -> list[Candidate]:
 
 
 def growths(
-    queues: Sequence[SweepQueue], occupancy: Occupancy, node_filter: NodeFilter, now: float
+    queues: Sequence[SweepQueue], occupancy: Occupancy, node_filter: NodeFilter, users: Mapping[str, UserCount]
 ) -> Iterator[PreemptAttempt]:
     """The attempt that saves most time by growing, at most one in a round: what it frees shows in the next."""
     by_id = {ending.attempt_id: ending for ending in occupancy.endings}
@@ -200,22 +201,26 @@ def growths(
     for queue in queues:
         for held in queue.index.holdings.live.values():
             ending = by_id.get(held.attempt.attempt_id)
-            is_old = held.attempt.ran_s(now) >= GROWS_AFTER_S and held.attempt.preempting_at_s is None
+            is_old = held.attempt.ran_s(occupancy.now) >= GROWS_AFTER_S and held.attempt.preempting_at_s is None
             if ending is not None and is_old:
-                command, saved_s = _growth(queue, ending, occupancy, node_filter, now)
+                command, saved_s = _growth(queue, ending, occupancy, node_filter, users)
                 if command is not None:
                     found.append((-saved_s, held.attempt.attempt_id, command))
     yield from (command for _, _, command in sorted(found, key=lambda one: one[:2])[:1])
 
 
 def _growth(
-    queue: SweepQueue, ending: ExpectedEnd, occupancy: Occupancy, node_filter: NodeFilter, now: float
+    queue: SweepQueue,
+    ending: ExpectedEnd,
+    occupancy: Occupancy,
+    node_filter: NodeFilter,
+    users: Mapping[str, UserCount],
 ) -> tuple[PreemptAttempt | None, float]:
     place = queue.index.places.get(queue.index.holdings.live[ending.attempt_id].attempt.job)
     if place is None:
         return None, 0.0
     full, present = queue.index.demands[place], ending.demand
-    room, left_s = occupancy.room, ending.end_s - now
+    room, left_s = occupancy.room, ending.end_s - occupancy.now
     free = {where: room.free[where] for where in node_filter.nodes(full)}
     for where, count in ending.spread:
         if where in free:
@@ -225,16 +230,23 @@ def _growth(
             break
         if node_filter.needed(size):
             continue  # it would grow onto excluded nodes
-        allowed = not queue.cap.refusal("", queue.num_gpus - present.gpus, queue.num_live - 1, size.gpus)
         fits = pack(size.num_workers, {where: count_workers(size.worker, has) for where, has in free.items()})
         saved_s = left_s * (1.0 - present.num_workers / size.num_workers)
-        if allowed and fits is not None and saved_s > MIN_GAIN * RESTART_S:
+        if fits is not None and _may_hold(queue, present, size, users) and saved_s > MIN_GAIN * RESTART_S:
             reason = (
                 f"grows from {present.gpus:g} to {size.gpus:g} GPUs, which nothing else asks for: saves about "
                 f"{saved_s:.0f} s of {left_s:.0f} s, the restart costs {RESTART_S:.0f} s"
             )
             return PreemptAttempt(sweep=queue.sweep, attempt_id=ending.attempt_id, reason=reason), saved_s
     return None, 0.0
+
+
+def _may_hold(queue: SweepQueue, present: AttemptDemand, size: AttemptDemand, users: Mapping[str, UserCount]) -> bool:
+    """Whether the limits of the sweep and of its user allow an attempt at another size instead of the present one."""
+    user = users.get(queue.index.plan.owner)
+    bounds = [(queue.cap, queue.num_gpus, queue.num_live)]
+    bounds += [] if user is None else [(user.cap, user.gpus, user.num_live)]
+    return not any(cap.refusal("", gpus - present.gpus, num_live - 1, size.gpus) for cap, gpus, num_live in bounds)
 
 
 # ---------------------------------------------------------------------------------------------------- off leaving nodes

@@ -75,8 +75,8 @@ class SweepQueue:
         self.behind: dict[str, int] = {}
         """By job of ``waits``: how many more ready jobs wait for the same reason, without an entry of their own."""
         self._first_by_reason: dict[str, str] = {}
-        self.spent = ""
-        """Why its budget prevents a start."""
+        self._refused: dict[AttemptDemand, tuple[str, str]] = {}
+        """By shape, the first job that is beyond the budget, and why."""
         self._round = round_state
         self._at = dict.fromkeys(index.queues, 0)
         self._tries = dict.fromkeys(index.queues, 0)
@@ -117,6 +117,39 @@ class SweepQueue:
             num_behind = len(self.index.queues[demand]) - self._at[demand] + (representative != name)
             self.behind[representative] = self.behind.get(representative, 0) + num_behind
 
+    def refuse(self, place: int, demand: AttemptDemand, why: str) -> None:
+        """Skip, in this round, this job and the later ones of its shape that the budget does not allow either."""
+        self._refused.setdefault(demand, (self.index.jobs[place].name, why))
+        self.wait(place, why)
+
+    def gpu_hours(self, place: int, demand: AttemptDemand) -> float:
+        """GPU-hours of the next attempt at a job; an elastic job takes as many at every size."""
+        return demand.gpus * self.index.left_s(place) / 3600.0 if demand.gpus else 0.0
+
+    def spent(self) -> str:
+        """Why the budget allows no ready job any more; empty while one may start or be reused, now or later."""
+        if self.num_live or not self._refused:
+            return ""
+        may_go_on = any(
+            self._is_taken(place) or self.budget.allows(self.gpu_hours(place, demand))
+            for demand, queue in self.index.queues.items()
+            for _, place in queue
+        )
+        return "" if may_go_on else next(iter(self._refused.values()))[1]
+
+    def count_startable(self, demand: AttemptDemand, most: int) -> int:
+        """How many of the next jobs of a shape could start together if there was room, at most so many."""
+        found: set[int | str] = set()
+        gpu_hours, at = 0.0, max(0, self._at.get(demand, 0) - 1)
+        for _, place in self.index.queues.get(demand, [])[at : at + BACKFILL_DEPTH]:
+            hours = self.gpu_hours(place, demand)
+            if len(found) < most and self._may_start(place) and self.budget.allows(gpu_hours + hours):
+                group = None if self._ahead is None else self.index.preflight.group_of(place)
+                one = self.index.jobs[place].key if group is None else group  # of an open group, one goes ahead
+                gpu_hours += 0.0 if one in found else hours
+                found.add(one)
+        return len(found)
+
     def wait(self, place: int, why: str) -> None:
         """Note why a job waits; the first ones of a round are enough."""
         if len(self.waits) < MAX_WAITS:
@@ -143,14 +176,20 @@ class SweepQueue:
         return best
 
     def _next(self, demand: AttemptDemand, queue: list[Ticket]) -> Ticket | None:
-        """The first job of a queue that may start, and is short enough where only short ones still find room."""
+        """The first job of a queue that may start, and is short enough where only short ones are still allowed or
+        find room.
+        """
         index, limit_s = self.index, self._round.closed.limits_s.get(demand)
+        has_refused = demand in self._refused
         if limit_s is not None and limit_s <= 0.0:
             return None
         at = self._at[demand]
         while at < len(queue):
             place = queue[at][1]
-            if self._may_start(place) and (limit_s is None or index.left_s(place) <= limit_s):
+            may_start = self._may_start(place)
+            if may_start and has_refused and not self.budget.allows(self.gpu_hours(place, demand)):
+                self._count_refused(demand)
+            elif may_start and (limit_s is None or index.left_s(place) <= limit_s):
                 self._at[demand] = at
                 return queue[at]
             at += 1
@@ -161,8 +200,14 @@ class SweepQueue:
         self._at[demand] = at
         return None
 
+    def _count_refused(self, demand: AttemptDemand) -> None:
+        """One more job of a shape waits for the reason of the first one."""
+        first = self._refused[demand][0]
+        if first in self.waits:
+            self.behind[first] = self.behind.get(first, 0) + 1
+
     def _may_start(self, place: int) -> bool:
-        index, round_state, key = self.index, self._round, self.index.jobs[place].key
+        index, round_state = self.index, self._round
         if index.not_before_s.get(place, 0.0) > round_state.now:
             return False
         if self._ahead and (group := index.preflight.group_of(place)) is not None and group in self._ahead:
@@ -170,7 +215,12 @@ class SweepQueue:
                 place, f"preflight: {self._ahead[group]}, which is of its sort, has not made {NUM_STEPS} steps yet"
             )
             return False
-        return key not in round_state.live_keys and key not in round_state.committed
+        return not self._is_taken(place)
+
+    def _is_taken(self, place: int) -> bool:
+        """Whether another attempt, here or elsewhere, works on the job's key or has committed it."""
+        key = self.index.jobs[place].key
+        return key in self._round.live_keys or key in self._round.committed
 
 
 def aging(index: SweepIndex, place: int, now: float) -> int:

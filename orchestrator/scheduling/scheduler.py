@@ -22,6 +22,7 @@ from orchestrator.planning.graph.plan import Job
 from orchestrator.scheduling.budgets import ANYBODY, Budget, Cap, UserCount, time_left_s
 from orchestrator.scheduling.commands import (
     Command,
+    FailJob,
     FinishSweep,
     TripSweep,
 )
@@ -55,10 +56,14 @@ class ClusterView:
     """Unix seconds."""
     maximum: Sequence[Node] | None = None
     """Kinds of nodes that an autoscaler would add; ``None`` = the cluster does not grow."""
+    is_settled: bool = True
+    """Whether no other nodes are expected: until then no job fails because none is large enough."""
     committed: Collection[str] = ()
     """Keys known to have a record in the store."""
     claimed: Collection[str] = ()
     """Keys that other clusters work on."""
+    may_start: bool = True
+    """Whether attempts may start; if not, none makes room for another and none restarts to use more."""
     max_live_attempts: int | None = None
     """How many attempts run at once, whatever fits."""
     durations: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -126,21 +131,29 @@ class Scheduler:
             snapshots, view.nodes, remaining_s=view.remaining_s, node_by_attempt=view.node_by_attempt, now=now
         )
         node_filter = self._suited(machines, view.total, view.maximum, excluded)
-        commands += [*readmissions(indexes, node_filter), *_follow_ups(indexes, committed, now)]
+        commands += readmissions(indexes, node_filter) if view.may_start else ()
+        commands += _follow_ups(indexes, committed, now)
         occupancy = Occupancy(node_filter, indexes, remaining_s=view.remaining_s, now=now)
         keys = set(view.claimed).union(*_live_keys(indexes))
         round_state = RoundState(now=now, live_keys=keys, committed=committed, stepping=view.stepping)
         queues = [_queue_of(index, occupancy, round_state, machines.whole) for index in _starting(indexes, commands)]
+        users = _users(indexes, view.user_caps)
         launching = Launching(
             node_filter=node_filter,
             occupancy=occupancy,
             queues=_ranked(queues, now),
             round_state=round_state,
-            users=_users(indexes, view.user_caps),
+            users=users,
             priorities={index.plan.sweep: _priority(index) for index in indexes},
             num_launches=_left_to_launch(view.max_live_attempts, indexes),
+            is_settled=view.is_settled,
         )
-        commands += _in_order(launching.run() or _growths(launching, queues, occupancy, node_filter, now), indexes)
+        started = launching.run()
+        if not started and not launching.is_blocked:  # no other job needs what is free
+            started = [*growths(queues, occupancy, node_filter, users)]
+        if not view.may_start:
+            started = [command for command in started if isinstance(command, FailJob)]
+        commands += _in_order(started, indexes)
         return [*commands, *filter(None, (self._report_waits(queue, node_filter, now) for queue in queues))]
 
     def _follow_all(
@@ -189,10 +202,11 @@ class Scheduler:
             warning += f"; {on_excluded}" if warning else on_excluded
         if warning:
             self.warnings[queue.sweep] = warning
-        if queue.spent and not queue.num_live:
-            reason = f"{queue.spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
-            return TripSweep(sweep=queue.sweep, reason=reason)
-        return None
+        spent = queue.spent()
+        if not spent:
+            return None
+        reason = f"{spent}; nothing runs any more. Raise the budget and resubmit the sweep to go on"
+        return TripSweep(sweep=queue.sweep, reason=reason)
 
 
 def _follow_ups(indexes: Sequence[SweepIndex], committed: Collection[str], now: float) -> Iterator[Command]:
@@ -213,13 +227,6 @@ def _on_excluded(index: SweepIndex, node_filter: NodeFilter) -> str:
     others = f" and {len(found) - 1} more jobs run" if len(found) > 1 else " runs"
     nodes = ", ".join(sorted(set().union(*found.values())))
     return f"{job}{others} on excluded nodes ({nodes}): the others are too few for it"
-
-
-def _growths(
-    launching: Launching, queues: Sequence[SweepQueue], occupancy: Occupancy, node_filter: NodeFilter, now: float
-) -> list[Command]:
-    """Let elastic jobs grow onto resources that no other job needs."""
-    return [] if launching.is_blocked else [*growths(queues, occupancy, node_filter, now)]
 
 
 def _starting(indexes: Sequence[SweepIndex], commands: Sequence[Command]) -> list[SweepIndex]:

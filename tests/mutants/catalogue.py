@@ -250,9 +250,9 @@ MUTANTS = (
     ),
     Mutant(
         name="drained cluster goes on",
-        where=f"{_CONTROLLER}._decide",
-        old="if self._drain is not None or owned.is_blind:",
-        new="if owned.is_blind:",
+        where=f"{_CONTROLLER}._view",
+        old="may_start=self._drain is None and not owned.is_blind",
+        new="may_start=not owned.is_blind",
         family=Family.CLIENTS,
     ),
     Mutant(

@@ -1,15 +1,18 @@
 """The controller over a scripted backend: a sweep from its submission to its end."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from orchestrator.backends.protocol import Capacity
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError
 from orchestrator.state.events import SweepEnding
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import inbox_folder, record_name
+from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.requests import Ownership
 from orchestrator.testing import Fail, Hang, Lose, Script, ScriptedBackend, Succeed
@@ -27,6 +30,14 @@ def scripted(tmp_path: Path, **scripts: list[Script]) -> World:
     world.backend = ScriptedBackend(world.store, named)
     world.new_controller()
     return world
+
+
+class JoiningBackend(ScriptedBackend):
+    """Further nodes are about to join."""
+
+    def capacity(self) -> Capacity:
+        """As ever, and not all of it."""
+        return replace(super().capacity(), is_settled=False)
 
 
 def test_sweep_all_jobs_succeed_ends_with_every_key_committed(world: World) -> None:
@@ -143,6 +154,19 @@ def test_job_larger_than_every_node_fails_as_infeasible(world: World) -> None:
     world.finish()
     assert f"largest node has {world.backend.total}" in world.job("dataset/tree").reason
     assert world.job("dataset/small").state is JobState.SUCCEEDED
+
+
+def test_job_waits_while_nodes_of_the_cluster_are_still_to_join(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    backend = JoiningBackend(store)
+    world = World(tmp_path, backend, store=store)
+    world.submit(make_job("dataset/tree", cpus=8))
+    for _ in range(5):
+        world.tick()
+    assert world.job("dataset/tree").state is JobState.PENDING
+    backend.total = Resources(cpus=8.0)
+    world.finish()
+    assert world.job("dataset/tree").state is JobState.SUCCEEDED
 
 
 def test_attempts_of_a_key_are_numbered_on_across_sweeps(tmp_path: Path) -> None:

@@ -276,6 +276,30 @@ def test_attempts_of_a_sweep_whose_journal_does_not_answer_a_new_controller_run_
         assert (view.state, view.num_attempts) == (JobState.SUCCEEDED, 1)
 
 
+def test_cluster_does_not_count_as_drained_while_attempts_may_run_unseen(tmp_path: Path) -> None:
+    store = SilentStore()
+    world = World(tmp_path, ScriptedBackend(store, {TREE.name: [Hang()]}), store=store)
+    world.submit(TREE)
+    world.tick_until(lambda: world.is_running(TREE.name))
+    client.drain(store, CLUSTER)
+    store.silent = journal_folder("sweep")
+    world.new_controller()
+
+    def drained_at_s() -> float | None:
+        drain = client.read_drain(store, CLUSTER)
+        assert drain is not None
+        return drain.drained_at_s
+
+    for _ in range(3):
+        world.tick()
+    assert world.controller.is_blind
+    assert drained_at_s() is None
+    store.silent = ""
+    world.tick_until(lambda: not world.controller.is_blind)
+    world.backend.stop(world.backend.launched[0].attempt_id)
+    world.tick_until(lambda: drained_at_s() is not None)
+
+
 def test_runner_is_not_ended_for_an_unknown_attempt_while_the_controller_may_not_know_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -39,11 +39,11 @@ def send(world: World, ask: Ask, *arguments: object, sweep: str = "sweep", **opt
     return world.last_message[sweep]
 
 
-def tell(world: World, ask: Ask, *arguments: object, **options: Any) -> str:
+def tell(world: World, ask: Ask, *arguments: object, sweep: str = "sweep", **options: Any) -> str:
     """Leave a message and wait until it is settled; returns why it was refused, or nothing."""
-    message = send(world, ask, *arguments, **options)
-    world.tick_until(lambda: message in world.snapshot().handled)
-    return world.snapshot().refusals.get(message, "")
+    message = send(world, ask, *arguments, sweep=sweep, **options)
+    world.tick_until(lambda: message in world.snapshot(sweep).handled)
+    return world.snapshot(sweep).refusals.get(message, "")
 
 
 def start(world: World, *running: str) -> None:
@@ -347,6 +347,20 @@ def test_drained_cluster_starts_nothing_until_the_drain_ends(tmp_path: Path) -> 
     client.end_drain(world.store, CLUSTER)
     world.finish()
     assert world.snapshot().state is SweepState.SUCCEEDED
+
+
+def test_drained_cluster_ends_no_attempt_for_one_that_may_not_start(tmp_path: Path) -> None:
+    world = make_world(tmp_path, pretrain_low=[Hang()])
+    world.submit(make_job("pretrain/low", cpus=4.0), sweep="low")
+    world.tick_until(lambda: world.is_running("pretrain/low"))
+    client.drain(world.store, CLUSTER)
+    world.submit(make_job("pretrain/high", cpus=4.0), sweep="high")
+    tell(world, client.set_priority, 100, sweep="high")
+    for _ in range(5):
+        world.tick()
+    assert world.backend.stopped == []
+    client.end_drain(world.store, CLUSTER)
+    world.tick_until(lambda: bool(world.backend.stopped))
 
 
 def test_drain_with_checkpoints_preempts_what_runs_and_says_why(tmp_path: Path) -> None:

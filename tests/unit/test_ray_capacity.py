@@ -1,6 +1,7 @@
 """From Ray's list of nodes to what the scheduler is told."""
 
 import time
+from pathlib import Path
 
 import pytest
 from torch.distributed.distributed_c10d import Backend, BackendConfig
@@ -58,6 +59,36 @@ def test_capacity_remembers_a_lost_node_until_it_is_too_long_gone(monkeypatch: p
     node["Alive"] = False
     now_s[0] = 120.0 + capacity._MAY_COME_BACK_S + 1.0
     assert found.read().absent == ()
+
+
+def test_capacity_is_settled_an_hour_after_its_start_and_some_minutes_after_the_last_node(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    nodes = [{"Alive": True, "NodeID": "ab" * 8, "NodeManagerHostname": "head", "Resources": {"CPU": 8.0}}]
+    now_s = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0] + 1e6)
+    monkeypatch.setattr(capacity, "_nodes", lambda: nodes)
+    monkeypatch.setattr(capacity, "leaving_nodes", dict)
+    monkeypatch.delenv(capacity.GROUPS_VARIABLE, raising=False)
+    found = capacity.ClusterCapacity()
+
+    def is_settled(at_s: float) -> bool:
+        now_s[0] = at_s
+        return found.read().is_settled
+
+    assert not is_settled(0.0)
+    assert not is_settled(capacity._MAY_COME_BACK_S - 1.0)
+    assert is_settled(capacity._MAY_COME_BACK_S + 2.0)
+    nodes.append({"Alive": True, "NodeID": "cd" * 8, "NodeManagerHostname": "gpu-1", "Resources": {"GPU": 8.0}})
+    joined_s = capacity._MAY_COME_BACK_S + 10.0
+    assert not is_settled(joined_s)
+    nodes.pop()
+    assert is_settled(joined_s + capacity._SETTLES_AFTER_S), "a loss is no reason to expect another node"
+    groups = tmp_path / "groups.yaml"
+    groups.write_text("{available_node_types: {gpu: {resources: {GPU: 8}, max_workers: 2}}}")
+    monkeypatch.setenv(capacity.GROUPS_VARIABLE, str(groups))
+    found = capacity.ClusterCapacity()
+    assert found.read().is_settled, "which nodes may come is declared"
 
 
 @pytest.mark.parametrize(("gpus", "devices"), [(1.0, {"cpu": "gloo", "cuda": "nccl"}), (0.0, {"cpu": "gloo"})])

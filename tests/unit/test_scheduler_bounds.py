@@ -69,6 +69,38 @@ def test_budget_keeps_what_fits_into_it_going() -> None:
     assert of_type(found, TripSweep) == []
 
 
+def test_budget_does_not_end_a_sweep_while_a_job_that_fits_it_waits() -> None:
+    large, small = gpu_job("pretrain/large", gpus=8), gpu_job("finetune/small", gpus=1)
+    options: dict[str, Any] = {"nodes": gpu_nodes(8), "durations": {"s": {large.name: 3 * HOUR_S, small.name: HOUR_S}}}
+    plan = plan_of("s", large, small, gpu_hours=10.0)
+    lost = after(plan, launched(small, "node-0000"), failed(small, FailureKind.NODE_LOST, at_s=2.0))
+    assert decide(lost, now=2.1, **options) == [], "its next attempt starts after a moment"
+    assert [one.job for one in of_type(decide(lost, now=10.0, **options), LaunchJob)] == [small.name]
+    assert decide(after(plan), claimed={small.key}, **options) == [], "another cluster works on it"
+    full = after(plan_of("other", gpu_job("finetune/other", gpus=8)), launched(gpu_job("finetune/other", gpus=8)))
+    assert decide(full, after(plan), **options) == [], "there is no room for it yet"
+    rest = after(plan, launched(small, "node-0000"), done(small, HOUR_S))
+    (command,) = decide(rest, now=HOUR_S, **options)
+    assert isinstance(command, TripSweep)
+
+
+def test_budget_lets_a_short_job_pass_a_long_one_of_its_shape() -> None:
+    jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(4)]
+    hours = dict(zip((job.name for job in jobs), (10.0, 9.0, 1.0, 8.0), strict=True))
+    durations = {"s": {name: length * HOUR_S for name, length in hours.items()}}
+    scheduler = Scheduler()
+    view = ClusterView(
+        snapshots=[after(plan_of("s", *jobs, gpu_hours=5.0))],
+        total=Resources(cpus=64.0, gpus=8.0),
+        nodes=gpu_nodes(8),
+        now=10.0,
+        durations=durations,
+    )
+    assert [one.job for one in of_type(scheduler.decide(view), LaunchJob)] == ["finetune/2"]
+    assert list(scheduler.waits["s"]) == ["finetune/0"]
+    assert scheduler.behind["s"] == {"finetune/0": 2}
+
+
 def test_deadline_that_has_passed_stops_the_sweep() -> None:
     plan = plan_of("s", gpu_job("finetune/a", gpus=1), time_limit_s=HOUR_S)
     assert of_type(decide(after(plan), nodes=gpu_nodes(8), now=HOUR_S - 1.0), LaunchJob)

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.core.contract import Outcome, Resources, Spot
 from orchestrator.core.errors import FailureKind
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.scheduling.budgets import Cap
 from orchestrator.scheduling.commands import (
     FailJob,
     LaunchJob,
@@ -85,6 +86,19 @@ def test_job_that_only_a_lost_node_would_hold_waits_for_it(gpus: int, is_refused
     assert [type(command) for command in found] == ([FailJob] if is_refused else [])
     told = scheduler.waits["s"].get("finetune/a", "")
     assert told.startswith("waits for a node that was lost to come back") is not is_refused
+
+
+def test_job_waits_for_nodes_to_join_until_the_cluster_is_settled() -> None:
+    head, scheduler = Node(name="head", resources=Resources(cpus=64.0)), Scheduler()
+    jobs = [gpu_job(f"finetune/{number}", gpus=8) for number in range(3)]
+    view = ClusterView(
+        snapshots=[after(plan_of("s", *jobs))], total=head.resources, nodes=(head,), now=10.0, is_settled=False
+    )
+    assert scheduler.decide(view) == []
+    assert scheduler.waits["s"]["finetune/0"].startswith("waits for nodes to join: infeasible: it asks for ")
+    assert scheduler.behind["s"] == {"finetune/0": 2}
+    found = of_type(scheduler.decide(replace(view, is_settled=True)), FailJob)
+    assert [command.job for command in found] == [job.name for job in jobs]
 
 
 def test_cluster_that_grows_is_judged_by_its_largest_node_types() -> None:
@@ -218,6 +232,33 @@ def test_sweep_that_waits_for_long_rises_until_it_runs_something() -> None:
     assert [command.sweep for command in of_type(late, LaunchJob)] == ["low"]
 
 
+@pytest.mark.parametrize(
+    ("options", "policy", "num_preempted"),
+    [
+        ({"stepping": None}, {}, 16),
+        ({"stepping": set()}, {}, 1),
+        ({"user_caps": {"ada": Cap(max_gpus=3)}}, {}, 3),
+        ({"user_caps": {"ada": Cap(max_concurrent=2)}}, {}, 2),
+        ({"claimed": [gpu_job(f"finetune/high/{n}", gpus=1).key for n in range(4)]}, {}, 12),
+        ({}, {"gpu_hours": 10.0}, 5),
+        ({}, {"max_gpus": 6.0}, 6),
+    ],
+)
+def test_no_more_is_preempted_than_may_start_instead(
+    options: dict[str, Any], policy: dict[str, Any], num_preempted: int
+) -> None:
+    running = [gpu_job(f"finetune/low/{n}", gpus=1) for n in range(16)]
+    waiting = [gpu_job(f"finetune/high/{n}", gpus=1) for n in range(16)]
+    low = after(
+        plan_of("low", *running, priority=-10),
+        *(launched(job, f"node-000{place // 8}") for place, job in enumerate(running)),
+    )
+    high = after(plan_of("high", *waiting, owner="ada", priority=100, **policy))
+    durations = {name: {job.name: 2 * HOUR_S for job in jobs} for name, jobs in (("low", running), ("high", waiting))}
+    found = decide(low, high, nodes=gpu_nodes(16), durations=durations, **options)
+    assert len(of_type(found, PreemptAttempt)) == num_preempted
+
+
 def test_priority_set_by_a_client_counts_instead_of_the_plans() -> None:
     first, second = plan_of("a", gpu_job("finetune/a", gpus=8)), plan_of("b", gpu_job("finetune/b", gpus=8))
     raised = events.PriorityChanged(at_s=1.0, message_id="m2", priority=5)
@@ -254,9 +295,36 @@ def test_elastic_attempt_grows_once_nothing_else_wants_the_room() -> None:
     snapshot = after(plan_of("s", job), launched(job, "node-0000", "node-0000", resources=small, num_workers=2))
     durations = {"s": {job.name: 2 * HOUR_S}}
     assert decide(snapshot, nodes=gpu_nodes(8), now=600.0, durations=durations) == []
+    assert decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations, may_start=False) == []
     (command,) = decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations)
     assert isinstance(command, PreemptAttempt)
     assert "grows from 2 to 8 GPUs" in command.reason
+
+
+def test_attempt_is_moved_off_a_leaving_node_even_while_nothing_may_start() -> None:
+    job = gpu_job("pretrain/a", gpus=8)
+    snapshot = after(plan_of("s", job), launched(job, *["node-0000"] * 8))
+    nodes = (replace(gpu_nodes(8)[0], leaves_at_s=100.0),)
+    (command,) = decide(snapshot, nodes=nodes, may_start=False)
+    assert isinstance(command, PreemptAttempt)
+
+
+@pytest.mark.parametrize(
+    ("cap", "told"),
+    [
+        (Cap(max_gpus=3), []),
+        (Cap(max_gpus=4), ["grows from 2 to 4 GPUs"]),
+        (Cap(max_concurrent=1), ["grows from 2 to 8 GPUs"]),
+    ],
+)
+def test_elastic_attempt_grows_as_far_as_its_user_may(cap: Cap, told: list[str]) -> None:
+    job = elastic()
+    small = Resources(cpus=8.0, gpus=2.0)
+    plan = plan_of("s", job, owner="ada")
+    snapshot = after(plan, launched(job, "node-0000", "node-0000", resources=small, num_workers=2))
+    durations = {"s": {job.name: 2 * HOUR_S}}
+    found = decide(snapshot, nodes=gpu_nodes(8), now=1000.0, durations=durations, user_caps={"ada": cap})
+    assert [command.reason.partition(",")[0] for command in of_type(found, PreemptAttempt)] == told
 
 
 def test_starving_attempt_takes_the_node_on_which_nothing_started_for_longest_others_the_one_free_first() -> None:

@@ -39,7 +39,10 @@ _SUFFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "k": 1e
 _LOG = logging.getLogger(__name__)
 _READ_EVERY_S = 2.0
 _MAY_COME_BACK_S = 3600.0
-"""A node that is gone for longer than this does not come back."""
+"""A node that is gone for longer than this does not come back. So for as long after its start, a process does not know
+all nodes that may come back."""
+_SETTLES_AFTER_S = 600.0
+"""The nodes of one request to a batch system join within minutes of each other."""
 _ROUNDING = 1e-6
 _ACCELERATOR_RESOURCE = "accelerator_type:"
 
@@ -152,6 +155,8 @@ class ClusterCapacity:
         self._names: dict[str, str] = {}
         self._seen: dict[str, tuple[Node, float]] = {}
         """The nodes of the last hour by name, and when each was last alive."""
+        self._began_s = self._joined_s = time.monotonic()
+        """When it began to look, and when a node joined last."""
 
     def read(self) -> Capacity:
         """Resources of all nodes that are alive. A local request to Ray's control store, milliseconds."""
@@ -162,22 +167,32 @@ class ClusterCapacity:
             self._names.update({node_id: machine.name for node_id, machine in machines})
             self._ids.update({machine.name: node_id for node_id, machine in machines})
             shapes = [machine.resources for _, machine in machines if machine.leaves_at_s is None]
+            absent, maximum = self._absent([machine for _, machine in machines]), growth()
             self._capacity = Capacity(
                 total=_sum(shapes),
                 nodes=tuple(dict.fromkeys(shapes)),
                 machines=tuple(machine for _, machine in machines),
-                absent=self._absent([machine for _, machine in machines]),
-                maximum=growth(),
+                absent=absent,
+                maximum=maximum,
+                # Where an autoscaler adds the nodes, their kinds are known.
+                is_settled=maximum is not None or self._is_still(),
             )
         return self._capacity
 
     def _absent(self, machines: list[Node]) -> tuple[Node, ...]:
         """Nodes that were alive within the last hour and are not now."""
         now_s = time.monotonic()
+        if any(machine.name not in self._seen for machine in machines):
+            self._joined_s = now_s
         self._seen.update({machine.name: (machine, now_s) for machine in machines})
         self._seen = {name: seen for name, seen in self._seen.items() if now_s - seen[1] < _MAY_COME_BACK_S}
         here = {machine.name for machine in machines}
         return tuple(replace(node, is_alive=False) for name, (node, _) in self._seen.items() if name not in here)
+
+    def _is_still(self) -> bool:
+        """Whether it knows all nodes that may come back, and none has joined for some time."""
+        now_s = time.monotonic()
+        return now_s - self._began_s >= _MAY_COME_BACK_S and now_s - self._joined_s >= _SETTLES_AFTER_S
 
     def name_of(self, node_id: str) -> str:
         """Our name of a node; empty for a node that was never seen."""
