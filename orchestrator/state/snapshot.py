@@ -26,7 +26,7 @@ from orchestrator.state.transitions import JobState, SweepState
 KEPT_NUMERICS = 4
 _CHUNK = 64
 """Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
-SNAPSHOT_VERSION = 5
+SNAPSHOT_VERSION = 6
 """Raise it whenever the fold of the same events gives another state, or a state another meaning."""
 _APART = {"plan", "jobs"}
 
@@ -124,6 +124,8 @@ class JobView:
     """The latest failures of numerics, at most ``KEPT_NUMERICS``: a replay from the checkpoint shows their cause."""
     reason: str = ""
     """Why the job failed, or which job it was skipped because of."""
+    counts_for_breaker: bool = True
+    """Whether the circuit breaker counts its failure: not once the sweep has ended, and other jobs are retried."""
     queued_s: float = 0.0
     """From the moment the job was ready to its first launch."""
     launched_at_s: float | None = None
