@@ -219,15 +219,15 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.AttemptPlaced) -> None:
-        # Not its nodes: resources are counted by the scheduler's decision.
         live = self._leaving.get(event.attempt_id) or self._live(event)
+        nodes = _nodes_of(live, event)
         if not live.awaits_room:
-            self._update_attempt(event, lots=event.lots)
+            self._update_attempt(event, lots=event.lots, nodes=nodes)
             return
         placed_at_s = max(live.launched_at_s, event.at_s - event.since_s)
         if event.attempt_id not in self._leaving:
             self._change(event, room_s=placed_at_s - live.launched_at_s)
-        self._update_attempt(event, lots=event.lots, awaits_room=False, placed_at_s=placed_at_s)
+        self._update_attempt(event, lots=event.lots, nodes=nodes, awaits_room=False, placed_at_s=placed_at_s)
 
     @_take.register
     def _(self, event: events.AttemptPreempting) -> None:
@@ -372,6 +372,14 @@ class _Folding:
     def _queued_s(self, event: events.JobEvent) -> float:
         ends = [self._view(need, event).ended_at_s or 0.0 for need in self._planned(event).needs]
         return max(0.0, event.at_s - max([self._sweep.accepted_at_s, *ends]))
+
+
+def _nodes_of(attempt: Attempt, event: events.AttemptPlaced) -> tuple[str, ...]:
+    """The nodes that the scheduler chose, by which it counts resources whatever is reported; where it chose none, those
+    on which the attempt was placed, if all of them are known: without them it counted a free node as used.
+    """
+    is_known = len(event.nodes) == attempt.num_workers and all(event.nodes)
+    return attempt.nodes or (event.nodes if is_known else ())
 
 
 def _had_no_room(event: events.AttemptEvent) -> bool:

@@ -26,7 +26,7 @@ from orchestrator.state.transitions import JobState, SweepState
 KEPT_NUMERICS = 4
 _CHUNK = 64
 """Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
-SNAPSHOT_VERSION = 6
+SNAPSHOT_VERSION = 7
 """Raise it whenever the fold of the same events gives another state, or a state another meaning."""
 _APART = {"plan", "jobs"}
 
@@ -49,7 +49,7 @@ class Attempt:
     num_workers: int = 1
     """Its number of ranks."""
     nodes: tuple[str, ...] = ()
-    """Names of its chosen nodes; empty = any."""
+    """Names of its chosen nodes; without any, of those on which it was placed; empty = not placed, or not known."""
     lots: tuple[PricedAllocation, ...] = ()
     """Types and prices of its nodes; empty = not known (yet)."""
     preempting_at_s: float | None = None
