@@ -26,6 +26,7 @@ from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_health import NodeHealth
 from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.controller.owned_sweeps import SWEEP_FAULTS, Identification, OwnedSweep, OwnedSweeps
+from orchestrator.core.clocks import is_time
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, OrchestratorError
 from orchestrator.metrics.attempts import CounterBook
@@ -42,7 +43,6 @@ from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweepfile.policy import POLICY_RANGES, policy_problem
 from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
-from orchestrator.sweeps.inbox_polling import is_time
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.sweeps.ledger import list_sweeps
 from orchestrator.sweeps.quotas import Cap, read_quotas

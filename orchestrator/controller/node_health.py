@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from orchestrator.backends.protocol import Backend
 from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
+from orchestrator.core.clocks import is_time
 from orchestrator.scheduling.node_exclusion import MAX_EXCLUDED, REPEATED_S, excluded_nodes
 from orchestrator.state import events
 
@@ -76,7 +77,8 @@ class NodeHealth:
             # A running attempt shows that the node works; a check of all its GPUs would wait for the attempt's end.
             self._checked_at_s.setdefault(node, now)
             return False
-        return last_s is None or ((node in excluded or node in self._faults) and now - last_s >= RECHECK_S)
+        is_suspect = node in excluded or node in self._faults
+        return last_s is None or (is_suspect and is_time(last_s + RECHECK_S, now, RECHECK_S))
 
     def _readmit(self, owned: OwnedSweeps, node: str, now: float) -> None:
         reason = f"node {node} is used again: it has passed its check"

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from orchestrator.core.clocks import is_time
 from orchestrator.core.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
 from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.snapshot import Snapshot
@@ -160,7 +161,8 @@ class OwnedSweeps:
     def reload(self) -> None:
         """A new round: read again the sweeps whose journal may hold more, or other, than this controller knows."""
         self._troubled.clear()
-        due = [sweep for sweep, at_s in self._retry_at_s.items() if self._now() >= at_s]
+        self._started_at_s = min(self._started_at_s, self._now())  # the clock may have been put back
+        due = [sweep for sweep, at_s in self._retry_at_s.items() if is_time(at_s, self._now(), MAX_RETRY_EVERY_S)]
         for sweep in due:
             del self._retry_at_s[sweep]
             with self.guard(sweep):
@@ -251,7 +253,7 @@ class OwnedSweeps:
 
     def _next_delay(self, sweep: str, error: Exception) -> _Delay:
         length_s, previous = RETRY_EVERY_S, self._delays.get(sweep)
-        if previous and self._now() < previous.until_s + MAX_RETRY_EVERY_S:
+        if previous and not is_time(previous.until_s + MAX_RETRY_EVERY_S, self._now(), 2 * MAX_RETRY_EVERY_S):
             # Failed again before it was fine for a while.
             factor = 1 if isinstance(error, _OUTAGES) else 2
             length_s = min(factor * previous.length_s, MAX_RETRY_EVERY_S)

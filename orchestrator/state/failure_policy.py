@@ -24,6 +24,8 @@ from orchestrator.state.snapshot import Failure, JobView, Snapshot
 MAX_BACKOFF_S = 300.0
 JITTER = 0.25
 """A wait is longer or shorter by up to this part, so that jobs that failed together are not retried together."""
+LONGEST_BACKOFF_S = MAX_BACKOFF_S * (1.0 + JITTER)
+"""A wait that ends later is by a clock that was put back since, and is over."""
 MAX_LOSSES = 1000
 _WORKERS_PER_NODE = 4
 SAME_STEPS, SAME_PART = 20, 0.01

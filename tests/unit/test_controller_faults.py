@@ -21,7 +21,7 @@ from orchestrator.backends.simulated import (
     VirtualClock,
 )
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.owned_sweeps import MAX_RETRY_EVERY_S, Identification, OwnedSweeps
+from orchestrator.controller.owned_sweeps import BLIND_S, MAX_RETRY_EVERY_S, Identification, OwnedSweeps
 from orchestrator.core.contract import Execution, Resources
 from orchestrator.core.errors import StorageError, StorageTimeoutError
 from orchestrator.state import events
@@ -108,6 +108,20 @@ def test_delay_of_a_failing_sweep_grows_but_not_in_an_outage_of_the_store(tmp_pa
     assert [delay_s(error) for error in (outage, outage, damage, damage)] == [1.0, 1.0, 2.0, 4.0]
     clock.advance(2 * MAX_RETRY_EVERY_S)
     assert delay_s(damage) == 1.0
+
+
+def test_clock_that_is_put_back_makes_neither_a_failing_sweep_nor_a_blind_controller_wait(tmp_path: Path) -> None:
+    clock = FakeClock()
+    fleet = OwnedSweeps(LocalStore(tmp_path), Identification(cluster="c", epoch=1, holder="h"), clock)
+    fleet._unseen.add("other")
+    with fleet.guard("sweep"):
+        raise StorageError("bad")
+    clock.advance(-3600.0)
+    fleet.reload()
+    assert fleet._retry_at_s == {}
+    assert fleet.is_blind
+    clock.advance(BLIND_S)
+    assert not fleet.is_blind
 
 
 def test_write_in_doubt_is_fenced_by_another_adoption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
