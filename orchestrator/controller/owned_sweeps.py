@@ -279,6 +279,8 @@ class OwnedSweeps:
             if owned_sweep is None:
                 self._ignored.setdefault(sweep, set()).add(message.message_id)
                 continue
+            if isinstance(message, Submit) and message.cluster != self._me.cluster:
+                message = self._refusal(owned_sweep, message)  # noqa: PLW2901 - in its place
             if isinstance(message, Submit):
                 for earlier in self._overtaken(sweep, message):
                     yield owned_sweep, earlier
@@ -302,6 +304,15 @@ class OwnedSweeps:
                 )
                 message = Superseded(message_id=message.message_id, reason=reason)  # noqa: PLW2901 - in its place
             yield message
+
+    def _refusal(self, owned_sweep: OwnedSweep, submit: Submit) -> Superseded:
+        """In place of a submit to another cluster of a sweep that has become ours since its sender looked."""
+        snapshot, mine = owned_sweep.snapshot, self._me.cluster
+        reason = (
+            f"sweep {snapshot.sweep} is {snapshot.state} on cluster {mine}, and this was submitted to cluster "
+            f"{submit.cluster}: submit it to {mine}, cancel the sweep first, or take it over explicitly"
+        )
+        return Superseded(message_id=submit.message_id, reason=reason)
 
     def _addressee(self, sweep: str, message: Message) -> OwnedSweep | None:
         if isinstance(message, Unreadable) and sweep not in self._sweeps and not journal_exists(self._store, sweep):

@@ -30,7 +30,7 @@ from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
-from orchestrator.sweeps.requests import Ownership
+from orchestrator.sweeps.requests import Ownership, new_submit, post
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
 from orchestrator.testing.memory_store import MemoryStore
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job, make_plan
@@ -181,6 +181,22 @@ def test_submit_to_another_cluster_is_refused_once_a_later_one_took_the_sweep(tm
     assert "cluster-b" in world.snapshot().refusals[message_id]
     world.new_controller().tick()
     assert world.snapshot().cluster == "cluster-b"
+
+
+def test_submit_to_another_cluster_whose_sweep_began_here_meanwhile_is_refused_and_not_run_here(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
+    world.new_controller()
+    world.submit(TREE)
+    world.tick_until(lambda: world.is_running(TREE.name))
+    plan = make_plan(make_job("dataset/other"), store_uri=world.store.uri)
+    # Its client has looked for an owner before there was one.
+    message = new_submit(plan, "", "cluster-b", {"now": world.clock()})
+    post(world.store, "sweep", message)
+    world.tick_until(lambda: message.message_id in world.snapshot().handled)
+    assert f"is running on cluster {CLUSTER}" in world.snapshot().refusals[message.message_id]
+    assert (world.snapshot().revision, world.launches()) == (1, [TREE.name])
+    assert world.store.list_children(inbox_folder("sweep")) == []
 
 
 def test_cancel_after_a_takeover_is_followed(tmp_path: Path) -> None:
