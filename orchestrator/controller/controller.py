@@ -139,8 +139,8 @@ class Controller:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """All sweeps that it owns, those that have ended included."""
-        return [] if self._owned is None else [owned_sweep.snapshot for owned_sweep in self._owned.all()]
+        """All sweeps that it owns; of those that ended long ago the condensed ones."""
+        return [] if self._owned is None else self._owned.snapshots()
 
     @property
     def capacity(self) -> Resources:
@@ -153,7 +153,7 @@ class Controller:
         return self._tracker.counters
 
     def observed(self) -> list[Observed]:
-        """The same, with what metrics say of them."""
+        """Those of them that metrics show, with what metrics say of them."""
         silent_s, indexes = self._tracker.heartbeats.silent_s, self._scheduler.indexes
         return [
             Observed(
@@ -193,6 +193,7 @@ class Controller:
         self._keys.keep_claims(snapshots, self._now(), ended=self._ended)
         self._drop_fenced(owned)
         self._show_progress(owned)
+        owned.let_rest()
         return owned.num_appends != before
 
     def _start(self) -> OwnedSweeps:
@@ -471,7 +472,7 @@ class Controller:
             remaining_s=self._tracker.remaining_s,
             node_by_attempt=self._tracker.node_by_attempt,
             user_caps=self._quotas,
-            former=[one.snapshot for one in owned.all() if one.snapshot.state.is_final and one.snapshot.excluded],
+            former=[one for one in owned.snapshots() if one.state.is_final and one.excluded],
             steps=self._tracker.heartbeats.steps,
             stepping=self._tracker.stepping,
         )

@@ -56,7 +56,7 @@ class NodeHealth:
                 self._forget(node)
                 self._readmit(owned, node, now)
         self._leave_out(owned, now)
-        snapshots = [owned_sweep.snapshot for owned_sweep in owned.all()]
+        snapshots = owned.snapshots()
         if not owned.active():
             return  # no job waits for nodes; GPUs of an idle cluster are left alone
         excluded = excluded_nodes(snapshots, now)
@@ -116,8 +116,9 @@ class NodeHealth:
 
 
 def _excluded(owned: OwnedSweeps, now: float) -> dict[str, float]:
-    return excluded_nodes((one.snapshot for one in owned.all()), now)
+    return excluded_nodes(owned.snapshots(), now)
 
 
 def _who_excludes(owned: OwnedSweeps, node: str, now: float) -> list[OwnedSweep]:
-    return [one for one in owned.all() if node in excluded_nodes([one.snapshot], now)]
+    names = [snapshot.sweep for snapshot in owned.snapshots() if node in excluded_nodes([snapshot], now)]
+    return [found for name in names if (found := owned.read_again(name)) is not None]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Self
 
 from orchestrator.core.contract import Resources, Timings
@@ -172,13 +173,15 @@ class JobTable(Mapping[str, JobView]):
     _counts: dict[JobState, int]
     _running: dict[str, None]
 
-    def __init__(self, views: Iterable[JobView] = ()) -> None:
+    def __init__(self, views: Iterable[JobView] = (), *, counts: Mapping[JobState, int] | None = None) -> None:
         jobs = tuple(views)
         self._chunks = tuple(jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK))
         self._places = {view.name: place for place, view in enumerate(jobs)}
         self._counts = dict.fromkeys(JobState, 0)
         for view in jobs:
             self._counts[view.state] += 1
+        if counts is not None:  # of all jobs, where only some are given: see ``condensed``
+            self._counts = dict(counts)
         self._running = {view.name: None for view in jobs if view.attempt is not None}
 
     @property
@@ -206,6 +209,12 @@ class JobTable(Mapping[str, JobView]):
             chunks[place] = tuple(chunk)
         new._chunks = tuple(chunks)
         return new
+
+    def condensed(self) -> Self:
+        """All its counts, but of the jobs only those that failed, by name and reason."""
+        failed = (view for view in self.values() if view.state is JobState.FAILED)
+        views = (JobView(name=view.name, key="", state=view.state, reason=view.reason) for view in failed)
+        return type(self)(views, counts=self._counts)
 
     def changed_since(self, older: JobTable) -> Iterator[JobView]:
         """The views that are not those of an older table, in plan order: all if that one had another plan's jobs."""
@@ -308,6 +317,16 @@ class Snapshot:
         jobs: Mapping[str, JobView] = self.jobs
         if not isinstance(jobs, JobTable):
             object.__setattr__(self, "jobs", JobTable(jobs.values()))
+
+    def condensed(self) -> Self:
+        """What people and other sweeps may still want to know of an ended sweep: how it ended, its channels and its
+        exclusions of nodes. No event can be folded into it.
+        """
+        plan = self.plan and replace(self.plan, jobs=())
+        jobs, nothing = self.jobs.condensed(), MappingProxyType[str, Any]({})
+        return replace(
+            self, plan=plan, jobs=jobs, documents=nothing, nodes=nothing, refusals=nothing, handled=frozenset()
+        )
 
     @property
     def live_attempts(self) -> list[Attempt]:

@@ -114,8 +114,7 @@ def test_clock_that_is_put_back_makes_neither_a_failing_sweep_nor_a_blind_contro
     clock = FakeClock()
     fleet = OwnedSweeps(LocalStore(tmp_path), Identification(cluster="c", epoch=1, holder="h"), clock)
     fleet._unseen.add("other")
-    with fleet.guard("sweep"):
-        raise StorageError("bad")
+    fleet._shelve("sweep", StorageError("bad"))
     clock.advance(-3600.0)
     fleet.reload()
     assert fleet._retry_at_s == {}
