@@ -18,6 +18,7 @@ from enum import StrEnum
 from typing import Any, Self
 
 from orchestrator.backends.protocol import WAITING_PHASES, AttemptReport, AttemptStatus, Backend
+from orchestrator.core.clocks import is_time
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.metrics.attempts import CounterBook
@@ -213,7 +214,7 @@ class StopRequests:
                 self._backend.kill(attempt_id, f"{stop.reason}; it had {stop.waited_s:.0f} s to end and did not")
                 # Reported as lost from now on; if the command is lost on its way, it is sent once more.
                 stop.waited_s = 0.0
-            elif not now < stop.ask_again_at_s <= now + _ASK_EVERY_S:
+            elif is_time(stop.ask_again_at_s, now, _ASK_EVERY_S):
                 self._ask(attempt_id, now)
 
     def forget(self, attempt_id: str) -> None:

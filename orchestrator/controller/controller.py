@@ -26,6 +26,7 @@ from orchestrator.controller.key_cache import KeyCache
 from orchestrator.controller.node_health import NodeHealth
 from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.controller.owned_sweeps import SWEEP_FAULTS, Identification, OwnedSweep, OwnedSweeps
+from orchestrator.core.clocks import is_time
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, OrchestratorError
 from orchestrator.metrics.attempts import CounterBook
@@ -42,7 +43,6 @@ from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweepfile.policy import POLICY_RANGES, policy_problem
 from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
-from orchestrator.sweeps.inbox_polling import is_time
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.sweeps.ledger import list_sweeps
 from orchestrator.sweeps.quotas import Cap, read_quotas
@@ -139,8 +139,8 @@ class Controller:
 
     @property
     def snapshots(self) -> list[Snapshot]:
-        """All sweeps that it owns, those that have ended included."""
-        return [] if self._owned is None else [owned_sweep.snapshot for owned_sweep in self._owned.all()]
+        """All sweeps that it owns; of those that ended long ago the condensed ones."""
+        return [] if self._owned is None else self._owned.snapshots()
 
     @property
     def capacity(self) -> Resources:
@@ -153,7 +153,7 @@ class Controller:
         return self._tracker.counters
 
     def observed(self) -> list[Observed]:
-        """The same, with what metrics say of them."""
+        """Those of them that metrics show, with what metrics say of them."""
         silent_s, indexes = self._tracker.heartbeats.silent_s, self._scheduler.indexes
         return [
             Observed(
@@ -193,6 +193,7 @@ class Controller:
         self._keys.keep_claims(snapshots, self._now(), ended=self._ended)
         self._drop_fenced(owned)
         self._show_progress(owned)
+        owned.let_rest()
         return owned.num_appends != before
 
     def _start(self) -> OwnedSweeps:
@@ -472,7 +473,7 @@ class Controller:
             remaining_s=self._tracker.remaining_s,
             node_by_attempt=self._tracker.node_by_attempt,
             user_caps=self._quotas,
-            former=[one.snapshot for one in owned.all() if one.snapshot.state.is_final and one.snapshot.excluded],
+            former=[one for one in owned.snapshots() if one.state.is_final and one.excluded],
             steps=self._tracker.heartbeats.steps,
             stepping=self._tracker.stepping,
         )

@@ -125,7 +125,8 @@ class Executor:
         batches: list[_Batch] = []
         # Once for each expected value in a batch: all jobs of all sweeps tell it.
         snapshots = [owned_sweep.snapshot for owned_sweep in owned.all()]
-        mtbf_s = cache(lambda prior_s: observed_mtbf_s(snapshots, prior_s=prior_s, now=now))
+        former = owned.former_deaths()
+        mtbf_s = cache(lambda prior_s: observed_mtbf_s(snapshots, prior_s=prior_s, now=now, former=former))
         with self._pool.batch(self._on_alive) as requests:
             numbers = [
                 requests.start(self._claim, one.snapshot, command, now)

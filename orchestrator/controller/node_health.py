@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from orchestrator.backends.protocol import Backend
 from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
+from orchestrator.core.clocks import is_time
 from orchestrator.scheduling.node_exclusion import MAX_EXCLUDED, REPEATED_S, excluded_nodes
 from orchestrator.state import events
 
@@ -55,7 +56,7 @@ class NodeHealth:
                 self._forget(node)
                 self._readmit(owned, node, now)
         self._leave_out(owned, now)
-        snapshots = [owned_sweep.snapshot for owned_sweep in owned.all()]
+        snapshots = owned.snapshots()
         if not owned.active():
             return  # no job waits for nodes; GPUs of an idle cluster are left alone
         excluded = excluded_nodes(snapshots, now)
@@ -76,7 +77,8 @@ class NodeHealth:
             # A running attempt shows that the node works; a check of all its GPUs would wait for the attempt's end.
             self._checked_at_s.setdefault(node, now)
             return False
-        return last_s is None or ((node in excluded or node in self._faults) and now - last_s >= RECHECK_S)
+        is_suspect = node in excluded or node in self._faults
+        return last_s is None or (is_suspect and is_time(last_s + RECHECK_S, now, RECHECK_S))
 
     def _readmit(self, owned: OwnedSweeps, node: str, now: float) -> None:
         reason = f"node {node} is used again: it has passed its check"
@@ -114,8 +116,9 @@ class NodeHealth:
 
 
 def _excluded(owned: OwnedSweeps, now: float) -> dict[str, float]:
-    return excluded_nodes((one.snapshot for one in owned.all()), now)
+    return excluded_nodes(owned.snapshots(), now)
 
 
 def _who_excludes(owned: OwnedSweeps, node: str, now: float) -> list[OwnedSweep]:
-    return [one for one in owned.all() if node in excluded_nodes([one.snapshot], now)]
+    names = [snapshot.sweep for snapshot in owned.snapshots() if node in excluded_nodes([snapshot], now)]
+    return [found for name in names if (found := owned.read_again(name)) is not None]

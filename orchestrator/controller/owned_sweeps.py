@@ -6,6 +6,8 @@ Invariants:
 - After an append whose outcome is unknown, the state in memory is dropped and the journal read again. After a failed
   read the state in memory is still valid.
 - A sweep that cannot be served keeps its live attempts, their resources and their keys: see ``shelved``.
+- Of a sweep that ended long ago only its condensed snapshot is kept; whatever is to be written to its journal, the
+  journal is read again before.
 """
 
 from __future__ import annotations
@@ -16,8 +18,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
+from orchestrator.core.clocks import is_time
 from orchestrator.core.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
+from orchestrator.metrics.sweeps import SHOWN_AFTER_END_S
 from orchestrator.state.events import Event, SweepAdopted
+from orchestrator.state.failure_policy import Deaths, count_deaths
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
@@ -51,6 +56,16 @@ class OwnedSweep:
     def snapshot(self) -> Snapshot:
         """The sweep's snapshot."""
         return self.ledger.snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestingSweep:
+    """One that ended long ago, without its plan's jobs: there may be thousands."""
+
+    snapshot: Snapshot
+    """Condensed."""
+    deaths: Deaths
+    """Of all its attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +106,7 @@ class OwnedSweeps:
         self._pool = pool or RequestPool(1)
         self.looks = InboxPolling()
         self._sweeps: dict[str, OwnedSweep] = {}
+        self._resting: dict[str, RestingSweep] = {}
         self._retry_at_s: dict[str, float] = {}
         self._delays: dict[str, _Delay] = {}
         self._in_doubt: set[str] = set()
@@ -139,15 +155,47 @@ class OwnedSweeps:
         return bool(self._contested or self.fenced)
 
     def all(self) -> list[OwnedSweep]:
-        """All of them, finished ones included."""
+        """All of them but those that ended long ago."""
         return list(self._sweeps.values())
 
+    def snapshots(self) -> list[Snapshot]:
+        """Of all of them; of those that ended long ago the condensed ones. May be called by any thread."""
+        return [*(one.snapshot for one in self.all()), *(one.snapshot for one in list(self._resting.values()))]
+
+    def former_deaths(self) -> list[Deaths]:
+        """Of the attempts of the sweeps that ended long ago."""
+        return [one.deaths for one in self._resting.values()]
+
     def get(self, sweep: str) -> OwnedSweep | None:
-        """One of them."""
+        """One of those of ``all``."""
         return self._sweeps.get(sweep)
 
+    def read_again(self, sweep: str) -> OwnedSweep | None:
+        """One of them, from its journal if it ended long ago; ``None`` if that fails. Use outside of ``guard``."""
+        if sweep in self._resting:
+            with self.guard(sweep):
+                self._load(sweep)
+        return self._sweeps.get(sweep)
+
+    def let_rest(self) -> None:
+        """Drop the jobs of sweeps that ended long ago: a message to one of them reads it again."""
+        for owned_sweep in self.all():
+            self._let_rest(owned_sweep)
+
+    def _let_rest(self, owned_sweep: OwnedSweep) -> None:
+        snapshot, now = owned_sweep.snapshot, self._now()
+        # For as long as metrics count by its jobs, and until its last progress is written.
+        is_old = snapshot.state.is_final and now - (snapshot.finished_at_s or 0.0) > SHOWN_AFTER_END_S
+        if is_old and not owned_sweep.board.is_due(now):
+            deaths = count_deaths([snapshot], now)
+            self._resting[snapshot.sweep] = RestingSweep(snapshot=snapshot.condensed(), deaths=deaths)
+            del self._sweeps[snapshot.sweep]
+            self._loaded = [one for one in self._loaded if one is not owned_sweep]
+
     def take_loaded(self) -> list[OwnedSweep]:
-        """Sweeps read from their journals since the last call."""
+        """Sweeps read from their journals since the last call, without those that ended long ago: their runners were
+        released, or are by now ended by the backend as nobody's.
+        """
         loaded, self._loaded = self._loaded, []
         return loaded
 
@@ -160,12 +208,15 @@ class OwnedSweeps:
     def reload(self) -> None:
         """A new round: read again the sweeps whose journal may hold more, or other, than this controller knows."""
         self._troubled.clear()
-        due = [sweep for sweep, at_s in self._retry_at_s.items() if self._now() >= at_s]
+        self._started_at_s = min(self._started_at_s, self._now())  # the clock may have been put back
+        due = [sweep for sweep, at_s in self._retry_at_s.items() if is_time(at_s, self._now(), MAX_RETRY_EVERY_S)]
         for sweep in due:
             del self._retry_at_s[sweep]
             with self.guard(sweep):
-                self._load(sweep)
+                owned_sweep = self._load(sweep)
                 self._shelved.pop(sweep, None)  # it is owned again, or another cluster's
+                if owned_sweep is not None:
+                    self._let_rest(owned_sweep)  # at once: all sweeps that ever ended would not fit into memory
 
     def check_fences(self, sweeps: Collection[str]) -> None:
         """Of these sweeps, and of those with messages to other clusters, drop those that another cluster has taken."""
@@ -251,7 +302,7 @@ class OwnedSweeps:
 
     def _next_delay(self, sweep: str, error: Exception) -> _Delay:
         length_s, previous = RETRY_EVERY_S, self._delays.get(sweep)
-        if previous and self._now() < previous.until_s + MAX_RETRY_EVERY_S:
+        if previous and not is_time(previous.until_s + MAX_RETRY_EVERY_S, self._now(), 2 * MAX_RETRY_EVERY_S):
             # Failed again before it was fine for a while.
             factor = 1 if isinstance(error, _OUTAGES) else 2
             length_s = min(factor * previous.length_s, MAX_RETRY_EVERY_S)
@@ -277,6 +328,8 @@ class OwnedSweeps:
             if owned_sweep is None:
                 self._ignored.setdefault(sweep, set()).add(message.message_id)
                 continue
+            if isinstance(message, Submit) and message.cluster != self._me.cluster:
+                message = self._refusal(owned_sweep, message)  # noqa: PLW2901 - in its place
             if isinstance(message, Submit):
                 for earlier in self._overtaken(sweep, message):
                     yield owned_sweep, earlier
@@ -301,12 +354,21 @@ class OwnedSweeps:
                 message = Superseded(message_id=message.message_id, reason=reason)  # noqa: PLW2901 - in its place
             yield message
 
+    def _refusal(self, owned_sweep: OwnedSweep, submit: Submit) -> Superseded:
+        """In place of a submit to another cluster of a sweep that has become ours since its sender looked."""
+        snapshot, mine = owned_sweep.snapshot, self._me.cluster
+        reason = (
+            f"sweep {snapshot.sweep} is {snapshot.state} on cluster {mine}, and this was submitted to cluster "
+            f"{submit.cluster}: submit it to {mine}, cancel the sweep first, or take it over explicitly"
+        )
+        return Superseded(message_id=submit.message_id, reason=reason)
+
     def _addressee(self, sweep: str, message: Message) -> OwnedSweep | None:
         if isinstance(message, Unreadable) and sweep not in self._sweeps and not journal_exists(self._store, sweep):
             text = "message %s to the new sweep %s is damaged (%s): submit the sweep again"
             _LOG.error(text, message.message_id, sweep, message.reason)
         if not isinstance(message, Submit):
-            return self._sweeps.get(sweep)
+            return self._load(sweep) if sweep in self._resting else self._sweeps.get(sweep)
         if message.cluster == self._me.cluster:
             return self._sweeps.get(sweep) or self._load(sweep, submit=message)
         owned_sweep = self._sweeps.get(sweep)
@@ -317,6 +379,7 @@ class OwnedSweeps:
     def _load(self, sweep: str, *, submit: Submit | None = None) -> OwnedSweep | None:
         """Read a sweep and hold it if it is ours, or becomes ours by ``submit``."""
         ledger = self._read(sweep)
+        self._resting.pop(sweep, None)
         snapshot = ledger.snapshot
         is_free = submit is not None and (submit.ownership is Ownership.TAKE or not _is_active(snapshot))
         contested = self._contested.pop(sweep, None)
@@ -349,7 +412,7 @@ class OwnedSweeps:
             ledger.refresh()
         except _OUTAGES:
             self._half_read[sweep] = ledger
-            self._unseen |= {sweep} if sweep not in self._shelved else set()
+            self._unseen |= {sweep} - self._shelved.keys() - self._resting.keys()
             raise
         finally:
             self._on_alive()

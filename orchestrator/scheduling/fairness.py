@@ -90,7 +90,7 @@ class Holdings:
         self.live: dict[str, Held] = {}
         self.by_node: dict[str, Amount] = {}
         self.floating: Amount = NOTHING
-        """Attempts without a chosen node."""
+        """Attempts whose nodes are not known yet."""
         self.total: Amount = NOTHING
         self.keys: dict[str, int] = {}
         self.history = UsageHistory()

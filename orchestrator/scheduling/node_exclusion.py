@@ -40,19 +40,24 @@ def exclusions(
     machines: Machines,
     excluded: Collection[str],
     now: float,
+    *,
     steps: Mapping[str, int] | None = None,
+    former: Sequence[Snapshot] = (),
 ) -> Iterator[ExcludeNode]:
     """Nodes on which different jobs failed lately, more than elsewhere, or that computed what a replay did not; never
     more than a tenth of the cluster, including those that are excluded already. To be carried out before the ends of
     sweeps: one that has ended takes no more news.
 
-    ``steps``: by attempt, the training step that it has reached.
+    ``steps``: by attempt, the training step that it has reached. ``former``: ended sweeps, whose exclusions count, too.
     """
     num_nodes = 0 if machines.is_pool else len(machines.names)
     already = machines.places.keys() & excluded
     room = max(1, int(MAX_EXCLUDED * num_nodes)) - len(already)
-    failed = {node: _recent(indexes, node, now) for node in _nodes_with_failures(indexes)}
-    refuted = _refuted(indexes, steps or {})
+    ends = _latest_ends([*(index.snapshot for index in indexes), *former])
+    failed = {
+        node: _recent(indexes, node, max(now - WINDOW_S, ends.get(node, 0.0))) for node in _nodes_with_failures(indexes)
+    }
+    refuted = _refuted(indexes, steps or {}, ends)
     total = sum(len(failures) for failures in failed.values())
     failed |= {node: {} for node in refuted.keys() - failed.keys()}
     for node in sorted(failed, key=lambda node: (-len(failed[node]), node)):
@@ -63,7 +68,7 @@ def exclusions(
         if reason:
             room -= 1
             sweep = sweep or next(one.plan.sweep for one in indexes if node in one.failures.by_node)
-            until_s = now + _exclusion_s(indexes, node, now)
+            until_s = now + (REPEATED_S if node in ends and now - ends[node] < WINDOW_S else EXCLUDED_S)
             notice = f"node {node} is excluded for {(until_s - now) / 3600.0:g} h: {reason}"
             yield ExcludeNode(sweep=sweep, node=node, reason=notice, until_s=until_s)
 
@@ -72,9 +77,8 @@ def _nodes_with_failures(indexes: Iterable[SweepIndex]) -> set[str]:
     return {node for index in indexes for node, failures in index.failures.by_node.items() if failures}
 
 
-def _recent(indexes: Iterable[SweepIndex], node: str, now: float) -> dict[tuple[str, str], Failure]:
-    """Latest failures of different jobs on a node that may be its fault, after the end of its latest exclusion."""
-    since_s = max(now - WINDOW_S, _readmitted_at_s(indexes, node))
+def _recent(indexes: Iterable[SweepIndex], node: str, since_s: float) -> dict[tuple[str, str], Failure]:
+    """Latest failures of different jobs on a node that may be its fault."""
     return {
         (index.plan.sweep, job): failure
         for index in indexes
@@ -83,20 +87,25 @@ def _recent(indexes: Iterable[SweepIndex], node: str, now: float) -> dict[tuple[
     }
 
 
-def _readmitted_at_s(indexes: Iterable[SweepIndex], node: str) -> float:
-    """When a node's latest exclusion ends or ended; 0 without one."""
-    ends = [index.snapshot.excluded[node].until_s for index in indexes if node in index.snapshot.excluded]
-    return max(ends, default=0.0)
+def _latest_ends(snapshots: Iterable[Snapshot]) -> dict[str, float]:
+    """When the latest exclusion of each node ends or ended. What failed before is settled."""
+    ends: dict[str, float] = {}
+    for snapshot in snapshots:
+        for node, exclusion in snapshot.excluded.items():
+            ends[node] = max(ends.get(node, 0.0), exclusion.until_s)
+    return ends
 
 
-def _refuted(indexes: Sequence[SweepIndex], steps: Mapping[str, int]) -> dict[str, tuple[str, str]]:
+def _refuted(
+    indexes: Sequence[SweepIndex], steps: Mapping[str, int], ends: Mapping[str, float]
+) -> dict[str, tuple[str, str]]:
     """Nodes that computed wrong numbers where a replay of the same steps computed right ones: sweep and reason."""
     found: dict[str, tuple[str, str]] = {}
     for index in indexes:
         for view in index.failures.numerics.values():
             for failure, how in _not_repeated(view, steps):
                 # However long ago, since a replay may take weeks: only what came before an exclusion is settled.
-                if failure.node and failure.at_s > _readmitted_at_s(indexes, failure.node):
+                if failure.node and failure.at_s > ends.get(failure.node, 0.0):
                     wrong = failure.message.partition("\n")[0][:100]
                     gpus = f" (GPU {', '.join(failure.gpus)})" if failure.gpus else ""
                     reason = f"it computed wrong numbers{gpus}: {view.name} failed there ({wrong}), {how}"
@@ -133,8 +142,3 @@ def _blame(failures: dict[tuple[str, str], Failure], elsewhere: float) -> str:
             f"node {elsewhere:.2g}"
         )
     return ""
-
-
-def _exclusion_s(indexes: Iterable[SweepIndex], node: str, now: float) -> float:
-    ends = [index.snapshot.excluded[node].until_s for index in indexes if node in index.snapshot.excluded]
-    return REPEATED_S if ends and now - max(ends) < WINDOW_S else EXCLUDED_S

@@ -29,7 +29,7 @@ class Occupancy:
     ) -> None:
         self._node_filter, self._indexes, self._remaining_s, self.now = node_filter, indexes, remaining_s, now
         self._floating: dict[str, Spread] = {}
-        """Assumed nodes of attempts without a chosen node."""
+        """Assumed nodes of attempts whose nodes are not known yet."""
         self.missing: set[tuple[Resources, int]] = set()
         """Shapes (resources and number of workers) for which the autoscaler has added no node for long."""
         self.room = self._make_room()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
+from orchestrator.core.clocks import is_time
 from orchestrator.scheduling.budgets import Budget, Cap
 from orchestrator.scheduling.demand import AttemptDemand
 from orchestrator.scheduling.fairness import FairShare
 from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.scheduling.sweep_index import SweepIndex, Ticket
+from orchestrator.state.failure_policy import LONGEST_BACKOFF_S
 
 AGING_S = 6 * 3600.0
 """A sweep with ready jobs that runs nothing rises by one priority class within this time, linearly."""
@@ -208,7 +210,7 @@ class SweepQueue:
 
     def _may_start(self, place: int) -> bool:
         index, round_state = self.index, self._round
-        if index.not_before_s.get(place, 0.0) > round_state.now:
+        if not is_time(index.not_before_s.get(place, 0.0), round_state.now, LONGEST_BACKOFF_S):
             return False
         if self._ahead and (group := index.preflight.group_of(place)) is not None and group in self._ahead:
             self.wait(

@@ -126,7 +126,8 @@ class Scheduler:
         indexes = self._follow_all(snapshots, view.durations)
         machines = self._laid_out(tuple(view.nodes), view.total)
         excluded = excluded_nodes([*snapshots, *view.former], now).keys()
-        commands: list[Command] = [*departures(snapshots), *exclusions(indexes, machines, excluded, now, view.steps)]
+        commands: list[Command] = [*departures(snapshots)]
+        commands += exclusions(indexes, machines, excluded, now, steps=view.steps, former=view.former)
         commands += withdrawals(
             snapshots, view.nodes, remaining_s=view.remaining_s, node_by_attempt=view.node_by_attempt, now=now
         )

@@ -54,7 +54,7 @@ class FailureCounts:
 
     def __init__(self) -> None:
         self.alike: dict[FailureGroup, set[str]] = {}
-        """Names of the jobs that failed for good."""
+        """Names of the jobs that failed for good and count for the breaker."""
         self.succeeded: dict[JobKind, int] = {}
         self.by_node: dict[str, dict[str, Failure]] = {}
         """By node and job: each job's latest failure."""
@@ -72,7 +72,7 @@ class FailureCounts:
         failure = view.last_failure
         if failure is None:
             return
-        if view.state is JobState.FAILED and view.failures:
+        if view.state is JobState.FAILED and view.failures and view.counts_for_breaker:
             _keep(self.alike.setdefault(failure_group_of(job, failure), set()), job.name, count)
         if failure.node:
             on_node = self.by_node.setdefault(failure.node, {})

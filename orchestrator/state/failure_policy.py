@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
@@ -24,6 +24,8 @@ from orchestrator.state.snapshot import Failure, JobView, Snapshot
 MAX_BACKOFF_S = 300.0
 JITTER = 0.25
 """A wait is longer or shorter by up to this part, so that jobs that failed together are not retried together."""
+LONGEST_BACKOFF_S = MAX_BACKOFF_S * (1.0 + JITTER)
+"""A wait that ends later is by a clock that was put back since, and is over."""
 MAX_LOSSES = 1000
 _WORKERS_PER_NODE = 4
 SAME_STEPS, SAME_PART = 20, 0.01
@@ -353,14 +355,30 @@ def signature_of(text: str) -> Signature | None:
 
 
 # ----------------------------------------------------------------------------------------------- how often attempts die
-def observed_mtbf_s(snapshots: Sequence[Snapshot], *, prior_s: float, now: float) -> float:
-    """Mean time between deaths of an attempt, seconds: what was expected counts as one death after ``prior_s``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deaths:
+    """How often attempts died, and in how many seconds of running."""
 
-    That is the mean of the rate's posterior under a gamma prior of shape 1, so it moves from the expectation to the
-    observation with each death.
-    """
+    num_deaths: int
+    ran_s: float
+
+
+def count_deaths(snapshots: Sequence[Snapshot], now: float) -> Deaths:
+    """Of all attempts of these sweeps, running ones as far as they are at ``now``."""
     views = [view for snapshot in snapshots for view in snapshot.jobs.values()]
     ran_s = sum(view.ran_s for view in views)
     running = [attempt for snapshot in snapshots for attempt in snapshot.live_attempts]
     ran_s += sum(attempt.ran_s(now) for attempt in running)
-    return (prior_s + ran_s) / (1 + sum(view.num_deaths for view in views))
+    return Deaths(num_deaths=sum(view.num_deaths for view in views), ran_s=ran_s)
+
+
+def observed_mtbf_s(
+    snapshots: Sequence[Snapshot], *, prior_s: float, now: float, former: Iterable[Deaths] = ()
+) -> float:
+    """Mean time between deaths of an attempt, seconds: what was expected counts as one death after ``prior_s``.
+
+    That is the mean of the rate's posterior under a gamma prior of shape 1, so it moves from the expectation to the
+    observation with each death. ``former``: what was counted of further sweeps.
+    """
+    counted = [count_deaths(snapshots, now), *former]
+    return (prior_s + sum(one.ran_s for one in counted)) / (1 + sum(one.num_deaths for one in counted))

@@ -9,7 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any, TypeAlias
@@ -20,10 +20,12 @@ from orchestrator.state import events
 from orchestrator.state.failure_policy import POLICY
 from orchestrator.state.snapshot import KEPT_NUMERICS, Attempt, Exclusion, Failure, JobTable, JobView, Snapshot
 from orchestrator.state.spending import ResourceUse, added
-from orchestrator.state.transitions import SweepState, next_job_state, next_sweep_state
+from orchestrator.state.transitions import JobState, SweepState, next_job_state, next_sweep_state
 
 PlanLookup: TypeAlias = Callable[[events.PlanAccepted], Plan]
 """Loads the plan of the event that accepted its revision."""
+_ANEW: Mapping[str, Any] = {"reason": "", "ended_at_s": None, "failures": {}, "counts_for_breaker": True}
+"""Changes of a job that a client reopens."""
 
 
 def fold(sweep: str, journal: Iterable[events.Event], plans: PlanLookup) -> Snapshot:
@@ -143,11 +145,17 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.JobsRetried) -> None:
-        if self._sweep.state.is_final:
+        was_over = self._sweep.state.is_final
+        if was_over:
             self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, tripped="")
         self._move_sweep(event)
         for name in event.jobs:
-            self._put(self._view(name, event), event, reason="", ended_at_s=None, failures={})
+            self._put(self._view(name, event), event, **_ANEW)
+        if was_over:
+            # Otherwise the breaker would stop the sweep again at once, for the very failures that stopped it before.
+            for view in self._views():
+                if view.state is JobState.FAILED:
+                    self._changed[view.name] = replace(view, counts_for_breaker=False)
 
     @_take.register
     def _(self, event: events.MessageRefused) -> None:
@@ -211,15 +219,15 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.AttemptPlaced) -> None:
-        # Not its nodes: resources are counted by the scheduler's decision.
         live = self._leaving.get(event.attempt_id) or self._live(event)
+        nodes = _nodes_of(live, event)
         if not live.awaits_room:
-            self._update_attempt(event, lots=event.lots)
+            self._update_attempt(event, lots=event.lots, nodes=nodes)
             return
         placed_at_s = max(live.launched_at_s, event.at_s - event.since_s)
         if event.attempt_id not in self._leaving:
             self._change(event, room_s=placed_at_s - live.launched_at_s)
-        self._update_attempt(event, lots=event.lots, awaits_room=False, placed_at_s=placed_at_s)
+        self._update_attempt(event, lots=event.lots, nodes=nodes, awaits_room=False, placed_at_s=placed_at_s)
 
     @_take.register
     def _(self, event: events.AttemptPreempting) -> None:
@@ -271,7 +279,7 @@ class _Folding:
         for view in self._views():
             if next_job_state(view.name, view.state, event) is not view.state:
                 # A job that is still retried keeps its count: a resubmission must not renew its limits.
-                self._put(view, event, reason="", ended_at_s=None, failures={})
+                self._put(view, event, **_ANEW)
 
     def _retire(self, plan: Plan) -> None:
         """Keep track of the live attempts at jobs that the new plan does not have."""
@@ -364,6 +372,14 @@ class _Folding:
     def _queued_s(self, event: events.JobEvent) -> float:
         ends = [self._view(need, event).ended_at_s or 0.0 for need in self._planned(event).needs]
         return max(0.0, event.at_s - max([self._sweep.accepted_at_s, *ends]))
+
+
+def _nodes_of(attempt: Attempt, event: events.AttemptPlaced) -> tuple[str, ...]:
+    """The nodes that the scheduler chose, by which it counts resources whatever is reported; where it chose none, those
+    on which the attempt was placed, if all of them are known: without them it counted a free node as used.
+    """
+    is_known = len(event.nodes) == attempt.num_workers and all(event.nodes)
+    return attempt.nodes or (event.nodes if is_known else ())
 
 
 def _had_no_room(event: events.AttemptEvent) -> bool:

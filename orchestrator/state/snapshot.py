@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
+from types import MappingProxyType
 from typing import Any, Self
 
 from orchestrator.core.contract import Resources, Timings
@@ -26,7 +27,7 @@ from orchestrator.state.transitions import JobState, SweepState
 KEPT_NUMERICS = 4
 _CHUNK = 64
 """Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
-SNAPSHOT_VERSION = 5
+SNAPSHOT_VERSION = 7
 """Raise it whenever the fold of the same events gives another state, or a state another meaning."""
 _APART = {"plan", "jobs"}
 
@@ -49,7 +50,7 @@ class Attempt:
     num_workers: int = 1
     """Its number of ranks."""
     nodes: tuple[str, ...] = ()
-    """Names of its chosen nodes; empty = any."""
+    """Names of its chosen nodes; without any, of those on which it was placed; empty = not placed, or not known."""
     lots: tuple[PricedAllocation, ...] = ()
     """Types and prices of its nodes; empty = not known (yet)."""
     preempting_at_s: float | None = None
@@ -124,6 +125,8 @@ class JobView:
     """The latest failures of numerics, at most ``KEPT_NUMERICS``: a replay from the checkpoint shows their cause."""
     reason: str = ""
     """Why the job failed, or which job it was skipped because of."""
+    counts_for_breaker: bool = True
+    """Whether the circuit breaker counts its failure: not once the sweep has ended, and other jobs are retried."""
     queued_s: float = 0.0
     """From the moment the job was ready to its first launch."""
     launched_at_s: float | None = None
@@ -170,13 +173,15 @@ class JobTable(Mapping[str, JobView]):
     _counts: dict[JobState, int]
     _running: dict[str, None]
 
-    def __init__(self, views: Iterable[JobView] = ()) -> None:
+    def __init__(self, views: Iterable[JobView] = (), *, counts: Mapping[JobState, int] | None = None) -> None:
         jobs = tuple(views)
         self._chunks = tuple(jobs[start : start + _CHUNK] for start in range(0, len(jobs), _CHUNK))
         self._places = {view.name: place for place, view in enumerate(jobs)}
         self._counts = dict.fromkeys(JobState, 0)
         for view in jobs:
             self._counts[view.state] += 1
+        if counts is not None:  # of all jobs, where only some are given: see ``condensed``
+            self._counts = dict(counts)
         self._running = {view.name: None for view in jobs if view.attempt is not None}
 
     @property
@@ -204,6 +209,12 @@ class JobTable(Mapping[str, JobView]):
             chunks[place] = tuple(chunk)
         new._chunks = tuple(chunks)
         return new
+
+    def condensed(self) -> Self:
+        """All its counts, but of the jobs only those that failed, by name and reason."""
+        failed = (view for view in self.values() if view.state is JobState.FAILED)
+        views = (JobView(name=view.name, key="", state=view.state, reason=view.reason) for view in failed)
+        return type(self)(views, counts=self._counts)
 
     def changed_since(self, older: JobTable) -> Iterator[JobView]:
         """The views that are not those of an older table, in plan order: all if that one had another plan's jobs."""
@@ -306,6 +317,16 @@ class Snapshot:
         jobs: Mapping[str, JobView] = self.jobs
         if not isinstance(jobs, JobTable):
             object.__setattr__(self, "jobs", JobTable(jobs.values()))
+
+    def condensed(self) -> Self:
+        """What people and other sweeps may still want to know of an ended sweep: how it ended, its channels and its
+        exclusions of nodes. No event can be folded into it.
+        """
+        plan = self.plan and replace(self.plan, jobs=())
+        jobs, nothing = self.jobs.condensed(), MappingProxyType[str, Any]({})
+        return replace(
+            self, plan=plan, jobs=jobs, documents=nothing, nodes=nothing, refusals=nothing, handled=frozenset()
+        )
 
     @property
     def live_attempts(self) -> list[Attempt]:

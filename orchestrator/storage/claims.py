@@ -19,6 +19,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
+from orchestrator.core.clocks import is_time
 from orchestrator.core.errors import NotFoundError, PreconditionFailedError, StorageError, TooLargeError
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
@@ -121,7 +122,9 @@ class Claims:
 
     def end_waits(self, now: float) -> list[str]:
         """Keys that are due to be looked up again, first the record and then the claim; each is returned once."""
-        over = [key for key, wait in self._waits.items() if not wait.is_over and now >= wait.until_s]
+        over = [
+            key for key, wait in self._waits.items() if not wait.is_over and is_time(wait.until_s, now, LAST_POLL_S)
+        ]
         for key in over:
             self._waits[key] = replace(self._waits[key], is_over=True)
         return over
@@ -170,7 +173,8 @@ class Claims:
 
     def _is_kept(self, key: str, now: float) -> bool:
         held = self._held.get(key)
-        return now < self._contested.get(key, 0.0) or (held is not None and _is_fresh(held.claim, now))
+        is_contested = not is_time(self._contested.get(key, 0.0), now, CLAIM_DURATION_S / 2)
+        return is_contested or (held is not None and _is_fresh(held.claim, now))
 
     def _write(self, key: str, sweep: str, now: float) -> Claim | None:
         """Write our claim if that is allowed; returns the other's claim if there is one."""

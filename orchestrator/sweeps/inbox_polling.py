@@ -14,14 +14,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from zlib import crc32
 
+from orchestrator.core.clocks import is_time
+
 EVERY_S = 60.0
 """Between two looks into one inbox without a marker."""
 _RANGE = 1 << 32
-
-
-def is_time(at_s: float, now: float, every_s: float) -> bool:
-    """Whether a time has come that was at most ``every_s`` away when it was set: also where the clock was put back."""
-    return not now < at_s <= now + every_s
 
 
 class InboxPolling:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Self
 
+from orchestrator.core.clocks import is_time
 from orchestrator.core.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
@@ -131,7 +132,7 @@ class Lease:
         Raises:
             LeaseLostError: a controller with a higher epoch holds it.
         """
-        if self._now() >= self._renew_at_s:
+        if is_time(self._renew_at_s, self._now(), RENEW_EVERY_S):
             self.verify()
 
     def verify(self) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from orchestrator.core.clocks import is_time
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError
 from orchestrator.core.security.json_text import parse_json
@@ -126,7 +127,7 @@ class ProgressBoard:
 
     def is_due(self, now: float) -> bool:
         """Whether ``flush`` would write."""
-        return now >= self._write_at_s and self._written != (self._current, self._warnings)
+        return is_time(self._write_at_s, now, WRITE_EVERY_S) and self._written != (self._current, self._warnings)
 
     def flush(self, now: float) -> None:
         """Write changes, if due."""
@@ -204,7 +205,7 @@ class PresenceBoard:
 
     def is_due(self, now: float) -> bool:
         """Whether the next update is due."""
-        return now >= self._write_at_s
+        return is_time(self._write_at_s, now, PRESENCE_EVERY_S)
 
     def show(self, machines: Sequence[Node], idle_runners: Mapping[str, int], now: float) -> None:
         """Write the present nodes, unless they are unchanged."""

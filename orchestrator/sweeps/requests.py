@@ -281,7 +281,7 @@ class Unreadable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Superseded:
-    """A submit to another cluster that was superseded by a later submit."""
+    """A submit to another cluster that came too late, or was superseded by a later submit."""
 
     message_id: str
     reason: str

@@ -95,15 +95,19 @@ def test_each_end_of_a_sweep_that_is_opened_again_is_told(tmp_path: Path) -> Non
     assert world.sent.occasions == ["failed", "finished"], "though nobody looked in between"
 
 
-def test_failed_sweep_is_told_with_its_reasons(tmp_path: Path) -> None:
+@pytest.mark.parametrize("late_s", [0.0, 2 * 3600.0])
+def test_failed_sweep_is_told_with_its_reasons_also_long_after_its_end(tmp_path: Path, late_s: float) -> None:
     backend = ScriptedBackend(LocalStore(tmp_path), {"pretrain/a": [Fail()]})
     world = Told(tmp_path, Channel(webhook="https://a/b", on=(Occasion.FAILED,)), backend=backend)
     world.send()
     world.finish()
+    world.clock.advance(late_s)
+    world.tick()
     world.notifier.turn()
     assert world.sent.occasions == ["failed"]
     assert "pretrain/a" in world.sent.notices[0].text
     assert "1 failed" in world.sent.notices[0].text
+    assert world.sent.notices[0].jobs == {"succeeded": 3, "failed": 1, "skipped": 1}
 
 
 def test_occasion_that_nobody_asked_for_is_not_sent(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import FailureKind, SpecError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.metrics.sweeps import SHOWN_AFTER_END_S
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.failure_policy import observed_mtbf_s
@@ -143,6 +144,19 @@ def test_mtbf_moves_to_what_is_observed_and_counts_deaths_alone(tmp_path) -> Non
     world.clock.advance(10 * HOUR_S)
     view = world.snapshot()
     assert observed_mtbf_s([view], prior_s=HOUR_S, now=world.clock()) > 3 * HOUR_S, "what runs well counts too"
+
+
+def test_mtbf_counts_the_deaths_of_sweeps_that_ended_long_ago(tmp_path) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {"pretrain/old": [Lose(), Succeed()]})
+    world.new_controller()
+    world.submit(make_job("pretrain/old"), sweep="old")
+    world.finish("old")
+    world.clock.advance(2 * SHOWN_AFTER_END_S)
+    world.tick()
+    world.submit(auto_job())
+    world.finish()
+    assert HOUR_S / 2 < world.backend.launched[-1].execution.checkpoint_mtbf_s < HOUR_S / 2 + 60
 
 
 def test_mtbf_of_jobs_that_never_asked_stays_unset(tmp_path) -> None:

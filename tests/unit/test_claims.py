@@ -112,6 +112,14 @@ def test_claim_whose_holder_sets_its_clock_back_is_renewed_at_once(store: Memory
     assert Claims(store, "b").take(KEY, "two", NOW_S) is not None
 
 
+def test_wait_for_the_claim_of_another_cluster_ends_although_the_clock_was_set_back(store: MemoryStore) -> None:
+    Claims(store, "a").take(KEY, "one", NOW_S)
+    other = Claims(store, "b")
+    other.take(KEY, "two", NOW_S)
+    assert other.end_waits(NOW_S - 1.0) == []
+    assert other.end_waits(NOW_S - 86_400) == [KEY]
+
+
 def test_claim_released_is_free_at_once(store: MemoryStore) -> None:
     holder = Claims(store, "a")
     holder.take(KEY, "one", NOW_S)

@@ -8,6 +8,7 @@ import pytest
 from orchestrator.backends.protocol import Capacity
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError
+from orchestrator.metrics.sweeps import SHOWN_AFTER_END_S
 from orchestrator.state.events import SweepEnding
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import is_committed
@@ -293,6 +294,27 @@ def test_taking_a_sweep_over_moves_it_and_stops_the_former_attempts(tmp_path: Pa
     assert former.is_idle
     assert former_backend.live == []
     assert former_backend.released == [former_backend.launched[0].attempt_id]
+
+
+def test_sweep_that_ended_long_ago_is_kept_without_its_jobs_and_read_again_for_a_message(tmp_path: Path) -> None:
+    world = scripted(tmp_path, dataset__a=[Fail(kind=FailureKind.USER_ERROR, message="no file"), Succeed()])
+    world.submit(make_job("dataset/a"), make_job("dataset/b"))
+    world.finish()
+    world.tick()
+    (full,) = world.controller.snapshots
+    assert [*full.jobs] == ["dataset/a", "dataset/b"]
+    world.clock.advance(SHOWN_AFTER_END_S)
+    world.tick()
+    for controller in (world.controller, world.new_controller()):
+        controller.tick()
+        (kept,) = controller.snapshots
+        assert kept.plan is not None
+        assert (kept.plan.jobs, [*kept.jobs]) == ((), ["dataset/a"])
+        assert (kept.state, kept.counts, kept.finished_at_s) == (full.state, full.counts, full.finished_at_s)
+        assert controller.is_idle
+    client.retry(world.store, "sweep", now=world.clock())
+    world.tick_until(lambda: world.snapshot().state is SweepState.SUCCEEDED)
+    assert (world.job("dataset/a").num_attempts, world.job("dataset/b").num_attempts) == (2, 1)
 
 
 def test_reading_an_unknown_sweep_names_those_that_exist(world: World) -> None:

@@ -21,7 +21,7 @@ from orchestrator.backends.simulated import (
     VirtualClock,
 )
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.owned_sweeps import MAX_RETRY_EVERY_S, Identification, OwnedSweeps
+from orchestrator.controller.owned_sweeps import BLIND_S, MAX_RETRY_EVERY_S, Identification, OwnedSweeps
 from orchestrator.core.contract import Execution, Resources
 from orchestrator.core.errors import StorageError, StorageTimeoutError
 from orchestrator.state import events
@@ -30,7 +30,7 @@ from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
-from orchestrator.sweeps.requests import Ownership
+from orchestrator.sweeps.requests import Ownership, new_submit, post
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
 from orchestrator.testing.memory_store import MemoryStore
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job, make_plan
@@ -110,6 +110,19 @@ def test_delay_of_a_failing_sweep_grows_but_not_in_an_outage_of_the_store(tmp_pa
     assert delay_s(damage) == 1.0
 
 
+def test_clock_that_is_put_back_makes_neither_a_failing_sweep_nor_a_blind_controller_wait(tmp_path: Path) -> None:
+    clock = FakeClock()
+    fleet = OwnedSweeps(LocalStore(tmp_path), Identification(cluster="c", epoch=1, holder="h"), clock)
+    fleet._unseen.add("other")
+    fleet._shelve("sweep", StorageError("bad"))
+    clock.advance(-3600.0)
+    fleet.reload()
+    assert fleet._retry_at_s == {}
+    assert fleet.is_blind
+    clock.advance(BLIND_S)
+    assert not fleet.is_blind
+
+
 def test_write_in_doubt_is_fenced_by_another_adoption(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(tmp_path)
     world.backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
@@ -167,6 +180,22 @@ def test_submit_to_another_cluster_is_refused_once_a_later_one_took_the_sweep(tm
     assert "cluster-b" in world.snapshot().refusals[message_id]
     world.new_controller().tick()
     assert world.snapshot().cluster == "cluster-b"
+
+
+def test_submit_to_another_cluster_whose_sweep_began_here_meanwhile_is_refused_and_not_run_here(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
+    world.new_controller()
+    world.submit(TREE)
+    world.tick_until(lambda: world.is_running(TREE.name))
+    plan = make_plan(make_job("dataset/other"), store_uri=world.store.uri)
+    # Its client has looked for an owner before there was one.
+    message = new_submit(plan, "", "cluster-b", {"now": world.clock()})
+    post(world.store, "sweep", message)
+    world.tick_until(lambda: message.message_id in world.snapshot().handled)
+    assert f"is running on cluster {CLUSTER}" in world.snapshot().refusals[message.message_id]
+    assert (world.snapshot().revision, world.launches()) == (1, [TREE.name])
+    assert world.store.list_children(inbox_folder("sweep")) == []
 
 
 def test_cancel_after_a_takeover_is_followed(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_attempt_for_which_the_cluster_grew_writes_its_checkpoint_before_the_nod
     world.tick()
     attempt = world.job("dataset/0").attempt
     assert attempt is not None
-    assert attempt.nodes == ()
+    assert attempt.nodes == ("new",)
     assert backend.stopped == []
     backend.leaves_at_s = world.clock() + 120.0
     world.tick_until(lambda: bool(backend.stopped))

@@ -17,6 +17,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.sweeps import client
 from orchestrator.sweeps.inbox_polling import EVERY_S
+from orchestrator.sweeps.lease import LEASE_DURATION_S, read_lease
 from orchestrator.sweeps.requests import Ownership, Pause, new_envelope, post, read_markers
 from orchestrator.testing import Hang, ScriptedBackend
 from orchestrator.testing.faults import Fault, FaultyStore, Moment
@@ -113,6 +114,14 @@ def test_clock_that_was_put_back_delays_no_message(world: World, has_marker: boo
     begun_s = world.clock()
     world.tick_until(lambda: message in world.snapshot("old-1").handled)
     assert world.clock() - begun_s <= (2.0 if has_marker else EVERY_S + 2.0)
+
+
+def test_clock_that_was_put_back_does_not_keep_the_lease_from_being_renewed(world: World) -> None:
+    world.clock.advance(-3600.0)
+    world.controller.tick()
+    lease = read_lease(world.store, CLUSTER)
+    assert lease is not None
+    assert lease.expires_at_s == world.clock() + LEASE_DURATION_S
 
 
 def test_marker_without_a_message_costs_one_look_and_goes_after_a_minute(world: World, monkeypatch) -> None:

@@ -98,7 +98,7 @@ def test_attempt_for_which_the_cluster_grew_is_priced_once_its_node_is_known(tmp
     attempt = world.job("dataset/0").attempt
     assert attempt is not None
     assert attempt.lots[0].hourly == pytest.approx(0.2)
-    assert attempt.nodes == ()  # what the scheduler decided stays
+    assert attempt.nodes == ("node-1",)  # the scheduler had chosen none
     assert len(_events(world, "attempt_placed")) == 1
 
 
@@ -112,6 +112,7 @@ def test_attempt_that_went_elsewhere_is_billed_where_it_is(tmp_path: Path) -> No
     assert attempt is not None
     assert attempt.lots[0].hourly == pytest.approx(0.1)
     assert not attempt.lots[0].is_spot
+    assert attempt.nodes == ("node-1",)  # what the scheduler decided stays
     world.tick()
     assert len(_events(world, "attempt_placed")) == 1
 

@@ -17,7 +17,7 @@ NODES = gpu_nodes(16)
 BAD, GOOD = (node.name for node in NODES)
 
 
-def ended_sweep() -> Snapshot:
+def ended_sweep(*more: events.Event) -> Snapshot:
     job = gpu_job("finetune/ended", gpus=1)
     return after(
         plan_of("ended", job),
@@ -25,6 +25,7 @@ def ended_sweep() -> Snapshot:
         launched(job, GOOD, at_s=2.0),
         done(job, 3.0),
         events.SweepFinished(at_s=4.0, status=events.SweepEnding.SUCCEEDED),
+        *more,
     )
 
 
@@ -47,6 +48,9 @@ def test_node_that_is_left_out_already_is_not_left_out_again() -> None:
     running = after(plan_of("s", job), launched(job, BAD, at_s=2.0), failure)
     assert [one.node for one in of_type(decide(running, nodes=NODES), ExcludeNode)] == [BAD]
     assert of_type(decide(running, nodes=NODES, former=[ended_sweep()]), ExcludeNode) == []
+    # It has passed a check since, which the sweep that had excluded it knows: what failed before is settled.
+    passed = ended_sweep(events.NodeExcluded(at_s=6.0, node=BAD, reason="it has passed its check", until_s=6.0))
+    assert of_type(decide(running, nodes=NODES, former=[passed]), ExcludeNode) == []
 
 
 def gang_beside_an_excluded_node(gpus: int, *, min_gpus: int = 0, maximum: tuple[Node, ...] | None = None):

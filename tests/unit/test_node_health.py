@@ -13,6 +13,7 @@ from orchestrator.controller.node_health import RECHECK_S
 from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind, StorageError
+from orchestrator.metrics.sweeps import SHOWN_AFTER_END_S
 from orchestrator.scheduling.node_exclusion import EXCLUDED_S, REPEATED_S
 from orchestrator.state import events
 from orchestrator.state.nodes import Node
@@ -65,7 +66,7 @@ def until_s(world: World) -> float:
 def blamed(tmp_path: Path) -> tuple[World, CheckedBackend]:
     """A sweep that has left the first node out; its other job goes on."""
     broken = Fail(kind=FailureKind.UNKNOWN, message=ECC)
-    scripts: dict[str, list[Script]] = {"dataset__a": [broken, Succeed()], "dataset__b": [Hang()]}
+    scripts: dict[str, list[Script]] = {"dataset__a": [broken, Succeed()], "dataset__b": [Hang(), Hang()]}
     world, backend = world_of(tmp_path, **scripts)
     world.submit(make_job("dataset/a"), make_job("dataset/b"))
     world.tick_until(lambda: "bad" in world.snapshot().excluded)
@@ -109,6 +110,25 @@ def test_node_left_out_for_a_failure_is_checked_and_let_in_at_once_if_it_passes(
     world.tick()
     assert until_s(world) <= world.clock()
     assert world.snapshot().excluded["bad"].reason == "node bad is used again: it has passed its check"
+
+
+def test_node_that_passes_its_check_is_let_in_although_the_sweep_that_left_it_out_ended_long_ago(
+    blamed: tuple[World, CheckedBackend],
+) -> None:
+    world, backend = blamed
+    world.cancel()
+    world.finish()
+    world.submit(make_job("dataset/b"), sweep="next")  # its job goes on for ever, too
+    world.tick_until(lambda: world.is_running("dataset/b"))
+    backend.ended = {"bad": "still broken"}
+    world.tick()
+    world.clock.advance(SHOWN_AFTER_END_S)
+    world.tick()
+    assert not [*next(one for one in world.controller.snapshots if one.sweep == "sweep").jobs]
+    assert until_s(world) > world.clock()
+    backend.ended = {"bad": ""}
+    world.tick()
+    assert until_s(world) <= world.clock()
 
 
 def test_node_that_keeps_failing_its_check_never_comes_back_by_the_clock(blamed: tuple[World, CheckedBackend]) -> None:

@@ -292,6 +292,9 @@ def test_board_warns_of_slow_ranks_and_of_code_that_is_not_compiled(tmp_path: Pa
     board.warn("")
     board.flush(3.0)
     assert read_warnings(store, "s") == ()
+    board.warn("its clock was set back")
+    board.flush(1.0)
+    assert read_warnings(store, "s") == ("its clock was set back",)
 
 
 def test_sweep_that_is_gone_is_forgotten() -> None:

@@ -177,6 +177,12 @@ def test_decide_job_in_backoff_waits_for_its_time() -> None:
     assert command.reason.startswith("after node_lost, 1 of at most 10 (10 + one per 4 of 0.0025 node-hours run)")
 
 
+def test_decide_backoff_by_a_clock_that_was_set_back_since_is_over() -> None:
+    job = make_job("dataset/tree")
+    lost = events.AttemptLost(at_s=86_400.0, job=job.name, attempt_id=f"{job.key}.1", reason="")
+    assert [type(command) for command in commands(after((job,), launched(job), lost), now=10.0)] == [LaunchJob]
+
+
 def test_decide_all_jobs_done_finishes_the_sweep() -> None:
     job = make_job("dataset/tree")
     assert commands(after((job,), reused(job))) == [FinishSweep(sweep="sweep", status=events.SweepEnding.SUCCEEDED)]

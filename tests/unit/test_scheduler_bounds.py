@@ -112,7 +112,7 @@ def test_deadline_that_has_passed_stops_the_sweep() -> None:
 # Breakers and nodes
 
 
-def all_failing(num_jobs: int, message: str, **policy: Any) -> Snapshot:
+def all_failing(num_jobs: int, message: str, *more: Event, **policy: Any) -> Snapshot:
     jobs = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(num_jobs)]
     waiting = gpu_job("pretrain/waiting", gpus=1)
     journal: list[Event] = []
@@ -120,7 +120,7 @@ def all_failing(num_jobs: int, message: str, **policy: Any) -> Snapshot:
         text = message.format(number)
         journal += [launched(job, "node-0000"), failed(job, FailureKind.USER_ERROR, text)]
         journal.append(events.JobFailed(at_s=3.0, job=job.name, reason=text))
-    return after(plan_of("s", *jobs, waiting, **policy), *journal)
+    return after(plan_of("s", *jobs, waiting, **policy), *journal, *more)
 
 
 def test_breaker_trips_when_the_first_jobs_fail_alike() -> None:
@@ -129,6 +129,19 @@ def test_breaker_trips_when_the_first_jobs_fail_alike() -> None:
     assert "5 pretrain jobs failed in the same way" in command.reason
     assert of_type(decide(all_failing(4, text), nodes=gpu_nodes(8)), TripSweep) == []
     assert of_type(decide(all_failing(5, text, breaker=0), nodes=gpu_nodes(8)), TripSweep) == []
+
+
+def test_retry_of_some_jobs_after_the_breaker_is_not_stopped_by_the_failures_before_it() -> None:
+    journal = (
+        events.SweepTripped(at_s=4.0, reason="7 failed"),
+        events.JobCancelled(at_s=4.0, job="pretrain/waiting"),
+        events.SweepFinished(at_s=5.0, status=events.SweepEnding.FAILED),
+        # The clock was set back meanwhile: the order of the journal says which failures were before it.
+        events.JobsRetried(at_s=1.0, message_id="r", jobs=("pretrain/0", "pretrain/1")),
+    )
+    found = decide(all_failing(7, "no file", *journal), nodes=gpu_nodes(8))
+    assert of_type(found, TripSweep) == []
+    assert {command.job for command in of_type(found, LaunchJob)} == {"pretrain/0", "pretrain/1"}
 
 
 def test_breaker_holds_while_failures_differ() -> None:

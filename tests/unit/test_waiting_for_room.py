@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 from random import Random
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,33 @@ def waiting(*journal: events.Event) -> Snapshot:
 
 def placed(at_s: float, since_s: float = 0.0) -> events.Event:
     return events.AttemptPlaced(at_s=at_s, job=GANG.name, attempt_id=ID, nodes=(), lots=(), since_s=since_s)
+
+
+def test_nodes_of_an_attempt_that_waited_are_those_where_it_was_placed_and_chosen_ones_stay() -> None:
+    nodes = ("node-0001", "node-0001", "node-0000", "node-0001")
+    gang, next_one = gpu_job("pretrain/four", gpus=4), gpu_job("pretrain/next", gpus=4)
+    here, there = gpu_job("probe/here", gpus=4), gpu_job("probe/there", gpus=4)
+    told: dict[str, Any] = {"at_s": 5.0, "job": gang.name, "attempt_id": f"{gang.key}.1", "lots": ()}
+    journal = (
+        launched(here, *["node-0000"] * 4),
+        launched(there, *["node-0001"] * 4),
+        launched(gang, awaits_room=True, at_s=2.0),
+    )
+    plan = plan_of("s", gang, here, there, next_one)
+    # Both nodes are half full without it: which one has room left depends on where it was placed.
+    for node, other in (("node-0000", "node-0001"), ("node-0001", "node-0000")):
+        snapshot = after(plan, *journal, events.AttemptPlaced(**told, nodes=(node,) * 4))
+        (command,) = of_type(decide(snapshot, nodes=gpu_nodes(16)), LaunchJob)
+        assert (command.job, set(command.nodes)) == (next_one.name, {other})
+    for launch, given, kept in (
+        (launched(gang, awaits_room=True), nodes, nodes),
+        (launched(gang, *["node-0000"] * 4), nodes, ("node-0000",) * 4),
+        (launched(gang), (*nodes[:3], ""), ()),
+        (launched(gang), nodes[:1], ()),
+    ):
+        attempt = after(plan, launch, events.AttemptPlaced(**told, nodes=given)).jobs[gang.name].attempt
+        assert attempt is not None
+        assert attempt.nodes == kept
 
 
 def had_no_room(at_s: float) -> events.Event:
