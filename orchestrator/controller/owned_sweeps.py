@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -160,8 +160,15 @@ class OwnedSweeps:
     def reload(self) -> None:
         """A new round: read again the sweeps whose journal may hold more, or other, than this controller knows."""
         self._troubled.clear()
-        due = [sweep for sweep, at_s in self._retry_at_s.items() if self._now() >= at_s]
-        for sweep in due:
+        self._load_again([sweep for sweep, at_s in self._retry_at_s.items() if self._now() >= at_s])
+
+    def reload_early(self, sweeps: Collection[str]) -> None:
+        """Of these sweeps, which got a message, read those at once that are set aside: it may be what repairs them."""
+        # Who writes to a contested one is found out first: this controller may have been replaced.
+        self._load_again([sweep for sweep in sweeps if sweep in self._retry_at_s and sweep not in self._contested])
+
+    def _load_again(self, sweeps: Iterable[str]) -> None:
+        for sweep in sweeps:
             del self._retry_at_s[sweep]
             with self.guard(sweep):
                 self._load(sweep)
