@@ -30,7 +30,6 @@ from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.seals import seal
 from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
-from workloads.models.table import count_macs, meta_backbone
 from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import Ranks
 from workloads.train.safety import Reading
@@ -314,6 +313,8 @@ def peak_flops(device_name: str, precision: Precision, *, tf32: bool) -> float |
 
 def training_flops(spec: ModelSpec, num_classes: int = 0) -> float | None:
     """Operations of forward and backward pass of one image; ``None`` where torch cannot count them."""
+    from workloads.models.table import count_macs, meta_backbone
+
     try:
         macs, features = count_macs(meta_backbone(spec), spec.image_size)
         head = num_classes * int(features.shape[1])
