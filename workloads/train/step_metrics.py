@@ -347,8 +347,17 @@ class Throughput:
         return images_per_s * self.flops_per_image / self.peak_flops
 
 
+def reset_gpu_peak(device: torch.device) -> None:
+    """Count the peak of ``gpu_usage`` from here on: a process may have run other jobs, and tried larger batches."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # free blocks of what ran before count as reserved
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def gpu_usage(device: torch.device) -> dict[str, float]:
-    """Memory of a GPU at its peak (GiB, and share of all) and its utilisation in [0, 1] where it is known."""
+    """Memory of a GPU at its peak since ``reset_gpu_peak`` (GiB, and share of all), and its utilisation in [0, 1] where
+    it is known.
+    """
     if device.type != "cuda":
         return {}
     total = torch.cuda.get_device_properties(device).total_memory
