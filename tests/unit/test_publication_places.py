@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from orchestrator.cli.commands import publish
+from orchestrator.cli.commands import doctor, publish
 from orchestrator.controller.actor import StorePublication
 from orchestrator.core.errors import StorageDeniedError
 from orchestrator.services.settings import Settings
@@ -162,6 +163,14 @@ def test_publish_by_hand_shows_the_login_to_no_other_server_either(
     assert publishers.uris == ([OWN] if is_published else [])
     assert (ended.code == 0) is is_published
     assert ("login for tracking servers" in ended.message) is not is_published
+
+
+def test_doctor_says_that_a_server_may_not_see_the_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOGIN, "open-sesame")
+    sweep: Any = SimpleNamespace(tracking_uri="http://127.0.0.1:1")
+    checks = {check.name: check for check in doctor._machine_checks(Settings(), sweep)}
+    with pytest.raises(StorageDeniedError, match="login for tracking servers"):
+        checks["tracking"].run()
 
 
 def test_tracking_server_at_an_address_of_a_metadata_service_is_never_asked() -> None:
