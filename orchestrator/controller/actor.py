@@ -25,7 +25,7 @@ from orchestrator.metrics.sweeps import SweepMetrics
 from orchestrator.stack.description import database_behind
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
-from orchestrator.storage.open import check_allowed, check_may_see_login, open_store
+from orchestrator.storage.open import check_tracking, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger, list_sweeps
 from orchestrator.sweeps.lease import LeaseLostError
@@ -271,8 +271,7 @@ class StorePublication:
         uri = (plan.tracking_uri if plan else "") or self._tracking_uri
         uri = database_behind(uri, Path(os.environ.get(STACK_VARIABLE, "/nonexistent")))
         if uri != self._tracking_uri:
-            check_allowed(uri)
-            check_may_see_login(uri)
+            check_tracking(uri)
         publisher = self._publisher(uri)
         # Read before publishing: events before this reading are published, later ones may be missed.
         has_ended = publisher.has_ended(sweep)

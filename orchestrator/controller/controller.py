@@ -246,6 +246,7 @@ class Controller:
         woken, self._woken = self._woken, set()
         for sweep in woken - {""}:
             owned.looks.want(sweep)
+        owned.reload_early(woken)
         if not is_time(self._inbox_at_s, self._now(), INBOX_EVERY_S) and "" not in woken:
             self._settle_messages(owned, sorted(woken), set)
             return
@@ -259,6 +260,7 @@ class Controller:
                 sweeps, markers = find()
                 self._drain, self._quotas = drain(), quotas()
                 told = owned.looks.follow_markers(markers, self._now())
+                owned.reload_early(told)
                 if sweeps is not None:
                     self._list_at_s = self._now() + LIST_EVERY_S
                     new = owned.looks.follow_sweeps(sweeps)

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -210,7 +210,15 @@ class OwnedSweeps:
         self._troubled.clear()
         self._started_at_s = min(self._started_at_s, self._now())  # the clock may have been put back
         due = [sweep for sweep, at_s in self._retry_at_s.items() if is_time(at_s, self._now(), MAX_RETRY_EVERY_S)]
-        for sweep in due:
+        self._load_again(due)
+
+    def reload_early(self, sweeps: Collection[str]) -> None:
+        """Of these sweeps, which got a message, read those at once that are set aside: it may be what repairs them."""
+        # Who writes to a contested one is found out first: this controller may have been replaced.
+        self._load_again([sweep for sweep in sweeps if sweep in self._retry_at_s and sweep not in self._contested])
+
+    def _load_again(self, sweeps: Iterable[str]) -> None:
+        for sweep in sweeps:
             del self._retry_at_s[sweep]
             with self.guard(sweep):
                 owned_sweep = self._load(sweep)

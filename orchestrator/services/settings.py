@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from orchestrator.core.errors import SpecError
 from orchestrator.services.settings_sources import Code, apply, as_reference, chosen_context
 from orchestrator.stack.description import database_behind, tracking_uri
+from orchestrator.storage.open import check_tracking
 
 if TYPE_CHECKING:
     from orchestrator.sweepfile.values import ResolvedSweep
@@ -151,6 +152,17 @@ class Settings(BaseSettings):
         """The sweep's tracking URI, else the setting, else the project's own database."""
         named = sweep_uri or self.mlflow_tracking_uri
         return database_behind(named, self.home) if named else tracking_uri(self.home)
+
+    def publishing_uri(self, sweep_uri: str = "") -> str:
+        """``tracking_uri``, to log in there.
+
+        Raises:
+            StorageDeniedError: the sweep names a server that may not see the login, see ``check_tracking``.
+        """
+        uri = self.tracking_uri(sweep_uri)
+        if uri != self.tracking_uri():
+            check_tracking(uri)
+        return uri
 
 
 _PUT: dict[str, tuple[str | None, str | None]] = {}

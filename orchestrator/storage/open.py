@@ -30,7 +30,9 @@ VARIABLE = "ORCHESTRATOR_ALLOWED_URIS"
 """URIs between blanks or commas; empty: all are allowed. ``s3://`` allows all buckets."""
 
 _SERVERS = frozenset({"http", "https"})
-_LOGIN = ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD", "MLFLOW_TRACKING_TOKEN")
+_OF_MLFLOW = tuple(f"MLFLOW_TRACKING_{name}" for name in ("USERNAME", "PASSWORD", "TOKEN", "AUTH"))
+_LOGINS = {**dict.fromkeys(_SERVERS, _OF_MLFLOW), "postgresql": ("PGPASSWORD",)}
+"""By scheme of a tracking server, the variables whose values its client sends there (AUTH names who makes a token)."""
 _SCHEMES = {scheme.name: scheme for scheme in (FILE, S3)}
 _SUPPORTED = ", ".join(scheme.example for scheme in _SCHEMES.values())
 _EXAMPLES = " or ".join(scheme.example for scheme in _SCHEMES.values())
@@ -53,22 +55,29 @@ def check_allowed(uri: str) -> None:
         raise StorageDeniedError(message + VARIABLE)
 
 
-def check_may_see_login(uri: str) -> None:
-    """Refuse a tracking server that a sweep names and that would get this process's login for such servers.
+def check_tracking(uri: str) -> None:
+    """Refuse a tracking server that a sweep names: a place that is not allowed, or that would get this process's login.
 
-    MLflow sends what these variables hold to whichever server it talks to. One that the operators have listed may see
-    it; anybody else's may not, even where the list is empty and all places are allowed.
+    MLflow and the clients of databases send the login that they find to whichever server they talk to. One that the
+    operators have listed may see it; anybody else's may not, even where the list is empty and all places are allowed.
 
     Raises:
-        StorageDeniedError: it is a server that is not listed, and there is a login.
+        StorageDeniedError: it is not listed, and there is a list or a login.
     """
-    if urlsplit(uri).scheme not in _SERVERS or not any(os.environ.get(name) for name in _LOGIN):
-        return
-    if not any(_is_below(uri, entry) for entry in _entries()):
+    check_allowed(uri)
+    if _has_login(urlsplit(uri).scheme.partition("+")[0]) and not any(_is_below(uri, entry) for entry in _entries()):
         raise StorageDeniedError(
-            f"{uri} would be shown this cluster's login for tracking servers; if it may see it, list it in {VARIABLE} "
-            "(along with the places that sweeps read and write)"
+            f"{uri} would be shown the publisher's login for tracking servers; if it may see it, list it in {VARIABLE} "
+            "(along with the places that sweeps read and write), or set MLFLOW_TRACKING_URI to it"
         )
+
+
+def _has_login(scheme: str) -> bool:
+    # Not Path.expanduser, which fails for a user without a home.
+    credentials = Path(os.path.expanduser("~/.mlflow/credentials"))  # noqa: PTH111
+    return (scheme in _SERVERS and credentials.is_file()) or any(
+        os.environ.get(name) for name in _LOGINS.get(scheme, ())
+    )
 
 
 def _entries() -> list[str]:

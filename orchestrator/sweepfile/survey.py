@@ -71,6 +71,8 @@ _FIELDS: Final = {
 _FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
 _ANSWER_TIMEOUT_S: Final = 300.0
 _COUNTING: Final = "label spaces could not be counted"
+_MOST_ACCEPTED: Final = 1000
+"""Networks that the user's cache remembers, the newest: a large sweep has dozens."""
 _LOOK_AT_CODE: Final = "look at what their packages do when they are imported"
 
 
@@ -276,6 +278,10 @@ def _remember_accepted(model: str) -> None:
         file = _accepted_model_file(model)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))  # EXCL follows no link
+        # Each release of ours, timm and torch makes new names, and those of earlier ones are never looked for again.
+        oldest_first = sorted(file.parent.iterdir(), key=lambda known: known.lstat().st_mtime_ns)
+        for known in oldest_first[:-_MOST_ACCEPTED]:
+            known.unlink()
 
 
 def _accepted_model_file(model: str) -> Path:

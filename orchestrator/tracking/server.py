@@ -18,6 +18,7 @@ from urllib.parse import quote, urlsplit
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
+from orchestrator.core.security.urls import forbidden_host
 from orchestrator.tracking.draft import FoundRun, RunDraft
 from orchestrator.tracking.run_writer import RunWriter
 
@@ -333,7 +334,10 @@ class TrackingServer:
         return self._connected
 
     def _check(self) -> None:
-        """Raise for what cannot be written to."""
+        """Raise for what cannot, or must not, be written to."""
+        host = urlsplit(self.uri).hostname or ""
+        if reason := forbidden_host(host):  # a plan in the store is not read as strictly as a sweep.yaml
+            raise TrackingRefusedError(f"the tracking server is {host}, {reason}; name your own tracking server")
         if self._is_http:
             check_server(self.uri)
             return

@@ -33,7 +33,7 @@ from workloads.runtime.precision import (
 )
 from workloads.train.large_head import loss_of
 from workloads.train.objective import SoftmaxObjective
-from workloads.train.step_metrics import PEAKS, Throughput, gpu_usage, peak_flops, training_flops
+from workloads.train.step_metrics import PEAKS, Throughput, gpu_usage, peak_flops, reset_gpu_peak, training_flops
 from workloads.train.warmup_step import WarmupStep
 
 CPU = torch.device("cpu")
@@ -508,6 +508,29 @@ def test_gpu_whose_utilisation_is_unknown_still_tells_its_memory(monkeypatch: py
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**32))
     assert gpu_usage(torch.device("cuda")) == {"gpu_memory_gib": 1.0, "gpu_memory": 0.25}
+
+
+def test_gpu_memory_is_the_peak_of_this_training_and_not_of_what_its_process_ran_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserved, peak = 3 * 2**30, [5 * 2**30]  # of the 3 GiB, 2 are free blocks
+    calls = []
+
+    def release() -> None:
+        nonlocal reserved
+        calls.append("empty")
+        reserved = 2**30
+
+    monkeypatch.setattr(torch.cuda, "empty_cache", release)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _: peak.append(reserved))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda _: peak[-1])
+    monkeypatch.setattr(torch.cuda, "utilization", lambda _: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=2**33))
+    device = torch.device("cuda")
+    reset_gpu_peak(device)
+    assert gpu_usage(device)["gpu_memory_gib"] == 1.0
+    reset_gpu_peak(CPU)
+    assert calls == ["empty"]
 
 
 def test_memory_that_cannot_be_pinned_leaves_no_error_to_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,15 @@
-"""Which tracking servers a cluster's publisher logs in to: those that its operators allow, and its own."""
+"""Which tracking servers a publisher logs in to: those that its operators allow, and its own."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator.cli.commands import doctor, publish
 from orchestrator.controller.actor import StorePublication
 from orchestrator.core.errors import StorageDeniedError
 from orchestrator.services.settings import Settings
@@ -15,10 +17,20 @@ from orchestrator.stack.description import Stack, own_identity, write_stack
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.storage.open import VARIABLE
 from orchestrator.sweeps import client
+from orchestrator.tracking.server import TrackingRefusedError, TrackingServer
+from tests.commands import run_command
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
 OWN = "https://mlflow.lab"
 LOGIN = "MLFLOW_TRACKING_PASSWORD"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's home, where MLflow looks for a login, too."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("PGPASSWORD", raising=False)
+    return tmp_path / "home"
 
 
 class Publishers:
@@ -103,6 +115,67 @@ def test_tracking_server_is_shown_the_clusters_login_only_if_it_is_listed(
             publication.run()
     assert bool(publishers.uris) is is_published
     assert bool(client.read_trouble(asked.store, "sweep")) is not is_published
+
+
+@pytest.mark.parametrize(
+    ("asked", "login"),
+    [
+        ("https://elsewhere.org", "MLFLOW_TRACKING_TOKEN"),
+        ("https://elsewhere.org", "MLFLOW_TRACKING_AUTH"),
+        ("https://elsewhere.org", ".mlflow/credentials"),
+        ("postgresql+psycopg://elsewhere.org/mlflow", "PGPASSWORD"),
+    ],
+    indirect=["asked"],
+)
+def test_every_login_that_a_client_would_send_counts(
+    asked: World, login: str, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publishers = Publishers()
+    publication = StorePublication(asked.store, OWN, publishers)
+    if login.startswith("."):
+        (home / login).parent.mkdir(parents=True)
+        (home / login).write_text("[mlflow]\nmlflow_tracking_username = me\n")
+    else:
+        monkeypatch.setenv(login, "open-sesame")
+    with pytest.raises(StorageDeniedError, match="login for tracking servers"):
+        publication.run()
+    assert publishers.uris == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "own", "is_published"),
+    [("https://elsewhere.org", OWN, False), (OWN, OWN, True), ("", OWN, True)],
+    indirect=["asked"],
+)
+def test_publish_by_hand_shows_the_login_to_no_other_server_either(
+    asked: World,
+    own: str,
+    is_published: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv(LOGIN, "open-sesame")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", own)
+    publishers = Publishers()
+    monkeypatch.setattr(publish, "Publisher", publishers)
+    monkeypatch.setattr(publish, "publish_until_done", lambda *_, **__: None)
+    ended = run_command(capsys, "publish", "sweep", "--store", asked.store.uri)
+    assert publishers.uris == ([OWN] if is_published else [])
+    assert (ended.code == 0) is is_published
+    assert ("login for tracking servers" in ended.message) is not is_published
+
+
+def test_doctor_says_that_a_server_may_not_see_the_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LOGIN, "open-sesame")
+    sweep: Any = SimpleNamespace(tracking_uri="http://127.0.0.1:1")
+    checks = {check.name: check for check in doctor._machine_checks(Settings(), sweep)}
+    with pytest.raises(StorageDeniedError, match="login for tracking servers"):
+        checks["tracking"].run()
+
+
+def test_tracking_server_at_an_address_of_a_metadata_service_is_never_asked() -> None:
+    with pytest.raises(TrackingRefusedError, match="credentials of machines"):
+        TrackingServer("http://169.254.169.254/latest")._check()
 
 
 @pytest.mark.parametrize("asked", ["http://localhost:5000"], indirect=True)

@@ -1,6 +1,8 @@
 """The entry point: every kind has its handler, committed keys are not computed again."""
 
 import importlib
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,8 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
 from workloads.run import _HANDLERS, execute
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -42,6 +46,17 @@ def test_entry_point_of_the_contract_is_execute() -> None:
 def test_run_every_handler_exists(handler: str) -> None:
     module, _, name = handler.partition(":")
     assert callable(getattr(importlib.import_module(module), name))
+
+
+def test_run_jobs_that_build_no_network_do_not_import_what_builds_it() -> None:
+    kinds = ["dataset", "index", "labels", "cluster", "knn", "probe", "theory"]  # a probe on cached features
+    code = (
+        "import sys; from orchestrator.core.job_kinds import JobKind; from workloads.run import _load_handler\n"
+        f"for kind in {kinds}: _load_handler(JobKind(kind))\n"
+        "print('timm' in sys.modules, 'torch' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    assert ran.stdout.split() == ["False", "True"]
 
 
 def test_run_kind_without_handler_is_a_user_error(context: ExecutionContext) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import logging
 import subprocess
@@ -22,6 +23,7 @@ from orchestrator.core.security.secret_values import read_small, secret_values
 from orchestrator.core.security.urls import check_url
 from orchestrator.storage.open import VARIABLE, check_allowed, find_objects, is_initialised, open_store
 
+ROOT = Path(__file__).parents[2]
 SECRET = "correct horse battery"  # noqa: S105 - nobody's
 
 
@@ -264,3 +266,15 @@ def test_json_of_others_is_a_value_error_whatever_is_wrong() -> None:
     with pytest.raises(ValueError, match="at most"):
         parse_json(b'"xxxxxxxxxx"', max_bytes=5)
     assert parse_json('{"a": [1]}') == {"a": [1]}
+
+
+def test_no_image_is_opened_in_a_format_whose_parser_may_run_a_program() -> None:
+    files = {path: ast.parse(path.read_text(encoding="utf-8")) for path in (ROOT / "workloads").rglob("*.py")}
+    calls = {
+        f"{path.name}:{call.lineno}": {keyword.arg for keyword in call.keywords}
+        for path, tree in files.items()
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "Image.open"
+    }
+    assert len(calls) > 4
+    assert [place for place, given in calls.items() if "formats" not in given] == []

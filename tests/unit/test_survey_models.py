@@ -6,6 +6,7 @@ That a process of the data plane is asked, the how-to pages show, in homes that 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,21 @@ def test_accepted_networks_are_remembered_each_by_itself(asked: list[list[Any]])
     assert asked == [[GOOD], [OTHER]]
     check_models([{**GOOD, "is_alone": True}])  # which is another question
     assert len(asked) == 3
+
+
+def test_only_the_newest_accepted_networks_are_remembered(
+    asked: list[list[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(survey, "_MOST_ACCEPTED", 2)
+    networks = [{**GOOD, "image_size": size} for size in (16, 32, 64)]
+    for age, network in zip((2, 1, 0), networks, strict=True):
+        check_models([network])
+        file = survey._accepted_model_file(json.dumps(network, sort_keys=True))
+        os.utime(file, (1e9 - age, 1e9 - age))
+    new_process()
+    check_models(networks)
+    assert asked[3:] == [[networks[0]]]
+    assert len([*file.parent.iterdir()]) == 2
 
 
 def test_refused_network_is_refused_at_each_of_its_places_and_again(asked: list[list[Any]]) -> None:

@@ -162,6 +162,16 @@ def test_loop_stopped_before_its_first_step_writes_nothing(
     assert list(LocalStore(tmp_path).list_objects(f"{checkpoints_folder(KEY)}/")) == []
 
 
+def test_loop_counts_the_peak_of_the_gpus_memory_from_its_own_begin(
+    make_loop: Callable[..., TrainingLoop], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[int] = []
+    loop = make_loop(MemoryTask())
+    monkeypatch.setattr("workloads.train.loop.reset_gpu_peak", lambda _: steps.append(loop.state.step))
+    loop.run()
+    assert steps == [0]
+
+
 def test_loop_reports_less_often_than_it_steps(make_loop: Callable[..., TrainingLoop]) -> None:
     reports: list[Progress] = []
     make_loop(MemoryTask(), report=reports.append).run()

@@ -39,7 +39,7 @@ from orchestrator.storage.open import as_uri, expand_braces
 from workloads.convert.items import WriteRequest
 from workloads.convert.listing import CONVERTERS, describe_conversion, list_source
 from workloads.convert.write import tidy_folder, write_dataset
-from workloads.data.images import ImageCheck
+from workloads.data.images import FORMATS, ImageCheck
 from workloads.data.index import BadSamplePolicy, BadSamples, Shard
 from workloads.data.scan import ClassRule, ShardTable, class_names
 from workloads.data.scan_splits import ScannedSplits, scan_source, scan_splits
@@ -392,7 +392,7 @@ def _describe_sample(
 ) -> tuple[dict[str, Any], bytes]:
     offset, length = int(table.offsets[row]), int(table.lengths[row])
     encoded = open_store(shard.store_uri).get_range(shard.object_name, offset, length)
-    with Image.open(BytesIO(encoded)) as image:
+    with Image.open(BytesIO(encoded), formats=FORMATS) as image:
         width, height, image_format = image.width, image.height, str(image.format).lower()
     end = int(table.num_leaves[: row + 1].sum())
     leaves = table.leaves[end - int(table.num_leaves[row]) : end].tolist()

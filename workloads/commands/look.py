@@ -22,6 +22,7 @@ from workloads.convert.inat import is_rank_folder
 from workloads.convert.items import Conversion, is_image
 from workloads.convert.listing import list_source
 from workloads.convert.write import source_samples
+from workloads.data.images import FORMATS, IMAGE_ERRORS
 
 _NUM_MEASURED: Final = 48
 HELD_OUT: Final = 0.2
@@ -202,9 +203,9 @@ def _pixels(conversion: Conversion, place: str) -> int:
     for _, members in source_samples(items, multi_label=conversion.multi_label):
         content = next(iter(members.values()))
         try:
-            with Image.open(BytesIO(content)) as image:
+            with Image.open(BytesIO(content), formats=FORMATS) as image:
                 sides.append(min(image.size))
-        except (OSError, ValueError, Image.DecompressionBombError):
+        except IMAGE_ERRORS:
             continue  # a bad sample, which the index counts
     if not sides:
         raise UserError(f"none of the images of {place} that were looked at can be read; look at them with a viewer")

@@ -10,11 +10,12 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont, UnidentifiedImageError
+from PIL import Image, ImageDraw, ImageFont
 
 from orchestrator.storage.dataset_files import node_of
 from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
+from workloads.data.images import FORMATS, IMAGE_ERRORS
 from workloads.data.index import SampleIndex, SplitIndex, store_of
 from workloads.data.split_targets import NO_LABEL
 from workloads.labels.inputs import named_labels
@@ -197,8 +198,8 @@ def _read(store: ObjectStore, split: SplitIndex, ordinal: int) -> Image.Image:
     offset, length = int(split.offsets[ordinal]), int(split.lengths[ordinal])
     encoded = store_of(shard, store).get_range(shard.object_name, offset, length)
     try:
-        picture = Image.open(BytesIO(encoded)).convert("RGB")
-    except (UnidentifiedImageError, OSError):  # what a decoder of training reads, this one may not
+        picture = Image.open(BytesIO(encoded), formats=FORMATS).convert("RGB")
+    except IMAGE_ERRORS:  # what a decoder of training reads, this one may not
         return Image.new("RGB", (_TILE, _TILE), (216, 222, 230))
     scale = _TILE / max(picture.size)
     size = (max(1, round(scale * picture.width)), max(1, round(scale * picture.height)))

@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from orchestrator.core.hyper_parameters import PARAMETERS
-from workloads.data.images import IMAGE_ERRORS, MAX_PIXELS, complaint_of
+from workloads.data.images import FORMATS, IMAGE_ERRORS, MAX_PIXELS, complaint_of
 from workloads.data.reasons import BadSampleError, Reason
 
-_FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF")
 START_OF_JPEG: Final = b"\xff\xd8\xff"
 _KEPT_BUFFER_BYTES: Final = 16 * 1024**2
 _RGB: Final = 3
@@ -178,7 +177,7 @@ def _open(encoded: bytes) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS decides
-            image = Image.open(BytesIO(encoded), formats=_FORMATS)
+            image = Image.open(BytesIO(encoded), formats=FORMATS)
     except IMAGE_ERRORS as error:
         _refuse(error)
     width, height = image.size

@@ -35,7 +35,7 @@ IMAGE_ERRORS: Final = (
 )
 """All that Pillow raises on bytes that are no image it can read."""
 
-_FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF")
+FORMATS: Final = ("JPEG", "PNG", "WEBP", "BMP", "PPM", "GIF")
 """What Pillow may try: formats whose parsers could run other programs (EPS) are never among them."""
 _END_OF_IMAGE, _START_OF_SCAN = b"\xff\xd9", b"\xff\xda"
 
@@ -58,7 +58,7 @@ def check_image(encoded: bytes, check: ImageCheck = ImageCheck.HEADER) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # MAX_PIXELS decides
-            image = Image.open(BytesIO(encoded), formats=_FORMATS)
+            image = Image.open(BytesIO(encoded), formats=FORMATS)
     except Image.DecompressionBombError as error:
         raise BadSampleError(Reason.TOO_MANY_PIXELS, f"its image is too large to decode: {error}") from error
     except IMAGE_ERRORS as error:
@@ -90,7 +90,7 @@ def is_image_form(encoded: bytes) -> bool:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            Image.open(BytesIO(encoded), formats=_FORMATS).close()
+            Image.open(BytesIO(encoded), formats=FORMATS).close()
     except (Image.DecompressionBombError, MemoryError):
         return True
     except IMAGE_ERRORS:
@@ -101,7 +101,7 @@ def is_image_form(encoded: bytes) -> bool:
 def complaint_of(error: Exception) -> str:
     """What Pillow says of bytes, without the address in memory by which it names them."""
     if isinstance(error, UnidentifiedImageError):
-        return f"its bytes have none of the formats {', '.join(_FORMATS)}, whatever its name says"
+        return f"its bytes have none of the formats {', '.join(FORMATS)}, whatever its name says"
     return str(error)
 
 
@@ -119,7 +119,7 @@ def _has_end(image_format: str, encoded: bytes) -> bool:
 
 
 def _decode(encoded: bytes) -> None:
-    with Image.open(BytesIO(encoded), formats=_FORMATS) as image:
+    with Image.open(BytesIO(encoded), formats=FORMATS) as image:
         image.load()
 
 

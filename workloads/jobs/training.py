@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
-import timm
 from torch import Tensor, nn
 
 from orchestrator.core.activity import Activity
@@ -33,7 +32,6 @@ from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.checkpoint.retention import add_kept_parts
 from workloads.checkpoint.snapshot import Checkpoint
-from workloads.models.table import timm_kwargs
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
 from workloads.runtime.fingerprint import deterministic_numerics
 from workloads.runtime.precision import Arithmetic, keep_compiled_code
@@ -219,6 +217,10 @@ def _weights(task: TrainedModel) -> dict[str, bytes]:
 
 
 def _model_document(job: JobContext, task: TrainedModel) -> dict[str, Any]:
+    import timm
+
+    from workloads.models.table import timm_kwargs
+
     inputs = job.request.inputs
     return {
         **job.model.to_json(),

@@ -14,7 +14,6 @@ from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
-from timm.layers import BatchNormAct2d  # type: ignore[attr-defined]
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -171,6 +170,8 @@ def _forward_in_groups(layer: _BatchNorm, forward: Callable[[Tensor], Tensor], g
 @cache
 def _grouped_kind(kind: type[_BatchNorm]) -> type[_BatchNorm] | None:
     """A subclass that normalises by groups of ``norm_group`` samples in one operation; None for unknown layers."""
+    from timm.layers import BatchNormAct2d  # type: ignore[attr-defined] # see ``build``: this takes seconds
+
     has_activation = kind.forward is BatchNormAct2d.forward
     if not has_activation and kind.forward is not _BatchNorm.forward:
         return None

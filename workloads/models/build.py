@@ -2,6 +2,8 @@
 
 The backbone is built with ``num_classes=0`` from its own random stream and the head from another, so that jobs which
 share a seed start from the same backbone weights, for any number of classes.
+
+timm is imported where a network is built: that takes seconds, and jobs on cached features build none.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-import timm
 import torch
 from torch import Tensor, nn
 
@@ -19,7 +20,6 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import MODELS, is_reference, short_name
 from workloads.models.refusals import REFUSALS, explain_refusal
 from workloads.models.spec import ModelSpec
-from workloads.models.table import takes, timm_kwargs
 from workloads.runtime.enums import HeadInit
 from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 
@@ -51,6 +51,10 @@ def build_backbone(
     """
     if is_reference(spec.name):
         return _build_plugin(spec, torch_seed, has_dropout=bool(dropout or drop_path))
+    import timm
+
+    from workloads.models.table import timm_kwargs
+
     if not timm.is_model(spec.name):
         raise UserError(_unknown_model(spec.name))
     arguments = timm_kwargs(spec) | dropout_kwargs(spec, dropout=dropout, drop_path=drop_path)
@@ -102,6 +106,8 @@ def dropout_kwargs(spec: ModelSpec, *, dropout: float, drop_path: float) -> dict
     Raises:
         UserError: the model has no such thing, or ``model.kwargs`` says it already.
     """
+    from workloads.models.table import takes
+
     rates: dict[str, float] = {}
     if dropout:
         transformer = {"proj_drop_rate": dropout, "pos_drop_rate": dropout}
@@ -179,6 +185,8 @@ def seeded(torch_seed: int) -> Iterator[None]:
 
 
 def _taken(spec: ModelSpec, field: str, rates: dict[str, float]) -> dict[str, float]:
+    from workloads.models.table import takes
+
     if not takes(spec.name, rates):
         raise UserError(
             f"recipe.{field} is {next(iter(rates.values()))}, but timm model {spec.name} has none; set it to 0"
@@ -211,6 +219,8 @@ def _features_on_meta(backbone: nn.Module, image_size: int) -> object:
 
 
 def _unknown_model(name: str) -> str:
+    import timm
+
     nearest = difflib.get_close_matches(name.partition(".")[0], timm.list_models(), n=3)
     hint = f"did you mean {' or '.join(nearest)}?" if nearest else "see timm.list_models()"
     return f"timm {timm.__version__} has no model {name!r}; {hint}"

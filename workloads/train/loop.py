@@ -45,7 +45,7 @@ from workloads.train.safety import (
 from workloads.train.saver import Saver
 from workloads.train.schedule import Calendar, LearningRate
 from workloads.train.step import Update, Votes
-from workloads.train.step_metrics import Clock, ReadStats, StepMetrics, Tally, Throughput, usage
+from workloads.train.step_metrics import Clock, ReadStats, StepMetrics, Tally, Throughput, reset_gpu_peak, usage
 from workloads.train.task import JobContext, Task, TrainInputs
 from workloads.train.warmup_step import MicroBatchSearch
 
@@ -170,6 +170,7 @@ class TrainingLoop:
             stack.enter_context(closing(self._saver))
             stack.enter_context(self._ranks.aborted_on_error())
             train_mode(self._task.model)
+            reset_gpu_peak(self._job.device)
             self.compile_s = stack.enter_context(
                 self._micro_batch_search.training(layout, one_by_one=_NORM_GROUPS not in self._fingerprint)
             )

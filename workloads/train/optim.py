@@ -10,8 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import torch
-from timm.optim.lamb import Lamb
-from timm.optim.lars import Lars
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
@@ -52,11 +50,15 @@ def _adamw(recipe: Recipe, groups: Groups) -> Optimizer:
 
 
 def _lamb(recipe: Recipe, groups: Groups) -> Optimizer:
+    from timm.optim.lamb import Lamb
+
     # Clipping is the recipe's own grad_clip, not LAMB's.
     return Lamb(groups, **_common(recipe), betas=recipe.betas, eps=recipe.eps or _LAMB_EPS, max_grad_norm=None)
 
 
 def _lars(recipe: Recipe, groups: Groups) -> Optimizer:
+    from timm.optim.lars import Lars
+
     momentum, nesterov, eps = recipe.momentum, recipe.nesterov, recipe.eps or _LARS_EPS
     return Lars(groups, **_common(recipe), momentum=momentum, nesterov=nesterov, eps=eps, trust_coeff=_LARS_TRUST)
 

@@ -30,7 +30,6 @@ from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.seals import seal
 from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
-from workloads.models.table import count_macs, meta_backbone
 from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import Ranks
 from workloads.train.safety import Reading
@@ -314,6 +313,8 @@ def peak_flops(device_name: str, precision: Precision, *, tf32: bool) -> float |
 
 def training_flops(spec: ModelSpec, num_classes: int = 0) -> float | None:
     """Operations of forward and backward pass of one image; ``None`` where torch cannot count them."""
+    from workloads.models.table import count_macs, meta_backbone
+
     try:
         macs, features = count_macs(meta_backbone(spec), spec.image_size)
         head = num_classes * int(features.shape[1])
@@ -346,8 +347,17 @@ class Throughput:
         return images_per_s * self.flops_per_image / self.peak_flops
 
 
+def reset_gpu_peak(device: torch.device) -> None:
+    """Count the peak of ``gpu_usage`` from here on: a process may have run other jobs, and tried larger batches."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # free blocks of what ran before count as reserved
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def gpu_usage(device: torch.device) -> dict[str, float]:
-    """Memory of a GPU at its peak (GiB, and share of all) and its utilisation in [0, 1] where it is known."""
+    """Memory of a GPU at its peak since ``reset_gpu_peak`` (GiB, and share of all), and its utilisation in [0, 1] where
+    it is known.
+    """
     if device.type != "cuda":
         return {}
     total = torch.cuda.get_device_properties(device).total_memory

@@ -73,8 +73,8 @@ def _store_results(uri: str) -> Iterator[CheckResult]:
 def _machine_checks(settings: Settings, sweep: ResolvedSweep | None) -> Iterator[Check]:
     cache = Path(os.environ.get(CACHE_VARIABLE) or _usual_cache(settings))
     yield Check(name="cache", run=lambda: check_free_space(cache, "the cache"), remedy=f"set {CACHE_VARIABLE}")
-    tracking = settings.tracking_uri(sweep.tracking_uri if sweep else "")
-    yield Check(name="tracking", run=lambda: reach_tracking(tracking))
+    named = sweep.tracking_uri if sweep else ""
+    yield Check(name="tracking", run=lambda: reach_tracking(settings.publishing_uri(named)))
     if sweep is not None:
         yield Check(name=_SHARDS, run=lambda: read_beginnings(sample_shards(sweep)), limit_s=30.0)
 

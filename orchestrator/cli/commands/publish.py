@@ -22,7 +22,7 @@ def publish(sweep: SweepName, *, output: DocumentOption = DocumentForm.TABLE, st
     """Publish a sweep's newest results to MLflow; safe to repeat."""
     opened = open_existing_store(store)
     require_sweep(opened, sweep)
-    uri = Settings().tracking_uri(load_plan(opened, sweep).tracking_uri)
+    uri = Settings().publishing_uri(load_plan(opened, sweep).tracking_uri)
     # What is in the store now; for a running sweep, this goes on to its end.
     publish_until_done(Publisher(opened, uri), sweep, give_up_s=_OUTAGE_S)
     # Never the URI itself, which may hold a password.
