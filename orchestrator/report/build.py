@@ -20,12 +20,14 @@ from orchestrator.report.results import (
     Facet,
     FactorReport,
     Report,
+    Result,
     Row,
     Table,
     TablePlace,
     build_searches,
 )
 from orchestrator.report.simulations import build_simulations, notes_on_simulations
+from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.report.tables import (
     BEST_METRIC,
     SELECT_METRIC,
@@ -211,10 +213,26 @@ def notes_on_statistics(report: Report) -> Iterator[str]:
         )
     elif any(_num_pretrain_seeds(table) == 2 for table in tables):
         yield "two pretrain seeds leave one degree of freedom: paired tests find hardly anything; a third seed helps"
-    yield from _notes_on_selection(report)
+    yield from _notes_on_repeated_seeds(report)
+    yield from notes_on_selection(report)
 
 
-def _notes_on_selection(report: Report) -> Iterator[str]:
+def _notes_on_repeated_seeds(report: Report) -> Iterator[str]:
+    """Rows whose runs are not told apart: of several backbones of one seed, only the last one is in the numbers."""
+    for table in report.headlines:
+        for row in table.rows:
+            first: dict[SeedPair, Result] = {}
+            for result in row.results:
+                if first.setdefault(result.seeds, result).key != result.key:
+                    yield (
+                        f"{row.label_space} under {table.transfer} has several runs of equal seeds (first: "
+                        f"{first[result.seeds].job} and {result.job}), and only the last one counts: their blocks "
+                        "state equal values of all factors; state what they differ in as a factor, too"
+                    )
+                    break
+
+
+def notes_on_selection(report: Report) -> Iterator[str]:
     """What was chosen by looking at the validation images, and what may still be chosen otherwise."""
     if any(Criterion.VALIDATION in table.criteria for table in report.tables):
         yield (

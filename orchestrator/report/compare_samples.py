@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
-from orchestrator.planning.estimate.power import CONFIDENCE
+from orchestrator.planning.estimate.power import CONFIDENCE, CONFIDENCE_TEXT
 from orchestrator.report.render.columns import Records, TextTable
 from orchestrator.report.render.files import fields_of, json_ready
 from orchestrator.report.render.numbers import interval, number, p_text
@@ -391,7 +391,7 @@ def _about_seeds(comparison: SampleComparison) -> str:
             "trained; networks of other seeds may differ in another way"
         )
     is_doubtful = comparison.num_pretrain_seeds < _FEW_SEEDS
-    doubt = "; covers less than 95 % with so few seeds: see docs/report.md" if is_doubtful else ""
+    doubt = f"; covers less than {CONFIDENCE_TEXT} with so few seeds: see docs/report.md" if is_doubtful else ""
     seeds = f"{comparison.num_pretrain_seeds} pretraining seeds{doubt}"
     return f"bootstrap over seeds and images, of the label spaces: {_interval(comparison.over_both)} ({seeds})"
 

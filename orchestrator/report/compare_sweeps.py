@@ -1,4 +1,9 @@
-"""The same cells of several sweeps side by side, with paired differences; pure."""
+"""The same cells of several sweeps side by side, with their differences; pure.
+
+Whether runs of equal seeds are subtracted is decided as in tables of combinations: by what the backbones of the two
+cells share (``planning.graph.pairing``). If that is only the number of the seed, the seed is no block. Then the two
+cells are independent samples and compared by Welch's t, so that sweeps and factors give the same answer.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from orchestrator.core.errors import UsageError, UserError
-from orchestrator.planning.estimate.power import FAMILY_METHOD
-from orchestrator.report.comparisons import values_of
+from orchestrator.planning.graph.pairing import Sharing, backbone_identity, sharing_of
+from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.build import notes_on_selection
+from orchestrator.report.comparisons import subtracted_mean, values_of
 from orchestrator.report.render.columns import (
     DIFFERENCE_COLUMNS,
     PLACE_COLUMNS,
@@ -18,13 +25,24 @@ from orchestrator.report.render.columns import (
     units,
     values,
 )
-from orchestrator.report.render.numbers import MISSING, count, family_interval, number, p_text, plus_minus
+from orchestrator.report.render.numbers import (
+    CORRECTED_INTERVAL,
+    MISSING,
+    count,
+    family_interval,
+    number,
+    p_text,
+    plus_minus,
+)
 from orchestrator.report.results import Report, Row, TablePlace
-from orchestrator.report.statistics.corrections import corrected, within
+from orchestrator.report.statistics.corrections import corrected, family_method, within
+from orchestrator.report.statistics.effects import independent_difference
 from orchestrator.report.statistics.intervals import bounds_of
-from orchestrator.report.statistics.summaries import PairedDifference, mean_in_common, paired_difference
+from orchestrator.report.statistics.summaries import PairedDifference, paired_difference
 
 SAME = "same runs"
+UNPAIRED = "no pairs"
+"""In place of the number of pairs."""
 _Cell = tuple[TablePlace, str]
 
 
@@ -63,8 +81,12 @@ def check_different(sweeps: Sequence[str]) -> None:
         raise UsageError(f"compare needs at least two different sweeps and got {', '.join(sweeps) or 'none'}")
 
 
-def compare_sweeps(reports: Sequence[Report]) -> SweepComparison:
+def compare_sweeps(reports: Sequence[Report], plans: Sequence[Plan]) -> SweepComparison:
     """Compare what the reports have in common: cells by transfer and label space, runs by their seeds.
+
+    Args:
+        reports: the first is the one that the others are compared with.
+        plans: those that the reports were computed from.
 
     Raises:
         UsageError: fewer than two sweeps, or one sweep twice.
@@ -78,13 +100,13 @@ def compare_sweeps(reports: Sequence[Report]) -> SweepComparison:
         raise UserError(f"the sweeps report different metrics ({told}): name the one to compare with --metric")
     rows = [_rows(report) for report in reports]
     shared = [cell for cell in dict.fromkeys(cell for some in rows for cell in some) if _num_having(rows, cell) > 1]
-    cells = _compared(rows, shared, reports[0].metric)
+    cells = _compared(rows, shared, reports[0].metric, plans)
     places: dict[TablePlace, tuple[ComparedCell, ...]] = {}
     for (place, _), cell in zip(shared, cells, strict=True):
         places[place] = (*places.get(place, ()), cell)
-    return SweepComparison(
-        sweeps=names, metric=reports[0].metric, places=places, notes=tuple(_notes(names, rows, shared))
-    )
+    selection = [f"report of {report.sweep}: {note}" for report in reports for note in notes_on_selection(report)]
+    notes = (*_notes(names, rows, shared), *(selection if shared else ()))
+    return SweepComparison(sweeps=names, metric=reports[0].metric, places=places, notes=notes)
 
 
 def comparison_tables(comparison: SweepComparison) -> list[TextTable]:
@@ -101,6 +123,7 @@ def sweep_records(comparison: SweepComparison) -> Records:
             *((row.summary.num_values, row.summary.mean, row.summary.std) if row and row.summary else (0, None, None)),
             *values(DIFFERENCE_COLUMNS, found),
             int(is_same),
+            None if found is None else int(found.is_paired),
         )
         for place, cells in comparison.places.items()
         for cell in cells
@@ -109,7 +132,7 @@ def sweep_records(comparison: SweepComparison) -> Records:
         )
     ]
     names = ("label_space", "granularity", "sweep", "metric", "num_runs", "mean", "std")
-    return Records(columns=(*PLACE_COLUMNS, *names, *DIFFERENCE_COLUMNS, "is_same"), rows=tuple(lines))
+    return Records(columns=(*PLACE_COLUMNS, *names, *DIFFERENCE_COLUMNS, "is_same", "is_paired"), rows=tuple(lines))
 
 
 def _rows(report: Report) -> dict[_Cell, Row]:
@@ -120,11 +143,14 @@ def _num_having(rows: Sequence[Mapping[_Cell, Row]], cell: _Cell) -> int:
     return sum(cell in some for some in rows)
 
 
-def _compared(rows: Sequence[Mapping[_Cell, Row]], shared: Sequence[_Cell], metric: str) -> list[ComparedCell]:
+def _compared(
+    rows: Sequence[Mapping[_Cell, Row]], shared: Sequence[_Cell], metric: str, plans: Sequence[Plan]
+) -> list[ComparedCell]:
     others = range(1, len(rows))
     both = [(rows[other].get(cell), rows[0].get(cell)) for other in others for cell in shared]
+    of_rows = [plans[other] for other in others for _ in shared]
     # All cells of all sweeps are one family: whoever looks at the table looks at all of them.
-    found = corrected([_difference(row, first, metric) for row, first in both])
+    found = corrected([_difference(*some, metric, (plan, plans[0])) for some, plan in zip(both, of_rows, strict=True)])
     possible = [_possible(difference, *rows, metric) for difference, rows in zip(found, both, strict=True)]
     families = [possible[start * len(shared) : (start + 1) * len(shared)] for start in range(len(others))]
     return [
@@ -139,10 +165,23 @@ def _compared(rows: Sequence[Mapping[_Cell, Row]], shared: Sequence[_Cell], metr
     ]
 
 
-def _difference(row: Row | None, first: Row | None, metric: str) -> PairedDifference | None:
+def _difference(row: Row | None, first: Row | None, metric: str, plans: tuple[Plan, Plan]) -> PairedDifference | None:
     if row is None or first is None:
         return None
-    return paired_difference(values_of(row, metric), values_of(first, metric))
+    find = paired_difference if _is_paired(row, first, plans) else independent_difference
+    return find(values_of(row, metric), values_of(first, metric))
+
+
+def _is_paired(row: Row, first: Row, plans: tuple[Plan, Plan]) -> bool:
+    """Whether backbones of equal seeds share more than the number of the seed; seen at the first of these."""
+    by_seeds = {result.seeds: result for result in first.results}
+    common = ((one, by_seeds[one.seeds]) for one in row.results if one.seeds in by_seeds)
+    found = next(common, None) or next(zip(row.results, first.results, strict=False), None)
+    if found is None:
+        return True  # one of them has no result: there is nothing to compare
+    jobs = (plan.by_name() for plan in plans)
+    one, other = (backbone_identity(some[result.job], some) for result, some in zip(found, jobs, strict=True))
+    return one is not None and other is not None and sharing_of(one, other) is not Sharing.NOTHING
 
 
 def _possible(
@@ -152,7 +191,7 @@ def _possible(
         return found
     values, subtracted = values_of(row, metric), values_of(first, metric)
     bounds = bounds_of(metric, [*values.values(), *subtracted.values()])
-    return within(found, bounds, mean_in_common(values, subtracted))
+    return within(found, bounds, subtracted_mean(found, values, subtracted))
 
 
 def _are_same(row: Row | None, first: Row | None) -> bool:
@@ -184,7 +223,7 @@ def _text_table(comparison: SweepComparison, place: TablePlace, cells: Sequence[
     for sweep in comparison.sweeps:
         header += [f"{sweep}{percent}", "n"]
     for sweep in others:
-        header += [f"{sweep} - {first}{points}", "pairs", "corrected 95 % CI", "corrected p"]
+        header += [f"{sweep} - {first}{points}", "pairs", CORRECTED_INTERVAL, "corrected p"]
     return TextTable(
         title=f"{describe_place(place)}: {comparison.metric}",
         header=tuple(header),
@@ -194,10 +233,12 @@ def _text_table(comparison: SweepComparison, place: TablePlace, cells: Sequence[
 
 
 def _caption(comparison: SweepComparison) -> str:
-    cells = [cell for some in comparison.places.values() for cell in some]
-    tested = sum(found is not None and found.p_family is not None for cell in cells for found in cell.differences)
+    found = [one for some in comparison.places.values() for cell in some for one in cell.differences if one is not None]
+    tested = sum(one.p_family is not None for one in found)
     pairs = f"{tested} comparison{'s' * (tested > 1)}"
-    return f"corrected: simultaneous over {pairs}, all cells of all sweeps ({FAMILY_METHOD})" if tested else ""
+    method = f"corrected: simultaneous over {pairs}, all cells of all sweeps ({family_method(found)})"
+    unpaired = f"{UNPAIRED}: their backbones share only the number of the seed, so Welch's t compares them"
+    return "; ".join([*([method] if tested else []), *([unpaired] if not all(one.is_paired for one in found) else [])])
 
 
 def _text_row(cell: ComparedCell, metric: str) -> tuple[str, ...]:
@@ -208,6 +249,7 @@ def _text_row(cell: ComparedCell, metric: str) -> tuple[str, ...]:
         if is_same or found is None:
             texts += [SAME if is_same else MISSING, MISSING, MISSING, MISSING]
         else:
-            texts += [number(found.mean, metric, sign="+"), str(found.num_pairs)]
+            pairs = str(found.num_pairs) if found.is_paired else UNPAIRED
+            texts += [number(found.mean, metric, sign="+"), pairs]
             texts += [family_interval(found, metric), p_text(found.p_family)]
     return tuple(texts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
@@ -14,6 +13,7 @@ from orchestrator.report.statistics.corrections import (
     PooledFit,
     complete,
     corrected,
+    family_method,
     p_all_pairs,
     p_many_to_one,
     two_way,
@@ -57,7 +57,7 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
         fit, family = _pooled([row.label_space for row in there], values, pairs, family, flags)
     runs = {row.label_space: some for row, some in zip(there, values, strict=True)}
     comparisons = tuple(
-        replace(pair, difference=within(found, bounds, mean_in_common(runs[pair.first], runs[pair.second])))
+        replace(pair, difference=within(found, bounds, subtracted_mean(found, runs[pair.first], runs[pair.second])))
         for pair, found in zip(pairs, family, strict=True)
         if found is not None
     )
@@ -75,6 +75,13 @@ def planned_comparisons(table: Table) -> Comparisons:
 def values_of(row: Row, metric: str) -> dict[SeedPair, float]:
     """The row's values by what pairs them."""
     return {result.seeds: result.metrics[metric] for result in row.results}
+
+
+def subtracted_mean(
+    difference: PairedDifference, values: Mapping[SeedPair, float], subtracted: Mapping[SeedPair, float]
+) -> float:
+    """Mean of what was subtracted over the runs that the difference is about: of pairs, those that both have."""
+    return mean_in_common(values if difference.is_paired else subtracted, subtracted)
 
 
 def _all_paired(_first: str, _second: str) -> bool:
@@ -169,6 +176,7 @@ def _family(comparisons: Sequence[Comparison], flags: Sequence[bool], fit: Poole
         num_with_baseline=sum(flag for _, flag in tested),
         num_established=sum(found.is_established for found, _ in tested),
         max_pretrain_seeds=max((pair.difference.num_pretrain_seeds for pair in comparisons), default=0),
+        method=family_method(pair.difference for pair in comparisons),
         pooled=fit,
     )
 
@@ -201,16 +209,20 @@ def _can_be_best(row: Row, table: Table) -> bool | None:
 def _improvement(row: Row, baseline: Row, table: Table, difference: PairedDifference | None) -> float | None:
     """Positive = better; of a metric that is better higher, the share by which it is.
 
-    Where rows lack different runs, it is that of the runs which both have, as the difference beside it: the two never
-    have opposite signs.
+    Where rows lack runs, it is that of the runs which the difference beside it is about, averaged as there (pretrain
+    seeds count equally): the two never have opposite signs.
     """
     if row.summary is None or baseline.summary is None:
         return None
     value, subtracted = row.summary.mean, baseline.summary.mean
     runs, of_baseline = values_of(row, table.metric), values_of(baseline, table.metric)
-    if difference is not None and runs.keys() != of_baseline.keys():
-        common = mean_in_common(runs, of_baseline)
-        subtracted = subtracted if math.isnan(common) else common
+    if difference is not None and (runs.keys() != of_baseline.keys() or not _is_balanced(row)):
+        subtracted = subtracted_mean(difference, runs, of_baseline)
         value = subtracted + difference.mean
     found = relative_improvement(value, subtracted)
     return None if found is None else table.better.sign * found
+
+
+def _is_balanced(row: Row) -> bool:
+    """Whether every pretrain seed has as many runs, so that means over runs and over seeds are the same."""
+    return row.summary is None or row.summary.components is None or row.summary.components.is_balanced

@@ -26,7 +26,7 @@ from orchestrator.report.build import build_report, compute_report
 from orchestrator.report.comparisons import planned_comparisons, values_of
 from orchestrator.report.factors import FactorLayout, planned_design
 from orchestrator.report.render.columns import contrast_text, describe_transfer
-from orchestrator.report.results import FactorReport, Report, Table, TablePlace
+from orchestrator.report.results import FactorReport, FactorTable, Report, Table, TablePlace
 from orchestrator.report.statistics.effects import Effect, FactorialDesign, effect_noise
 from orchestrator.report.statistics.summaries import noise_of
 from orchestrator.report.tables import group_transfers, headline_places, seeds_of
@@ -128,6 +128,11 @@ class PowerAnswer:
     """Where the noise was measured."""
     target_power: float
     options: tuple[Option, ...]
+    is_paired: bool = True
+    """Whether the report compares by pairs; False where all rows share only the number of the seed with the baseline,
+    so that it compares them by Welch's t."""
+    unpaired: tuple[str, ...] = ()
+    """Rows that it compares with the baseline by Welch's t. Unless all are such, the answer is about the others."""
     effects: tuple[EffectPower, ...] = ()
     """Of all factors under this transfer, in the answer of its first table; empty where only label spaces differ."""
 
@@ -183,10 +188,12 @@ def _answer(
     plan: Plan, table: Table, question: PowerQuestion, estimates: Estimates, store: ObjectStore | None
 ) -> PowerAnswer:
     noise, source = _noise(plan, table, question, store)
-    comparisons = planned_comparisons(table)
-    planned = _design_of(_jobs_of(plan, table))
-    low, high = noise.ends
+    comparisons, unpaired = planned_comparisons(table), _unpaired(plan, table)
+    planned, is_paired = _design_of(_jobs_of(plan, table)), _is_paired(plan, table)
     prices = _prices(plan, table, estimates)
+    power, low, high = (
+        power_of(planned, one, question.difference, comparisons, is_paired=is_paired) for one in (noise, *noise.ends)
+    )
     return PowerAnswer(
         transfer=table.transfer,
         place=describe_transfer(table),
@@ -194,15 +201,14 @@ def _answer(
         baseline=table.baseline if comparisons.num_with_baseline else "",
         comparisons=comparisons,
         planned=planned,
-        planned_power=power_of(planned, noise, question.difference, comparisons),
-        planned_range=(
-            power_of(planned, high, question.difference, comparisons),
-            power_of(planned, low, question.difference, comparisons),
-        ),
+        planned_power=power,
+        planned_range=(high, low),
         noise=noise,
         source=source,
         target_power=question.target_power,
-        options=tuple(_options(planned, noise, question, comparisons, prices)),
+        options=tuple(_options(planned, noise, question, comparisons, prices, is_paired=is_paired)),
+        is_paired=is_paired,
+        unpaired=unpaired,
     )
 
 
@@ -212,16 +218,18 @@ def _options(
     question: PowerQuestion,
     comparisons: Comparisons,
     prices: tuple[JobCost, JobCost],
+    *,
+    is_paired: bool,
 ) -> Iterator[Option]:
     """One for each number of transfer seeds that is not below the plan's."""
-    fixed = planned.num_transfer_seeds
+    fixed, asked = planned.num_transfer_seeds, (question.difference, comparisons)
     choices = [fixed] if noise.transfer_std is None else [fixed, *(n for n in _TRANSFER_SEEDS if n > fixed)]
     for transfers in choices:
         least, seeds, most = (
             _at_least(
                 planned.num_pretrain_seeds,
                 seeds_needed(
-                    some, question.difference, comparisons, num_transfer_seeds=transfers, power=question.target_power
+                    some, *asked, num_transfer_seeds=transfers, power=question.target_power, is_paired=is_paired
                 ),
             )
             for some in (noise.ends[0], noise, noise.ends[1])
@@ -233,7 +241,7 @@ def _options(
             num_pretrain_seeds=seeds,
             least=least,
             most=most,
-            power=None if seeds is None else power_of(designs[0], noise, question.difference, comparisons),
+            power=None if seeds is None else power_of(designs[0], noise, *asked, is_paired=is_paired),
             added=added[0],
             least_added=added[1],
             most_added=added[2],
@@ -313,7 +321,7 @@ def _effects(
             num_matched=effect.num_matched,
             num_pretrain_seeds=effect.difference.num_pretrain_seeds,
             level=ALPHA * shares[0 if is_asked else 1],
-            noise=measured or _of_cells(answer.noise, effect),
+            noise=measured or (_of_cells(answer.noise, effect) if answer.is_paired else None),
             is_measured=measured is not None,
         )
         yield _with_smallest(found, answer, target)
@@ -341,54 +349,83 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore
     if question.std is not None:
         stated = Noise(pretrain_std=question.std, transfer_std=None, num_pretrain_seeds=0, freedom=math.inf)
         return stated, "stated by --std"
+    alike = "" if _is_paired(plan, table) else " and, as here, rows that share only the number of the seed"
     if question.like:
-        found = _of_sweep(store, question.like, table, plan.metric)
+        found = _of_sweep(store, question.like, table, plan)
         if found is None:
-            like = f"sweep {question.like!r} has no {table.protocol} with {plan.metric} of two pretrain seeds"
+            like = f"sweep {question.like!r} has no {table.protocol} with {plan.metric} of two pretrain seeds{alike}"
             raise UserError(f"{like} in its results: name another one with --like, or state --std")
         return found
-    own = _of_table(table)
+    own = _of_table(plan, table)
     if own is not None and own.num_pretrain_seeds >= ENOUGH_SEEDS:
         return own, "measured in this sweep"
     others = [
         found
         for sweep in (list_sweeps(store) if store else [])
-        if sweep != plan.sweep and (found := _of_sweep(store, sweep, table, plan.metric))
+        if sweep != plan.sweep and (found := _of_sweep(store, sweep, table, plan))
     ]
     known = ([(own, "measured in this sweep")] if own else []) + others
     if not known:
         raise UserError(
             f"nothing in the store shows how much {plan.metric} of {table.transfer} varies between seeds: no "
-            f"sweep has results of a {table.protocol} with two pretrain seeds; state the standard deviation with --std"
+            f"sweep has results of a {table.protocol} with two pretrain seeds{alike}; state the standard deviation "
+            "with --std"
         )
     return max(known, key=lambda one: one[0].num_pretrain_seeds)
 
 
-def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, metric: str) -> tuple[Noise, str] | None:
-    """Of a sweep's transfers by the same protocol: to the same target if it has such, else the best known one."""
+def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, plan: Plan) -> tuple[Noise, str] | None:
+    """Of a sweep's transfers by the same protocol: to the same target if it has such, else the best known one.
+
+    What pairs vary by says nothing of independent samples, and the other way round.
+    """
     if store is None or sweep not in list_sweeps(store):
         raise NotFoundError(f"the store has no sweep {sweep!r} to take the noise from")
     try:
-        report = build_report(store, replace(load_plan(store, sweep), metric=metric))
+        known = replace(load_plan(store, sweep), metric=plan.metric)
+        report = build_report(store, known)
     except OrchestratorError:  # a damaged sweep is skipped; fsck reports the damage
         return None
-    alike = [other for other in report.headlines if other.protocol == table.protocol]
+    is_paired = _is_paired(plan, table)
+    alike = [
+        other
+        for other in report.headlines
+        if other.protocol == table.protocol and _is_paired(known, other) is is_paired
+    ]
     same = [other for other in alike if other.target == table.target]
-    found = [(noise, other.target) for other in same or alike if (noise := _of_table(other))]
+    found = [(noise, other.target) for other in same or alike if (noise := _of_table(known, other))]
     if not found:
         return None
     noise, target = max(found, key=lambda one: one[0].num_pretrain_seeds)
     return noise, f"measured in {sweep}{'' if same else f' (on the other target {target})'}"
 
 
-def _of_table(table: Table) -> Noise | None:
-    """With the baseline if there is one; else with the first row."""
+def _of_table(plan: Plan, table: Table) -> Noise | None:
+    """With the baseline if there is one; else with the first row. Of rows that are pairs, where there are any."""
+    left_out = _unpaired(plan, table) if _is_paired(plan, table) else ()
     rows = [row for row in table.rows if row.results]
     against = table.baseline_row or (rows[0] if rows else None)
     if against is None:
         return None
-    others = [values_of(row, table.metric) for row in rows if row.label_space != against.label_space]
-    return noise_of(others, values_of(against, table.metric))
+    others = [row for row in rows if row.label_space not in {against.label_space, *left_out}]
+    return noise_of([values_of(row, table.metric) for row in others], values_of(against, table.metric))
+
+
+def _is_paired(plan: Plan, table: Table) -> bool:
+    """Whether the report compares any row with the baseline by pairs."""
+    unpaired = _unpaired(plan, table)
+    return not unpaired or len(unpaired) < len(table.rows) - 1
+
+
+def _unpaired(plan: Plan, table: Table) -> tuple[str, ...]:
+    """Rows that share only the number of the seed with the baseline; without one, with the first row."""
+    if not isinstance(table, FactorTable):
+        return ()
+    layout = FactorLayout.of(plan)
+    jobs = {row: next(iter(some.values()))[0] for row, some in group_transfers(plan.jobs, layout)[table.place].items()}
+    cells = {row: values for row, job in jobs.items() if (values := layout.values_of(job)) is not None}
+    against = cells.get(table.baseline) or next(iter(cells.values()))
+    return tuple(row for row, cell in cells.items() if not layout.sharing(cell, against))
 
 
 # ------------------------------------------------------------------------------------------------------------- costs

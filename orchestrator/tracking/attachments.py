@@ -19,12 +19,13 @@ from uuid import UUID
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.metrics import better_of
+from orchestrator.planning.graph.pairing import backbone_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning
 from orchestrator.report.render.files import DOCUMENT, MARKDOWN, PNG, render_files, render_markdown, save_files
 from orchestrator.report.render.page import PAGE, render_page
-from orchestrator.report.results import Report, Result
+from orchestrator.report.results import Report
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import submission_name
@@ -68,8 +69,8 @@ def best_backbone(plan: Plan, report: Report) -> Best | None:
     jobs = plan.by_name()
     by_backbone: dict[str, list[float]] = {}
     for result in ranked[0].results:
-        backbone = _backbone_of(jobs, result)
-        if backbone is not None:
+        backbone = backbone_of(jobs[result.job], jobs)
+        if backbone is not None and backbone.kind is JobKind.PRETRAIN:
             by_backbone.setdefault(backbone.name, []).append(result.metrics[report.metric])
     if not by_backbone:
         return None
@@ -109,17 +110,6 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
                 store.download(part_object(record, part), Path(folder, part))
         server.attach(run_id, Path(folder), FOLDER)
     server.register(version)
-
-
-def _backbone_of(jobs: Mapping[str, Job], result: Result) -> Job | None:
-    """The pretraining behind a transfer, whatever stands in between."""
-    waiting = [result.job]
-    while waiting:
-        job = jobs[waiting.pop()]
-        if job.kind is JobKind.PRETRAIN:
-            return job
-        waiting += [need for need in job.needs if jobs[need].kind not in {JobKind.LABELS, JobKind.INDEX}]
-    return None
 
 
 class Attachments:

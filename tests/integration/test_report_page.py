@@ -12,7 +12,7 @@ from orchestrator.core.contract import Resources
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job
 from orchestrator.report.build import compute_report
-from orchestrator.report.inputs import Committed, read_learning
+from orchestrator.report.inputs import Committed, Learning, read_learning
 from orchestrator.report.render.page import render_page
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.local import LocalStore
@@ -170,6 +170,24 @@ def test_page_filters_by_checkpoint_transfer_and_cell(page):
     page.select_option("#filter-cell", "selected")
     assert error() == last
     assert page.is_visible("#pairs-section")
+
+
+def test_improvement_in_another_cell_is_positive_where_a_metric_that_is_better_higher_is_higher(browser, tmp_path):  # noqa: F811
+    plan = replace(STUDY, metric="val_score", transfers=("main",), checkpoints=("",)).plan()
+
+    def metrics(job):
+        error = _metrics(job)["val_error"]
+        return {"val_score": 1 - error, "select_error": error}
+
+    report = compute_report(plan, committed(plan, metrics))
+    (tmp_path / "report.html").write_bytes(render_page(report, plan, Learning(curves={}, unreadable=())))
+    page = browser.new_page(viewport=SIZE)
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-ready=true]")
+    page.select_option("#filter-cell", "lr=0.1")
+    baseline, lower_error = _rows(page)[:2]
+    assert (baseline[-1], lower_error[-1][0]) == ("baseline", "+")
+    page.close()
 
 
 def test_page_filters_by_kind_of_label_space(page):

@@ -35,7 +35,7 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed
 from orchestrator.report.render.curves import PowerPanel, draw_power
 from orchestrator.report.statistics.summaries import SeedPair, noise_of
-from orchestrator.services.power import JobCost, PowerQuestion, _with_effects, answer_power
+from orchestrator.services.power import JobCost, PowerQuestion, _of_table, _with_effects, answer_power
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import parse_sweep
 from tests.power_simulation import Truth, effect_shares, found_share, runs_of
@@ -163,9 +163,12 @@ def test_plan_of_a_sweep_with_factors_is_warned_of_by_its_rows_and_not_by_its_la
     assert not list(weak_designs(plan_of(labels, "pretrain.seeds=[0, 1, 2, 3, 4]", text=FACTORS)))
 
 
-def test_effects_that_the_sweep_measured_have_their_own_noise_and_independent_samples_no_other():
-    data = "pretrain.factors.data={all: {}, other: {model: {name: test_vit2, image_size: 32}, subset: {fraction: 0.5}}}"
-    plan = plan_of(data, text=FACTORS)
+DATA = "pretrain.factors.data={all: {}, other: {model: {name: test_vit2, image_size: 32}, subset: {fraction: 0.5}}}"
+"""Two values that share only the number of the seed."""
+
+
+def measured_data(plan):
+    """A report in which seeds vary by 3 points in each value of ``DATA``, and the other factors by 0.1 within it."""
     random, committed = np.random.default_rng(1), {}
     shared = random.normal(0, 0.03, (2, 3))
     for job in plan.jobs:
@@ -173,8 +176,33 @@ def test_effects_that_the_sweep_measured_have_their_own_noise_and_independent_sa
             of_data = shared[int(job.facets["factor.data"] == "other")]
             error = 0.3 + of_data[int(job.facets["pretrain_seed"])] + random.normal(0, 0.001)
             committed[job.name] = Committed(metrics={"val_error": error})
-    report = compute_report(plan, committed)
-    stated, measured = factor_power(data), factor_power(data, report=report, std=None)
+    return shared, compute_report(plan, committed)
+
+
+def test_power_of_rows_that_are_independent_samples_is_that_of_the_reports_welch_test():
+    plan = plan_of(DATA, "pretrain.factors.optimizer=null", "pretrain.factors.mix=null", text=FACTORS)
+    answer = answer_power(plan, PowerQuestion(difference=0.02, std=0.005))[0]
+    assert (answer.is_paired, answer.unpaired) == (False, ("other",))
+    assert answer.planned_power == pytest.approx(chance_of(4 * math.sqrt(3), 2, 0.05, is_paired=False))
+    assert answer.planned_power > power_of(answer.planned, answer.noise, 0.02, answer.comparisons)
+    assert "tests: 1 comparison, Welch's t tests over pretrain seeds, Bonferroni" in _lines(answer, "val_error")
+
+
+def test_power_of_rows_of_both_kinds_is_that_of_the_pairs_with_their_noise_and_names_the_others():
+    plan = plan_of(DATA, "pretrain.factors.mix=null", text=FACTORS)
+    _, report = measured_data(plan)
+    noise = _of_table(plan, report.headlines[0])
+    assert noise is not None
+    assert noise.pretrain_std < 0.005  # the differences to the rows of the other data vary by 3 points or more
+    answer = answer_power(plan, PowerQuestion(difference=0.02, std=0.005))[0]
+    assert answer.is_paired
+    (told,) = (line for line in _lines(answer, "val_error") if line.startswith("not for "))
+    assert told.startswith("not for adamw + other, lamb + other: ")
+
+
+def test_effects_that_the_sweep_measured_have_their_own_noise_and_independent_samples_no_other():
+    shared, report = measured_data(plan_of(DATA, text=FACTORS))
+    stated, measured = factor_power(DATA), factor_power(DATA, report=report, std=None)
     name = "data other - all"
     assert (stated[name].noise, stated[name].smallest, stated[name].is_paired) == (None, None, False)
     assert measured[name].noise.pretrain_std == pytest.approx(np.sqrt(shared.var(axis=1, ddof=1).sum()), rel=0.1)

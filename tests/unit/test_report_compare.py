@@ -24,11 +24,17 @@ def _report(study, offset=OFFSETS):
     plan = study.plan()
     other = {job.key: f"{job.key}-{study.sweep}" for job in plan.jobs}
     plan = replace(plan, jobs=tuple(replace(job, key=other[job.key]) for job in plan.jobs))
-    return compute_report(plan, committed(plan, _values(offset)))
+    return compute_report(plan, committed(plan, _values(offset))), plan
+
+
+def _compare(*studied):
+    """Of reports, each with its plan."""
+    reports, plans = zip(*studied, strict=True)
+    return compare_sweeps(reports, plans)
 
 
 def test_compare_pairs_runs_of_equal_seeds_over_sweeps():
-    comparison = compare_sweeps([_report(FIRST, {}), _report(replace(FIRST, sweep="second"))])
+    comparison = _compare(_report(FIRST, {}), _report(replace(FIRST, sweep="second")))
     (cells,) = comparison.places.values()
     differences = [found for cell in cells for found in cell.differences if found is not None]
     found = differences[0]
@@ -44,13 +50,13 @@ def test_compare_pairs_runs_of_equal_seeds_over_sweeps():
 def test_compare_runs_of_one_artifact_are_called_the_same():
     plan = FIRST.plan()
     reports = [compute_report(renamed(plan, name), committed(plan, _values({}))) for name in ("first", "again")]
-    table = comparison_tables(compare_sweeps(reports))[0]
+    table = comparison_tables(compare_sweeps(reports, [plan, plan]))[0]
     assert {row[-4] for row in table.rows} == {SAME}
 
 
 def test_compare_three_sweeps_has_a_difference_each_and_cells_of_two_count():
     third = replace(FIRST, sweep="third", spaces={"levels/depth1": 2, "levels/depth4": 64})
-    comparison = compare_sweeps([_report(FIRST), _report(replace(FIRST, sweep="second")), _report(third)])
+    comparison = _compare(_report(FIRST), _report(replace(FIRST, sweep="second")), _report(third))
     (cells,) = comparison.places.values()
     assert [cell.label_space for cell in cells] == list(FIRST.spaces)
     assert [cell.rows[2] is not None for cell in cells] == [True, False, False]
@@ -63,7 +69,7 @@ def test_compare_three_sweeps_has_a_difference_each_and_cells_of_two_count():
 
 
 def test_compare_nothing_in_common_says_how_cells_are_matched():
-    comparison = compare_sweeps([_report(FIRST), _report(replace(FIRST, sweep="second", transfers=("other",)))])
+    comparison = _compare(_report(FIRST), _report(replace(FIRST, sweep="second", transfers=("other",))))
     assert comparison.places == {}
     assert "matched by name, protocol, target and facets" in comparison.notes[0]
 
@@ -78,4 +84,12 @@ def test_compare_nothing_in_common_says_how_cells_are_matched():
 )
 def test_compare_what_cannot_be_compared_is_refused(studies, words):
     with pytest.raises(UserError, match=words):
-        compare_sweeps([_report(study) for study in studies])
+        _compare(*map(_report, studies))
+
+
+def test_compare_says_which_sweep_selected_its_cells_on_validation():
+    """The larger grid is the more optimistic one, and only one of the sweeps has a grid."""
+    grid = replace(FIRST, sweep="grid", cells=("lr=0.1", "lr=1"))
+    (note,) = _compare(_report(FIRST), _report(grid)).notes
+    assert note.startswith("report of grid: rows marked as selected on validation")
+    assert "optimistic" in note

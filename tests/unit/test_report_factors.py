@@ -21,7 +21,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.pairing import Sharing, sharing_of
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
-from orchestrator.report.compare_sweeps import compare_sweeps
+from orchestrator.report.compare_sweeps import UNPAIRED, compare_sweeps, comparison_tables, sweep_records
 from orchestrator.report.factors import check_factors, matched_by
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.answers import answers
@@ -57,6 +57,14 @@ transfer:
     seeds: [0, 1]
 """
 NO_MIX = "pretrain.factors.mix=null"
+OTHER = ("pretrain.model={name: test_vit2, image_size: 32}", "pretrain.subset={fraction: 0.5}")
+"""A backbone that shares nothing with the first one but the number of its seed."""
+DATA = (
+    NO_MIX,
+    "pretrain.factors.optimizer=null",
+    "pretrain.factors.data={all: {}, other: {model: {name: test_vit2, image_size: 32}, subset: {fraction: 0.5}}}",
+)
+"""The same two backbones as values of a factor."""
 
 
 def committed(plan: Plan, *, seed: int = 3, better: str = "lamb") -> dict[str, Committed]:
@@ -102,25 +110,40 @@ def test_factors_that_are_no_rows_make_tables_of_their_own() -> None:
     assert [row.label_space for row in report.headlines[0].rows] == ["adamw", "lamb"]
 
 
-def test_two_values_say_exactly_what_compare_says_of_two_sweeps() -> None:
-    report = report_of(NO_MIX)
-    plans = [
-        plan_of(NO_MIX, "pretrain.factors=null", *more, text=TEXT)
-        for more in ((), ("pretrain.recipe.optimizer=lamb", "pretrain.recipe.lr=5.0e-3"))
-    ]
-    values = committed(plan_of(NO_MIX, text=TEXT))
-    by_key = {job.key: values[job.name] for job in plan_of(NO_MIX, text=TEXT).jobs if job.name in values}
+@pytest.mark.parametrize(
+    ("factors", "second", "value", "pairs", "method"),
+    [
+        ((NO_MIX,), ("pretrain.recipe.optimizer=lamb", "pretrain.recipe.lr=5.0e-3"), "lamb", "10", "paired t"),
+        (DATA, OTHER, "other", UNPAIRED, "Welch's t"),
+    ],
+    ids=["pairs", "independent"],
+)
+def test_two_values_say_exactly_what_compare_says_of_two_sweeps(
+    factors: tuple[str, ...], second: tuple[str, ...], value: str, pairs: str, method: str
+) -> None:
+    """Also where runs share only the number of the seed: as pairs they had another interval in two sweeps."""
+    whole = plan_of(*factors, text=TEXT)
+    values = committed(whole)
+    report = compute_report(whole, values)
+    assert isinstance(report, FactorReport)
+    plans = [plan_of(NO_MIX, "pretrain.factors=null", *more, text=TEXT) for more in ((), second)]
+    by_key = {job.key: values[job.name] for job in whole.jobs if job.name in values}
     reports: list[Report] = [
         compute_report(replace(plan, sweep=name), {job.name: by_key[job.key] for job in plan.jobs if job.key in by_key})
-        for name, plan in zip(("adamw", "lamb"), plans, strict=True)
+        for name, plan in zip(("first", "second"), plans, strict=True)
     ]
-    comparison = compare_sweeps(reports)
+    comparison = compare_sweeps(reports, plans)
     (cells,) = comparison.places.values()
     (expected,) = cells[0].differences
-    row = next(row for row in report.headlines[0].rows if row.label_space == "lamb")
+    (table,) = comparison_tables(comparison)
+    assert table.rows[0][-3] == pairs
+    assert [line[-1] for line in sweep_records(comparison).rows] == [None, int(pairs != UNPAIRED)]
+    for caption in (table.caption, text_table(report.headlines[0]).caption, effect_table(report.effects[0]).caption):
+        assert f"({method} tests over pretrain seeds, Bonferroni" in caption
+    row = next(row for row in report.headlines[0].rows if row.label_space == value)
     assert expected is not None
     assert row.difference is not None
-    effect = _contrast(report, "lamb").difference
+    effect = _contrast(report, value).difference
     for field in ("mean", "low", "high", "p_value", "p_family", "family_low", "family_high", "num_pretrain_seeds"):
         assert getattr(row.difference, field) == getattr(expected, field), field
     assert (effect.mean, effect.low, effect.high, effect.p_family) == (
@@ -139,7 +162,7 @@ def test_sweeps_are_matched_by_values_of_factors_whatever_their_blocks_are_calle
     other = plan_of("pretrain.mine.factors.mix=null", "pretrain.mine.recipe.mixup=0.1", "name=other", text=text)
     names = ("optimizer", "labels")
     reports = [matched_by(compute_report(replace(one, rows=names), committed(one)), names) for one in (plan, other)]
-    (cells,) = compare_sweeps(reports).places.values()
+    (cells,) = compare_sweeps(reports, (plan, other)).places.values()
     assert [cell.label_space for cell in cells] == ["adamw + levels/depth2", "lamb + levels/depth2"]
     with pytest.raises(UserError, match="several cells with equal optimizer under top"):
         matched_by(report_of("report={rows: [optimizer]}"), ["optimizer"])
@@ -168,9 +191,7 @@ def test_report_of_a_stored_plan_whose_facets_are_sorted_is_that_of_the_plan() -
 
 
 def test_values_that_share_nothing_are_compared_by_welch_in_rows_and_effects() -> None:
-    other = "{name: test_vit2, image_size: 32}"
-    value = f"{{all: {{}}, other: {{model: {other}, subset: {{fraction: 0.5}}}}}}"
-    report = report_of(NO_MIX, "pretrain.factors.optimizer=null", f"pretrain.factors.data={value}")
+    report = report_of(*DATA)
     effect = _contrast(report, "other")
     assert not effect.is_paired
     row = next(row for row in report.headlines[0].rows if row.label_space == "other")
@@ -253,6 +274,14 @@ def test_metric_that_is_better_higher_turns_the_ranking_and_not_the_difference()
     assert lamb.difference.mean < 0
     assert lamb.improvement < 0
     assert lamb.can_be_best is False
+
+
+def test_improvement_of_a_metric_that_is_better_higher_is_said_to_be_higher() -> None:
+    report = report_of("report={metric: images_per_s, baseline: {optimizer: lamb, mix: none}}")
+    best = report.headlines[0].ranked[0]
+    assert best.improvement is not None
+    assert best.improvement > 0
+    assert " % higher than the baseline lamb + none" in answers(report)[0].sentences[0]
 
 
 @pytest.mark.parametrize(
@@ -419,6 +448,17 @@ def test_points_of_an_interaction_plot_average_the_same_combinations_of_other_fa
     )
     panel = draw_effects(replace(report, effects=(table,))).axes[0]
     assert [y for line in panel.lines for y in np.asarray(line.get_ydata())] == pytest.approx([10.0] * 4)
+
+
+def test_blocks_that_state_equal_values_of_all_factors_are_noted_as_not_told_apart() -> None:
+    recipe = "{epochs: 2, batch_size: 64, lr: %s}"
+    rest = f"model: {MODEL}, labels: [levels/depth2], seeds: [0, 1], recipe: {recipe}, factors: {{optimizer: %s}}"
+    stated = {"a": ("1e-3", "adamw"), "b": ("2e-3", "adamw"), "c": ("3e-3", "lamb")}
+    blocks = ", ".join(f"{name}: {{{rest % values}}}" for name, values in stated.items())
+    text = f"{TEXT[: TEXT.index('pretrain:')]}pretrain: {{{blocks}}}\n{TEXT[TEXT.index('transfer:') :]}"
+    (note,) = (note for note in report_of(text=text).notes if "equal seeds" in note)
+    assert note.startswith("adamw under top has several runs of equal seeds (first: probe/top/a/")
+    assert " and probe/top/b/" in note
 
 
 def test_blocks_of_a_file_are_a_factor_beside_their_own_tables() -> None:

@@ -82,6 +82,34 @@ def test_improvement_and_difference_are_of_the_same_runs():
     assert "lower than" not in told
 
 
+def test_improvement_and_difference_agree_where_pretraining_seeds_have_other_numbers_of_transfers():
+    """One transfer of the second seed is left to both rows: over runs the row is higher, over seeds it is lower."""
+    values = {"levels/depth1": (0.1, 0.2), "levels/depth2": (0.11, 0.18)}
+    plan = StudyPlan(
+        spaces=dict.fromkeys(values, 2), pretrain_seeds=(0, 1), transfer_seeds=(0, 1, 2), baseline="levels/depth1"
+    ).plan()
+
+    def metrics(job):
+        seed = job.facets["pretrain_seed"]
+        is_lost = seed and job.facets.get("transfer_seed")
+        return None if is_lost else {"val_error": values[job.facets["label_space"]][seed]}
+
+    row = compute_report(plan, committed(plan, metrics)).tables[0].rows[1]
+    assert row.summary is not None
+    assert row.difference is not None
+    assert row.summary.mean == pytest.approx(0.1275)
+    assert row.difference.mean == pytest.approx(-0.005)
+    assert row.improvement == pytest.approx(0.005 / 0.15)
+
+
+def test_interval_of_independent_rows_is_possible_by_the_mean_of_all_runs_of_the_baseline():
+    """It is wide, and from 50 % an error can be as far away as it says."""
+    means = np.full((6, 2), np.nan)
+    means[:3, 0], means[3:, 1] = (0.35, 0.5, 0.65), (0.36, 0.5, 0.64)
+    [pair] = compared(_report(means).tables[0], MetricRange(low=0.0, high=1.0), lambda *_: False).comparisons
+    assert pair.difference.family_low == pytest.approx(-0.33, abs=0.02)
+
+
 def test_independent_rows_without_a_common_seed_are_compared_too():
     means = np.array([[0.1, np.nan], [0.11, np.nan], [0.105, np.nan], [np.nan, 0.2], [np.nan, 0.21]])
     [table] = _report(means).tables
@@ -189,6 +217,9 @@ def test_sentences_stars_table_page_and_files_say_the_same():
     pairs = json.loads(re.findall(r'"pairs":(\[\[.*?\]\])', page)[0])
     told = {(rows[first], rows[second]) for first, second, _, is_established in pairs if is_established}
     assert told == found
+    # What columns mean, with the level of the statistics filled in.
+    assert "<dt>corrected 95 % CI, corrected p</dt>" in page
+    assert "established below p = 0.05" in page
 
 
 def test_shares_of_the_five_percent_sum_to_nine_tenths_of_which_the_baseline_has_at_least_half():
@@ -266,14 +297,15 @@ def test_established_intervals_cover_the_true_difference_of_a_candidate_near_0()
     assert num_covered / 400 >= 0.95 - 3 * 0.011
 
 
-def _only(comparison):
-    """The one difference of the first cell."""
-    (cells,) = comparison.places.values()
+def _compared(first, second):
+    """The one difference of the first cell of two reports, each with its plan."""
+    reports, plans = zip(first, second, strict=True)
+    (cells,) = compare_sweeps(reports, plans).places.values()
     return cells[0].differences[0]
 
 
 def _partial(values_SL, **changes):
-    """A report of values by (seed, label space); NaN = not committed."""
+    """A report, and its plan, of values by (seed, label space); NaN = not committed."""
     num_seeds, num_spaces = values_SL.shape
     plan = StudyPlan(spaces=dict(list(SPACES.items())[:num_spaces]), pretrain_seeds=range(num_seeds), **changes).plan()
 
@@ -281,7 +313,7 @@ def _partial(values_SL, **changes):
         value = values_SL[job.facets["pretrain_seed"], list(SPACES).index(job.facets["label_space"])]
         return None if np.isnan(value) else {"val_error": float(value)}
 
-    return compute_report(plan, committed(plan, metrics))
+    return compute_report(plan, committed(plan, metrics)), plan
 
 
 PARTIAL = np.array([[0.6, 0.01], [0.602, 0.0], [0.598, 0.02], *[[0.05, np.nan]] * 6])
@@ -289,7 +321,7 @@ PARTIAL = np.array([[0.6, 0.01], [0.602, 0.0], [0.598, 0.02], *[[0.05, np.nan]] 
 
 
 def test_interval_of_a_partial_sweep_holds_its_difference():
-    found = _partial(PARTIAL).tables[0].rows[1].difference
+    found = _partial(PARTIAL)[0].tables[0].rows[1].difference
     assert found.is_established
     assert found.mean == pytest.approx(-0.59)
     assert found.family_low < found.mean < found.family_high
@@ -300,7 +332,7 @@ def test_compare_with_a_partial_sweep_has_intervals_that_hold_their_differences(
         _partial(np.stack([row, row], axis=1), sweep=sweep)
         for row, sweep in zip(PARTIAL.T, ("first", "second"), strict=True)
     )
-    found = _only(compare_sweeps([first, second]))
+    found = _compared(first, second)
     assert found.is_established
     assert found.family_low < found.mean < found.family_high
 
@@ -308,7 +340,7 @@ def test_compare_with_a_partial_sweep_has_intervals_that_hold_their_differences(
 def test_compare_does_not_bound_a_metric_whose_second_sweep_lies_outside():
     values = np.array([[0.1, 0.1], [0.4, 0.4]])
     first, second = (_partial(found, sweep=sweep) for found, sweep in ((values, "first"), (1.5 + 2 * values, "second")))
-    assert _only(compare_sweeps([first, second])).high > 1
+    assert _compared(first, second).high > 1
 
 
 def test_narrow_interval_is_shown_however_small_the_errors_are():

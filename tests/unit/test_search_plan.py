@@ -9,10 +9,13 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.report.build import compute_report
+from orchestrator.report.inputs import Committed
 from orchestrator.scheduling.commands import FailJob
 from orchestrator.search.search_plan import SearchPlan, combined
 from orchestrator.state.nodes import Node
 from orchestrator.sweepfile.load import load_sweep, parse_sweep
+from orchestrator.tracking.attachments import best_backbone
 from tests.builders import request_of
 from tests.integration.search_jobs import SWEEP, search_request
 from tests.scheduler_cases import after, decide
@@ -44,6 +47,21 @@ def test_search_over_a_recipe_stands_between_backbones_and_their_transfers(tmp_p
         "search/tuned/levels/depth1",
         "search/tuned/levels/depth2",
     ]
+
+
+def test_best_backbone_of_transfers_with_a_searched_recipe_is_the_one_that_transfers_best():
+    """The search measures the first backbone, which was taken for that of all transfers."""
+    text = SWEEP.replace("SEARCH", RANDOM).replace("lr: 0.05}\n", "lr: 0.05}\n  seeds: [0, 1]\n")
+    plan = build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri="file:///store")
+    errors = (0.2, 0.1)
+    found = {
+        job.name: Committed(metrics={"val_error": errors[int(job.facets["pretrain_seed"])]})
+        for job in plan.jobs
+        if job.kind is JobKind.FINETUNE
+    }
+    best = best_backbone(plan, compute_report(plan, found))
+    assert best is not None
+    assert (best.job.name, best.error) == ("pretrain/levels/depth2/seed1", 0.1)
 
 
 def test_search_over_labels_makes_the_backbones_itself(tmp_path):

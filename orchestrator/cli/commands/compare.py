@@ -96,7 +96,8 @@ def show_comparison(
     store = open_existing_store(store_uri)
     for sweep in sweeps:
         require_sweep(store, sweep)
-    comparison = compare_sweeps([_report(store, sweep, metric, match_by) for sweep in sweeps])
+    reports, plans = zip(*(_report(store, sweep, metric, match_by) for sweep in sweeps), strict=True)
+    comparison = compare_sweeps(reports, plans)
     if form in {TableForm.JSON, TableForm.YAML}:
         print_document(json_ready(comparison.to_json()), DocumentForm(form.value))
     elif form is TableForm.CSV:
@@ -112,14 +113,14 @@ def show_comparison(
     return ExitCode.OK
 
 
-def _report(store: ObjectStore, sweep: str, metric: str, match_by: Sequence[str]) -> Report:
+def _report(store: ObjectStore, sweep: str, metric: str, match_by: Sequence[str]) -> tuple[Report, Plan]:
     snapshot = load_snapshot(store, sweep)
     plan = snapshot.plan or load_plan(store, sweep)
     chosen = replace(plan, metric=metric) if metric else plan
     if not match_by:
-        return build_report(store, chosen, snapshot.jobs)
+        return build_report(store, chosen, snapshot.jobs), plan
     check_factors(chosen, match_by)
-    return matched_by(build_report(store, replace(chosen, rows=tuple(match_by)), snapshot.jobs), match_by)
+    return matched_by(build_report(store, replace(chosen, rows=tuple(match_by)), snapshot.jobs), match_by), plan
 
 
 class _Pair(NamedTuple):

@@ -13,7 +13,7 @@ from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, Sto
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.errors import UsageError, UserError
-from orchestrator.planning.estimate.power import FAMILY_METHOD, MOST_SEEDS
+from orchestrator.planning.estimate.power import MOST_SEEDS, method_of
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
@@ -207,7 +207,11 @@ def _lines(answer: PowerAnswer, metric: str) -> Iterator[str]:
     low, high = noise.ends
     spread = f"; 80 % range {number(low.pretrain_std, metric)} to {number(high.pretrain_std, metric)}" if seeds else ""
     yield f"noise of a difference: {' and '.join(parts)}, {answer.source}{seeds}{spread}"
-    yield f"tests: {answer.comparisons.total} comparison{'s' * (answer.comparisons.total > 1)}, {FAMILY_METHOD}"
+    tests = method_of([answer.is_paired])
+    yield f"tests: {answer.comparisons.total} comparison{'s' * (answer.comparisons.total > 1)}, {tests}"
+    if answer.unpaired and answer.is_paired:
+        names = ", ".join(answer.unpaired)
+        yield f"not for {names}: runs share only the number of the seed, so the report compares them by Welch's t"
     planned, chances = answer.planned, answer.planned_range
     chance = _from_to(f"{chances[0]:.0%}", f"{chances[1]:.0%}")
     planned_power = f"{answer.planned_power:.0%}"
@@ -255,8 +259,8 @@ def _effect_name(alike: Sequence[EffectPower], factors: str) -> str:
 
 
 def _effect_lines(answer: PowerAnswer) -> Iterator[str]:
-    tested = sum(effect.num_pretrain_seeds > 1 for effect in answer.effects)
-    yield f"tests: {tested} contrast{'s' * (tested > 1)}, {FAMILY_METHOD}"
+    tested = [effect.is_paired for effect in answer.effects if effect.num_pretrain_seeds > 1]
+    yield f"tests: {len(tested)} contrast{'s' * (len(tested) > 1)}, {method_of(tested)}"
     known = [effect for effect in answer.effects if effect.noise]
     if measured := [effect.noise.num_pretrain_seeds for effect in known if effect.is_measured and effect.noise]:
         yield f"noise: of each effect itself, measured in this sweep on {max(measured)} pretraining seeds"
@@ -277,6 +281,7 @@ def _write(path: str, answers: Sequence[PowerAnswer], metric: str) -> None:
             target_power=answer.target_power,
             transfer_seeds=[option.num_transfer_seeds for option in answer.options],
             has_line=answer.is_known,
+            is_paired=answer.is_paired,
             wanted=max((option.num_pretrain_seeds or option.least or 0 for option in answer.options), default=0),
         )
         for answer in answers

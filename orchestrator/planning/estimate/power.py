@@ -2,6 +2,7 @@
 
 The test is that of the report: paired differences to the baseline, averaged over the transfers of each pretrain seed,
 Student's t over the pretrain seeds, at a comparison's share of the error level of the table's one corrected family.
+Where the report compares independent samples (``is_paired`` is False), it is Welch's.
 
 The paired difference of pretrain seed i and transfer seed j is ``difference + pretrain_i + transfer_ij``, with the same
 two variances for every label space; they are pooled over the label spaces of a table.
@@ -10,7 +11,7 @@ two variances for every label space; they are pooled over the label spaces of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Final, Self
@@ -21,9 +22,12 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.sweepfile.values import LABELS_FACTOR
 
 CONFIDENCE: Final = 0.95
-"""Of all intervals and verdicts. Texts of reports, their page (``report/assets``) and docs name it: 95 %, p < 0.05."""
+"""Of all intervals and verdicts. Docs name it: 95 %, p < 0.05; texts of reports and their page read the next two."""
 ALPHA: Final = 1 - CONFIDENCE
+CONFIDENCE_TEXT: Final = f"{100 * CONFIDENCE:g} %"
+ALPHA_TEXT: Final = f"{ALPHA:g}"
 FAMILY_METHOD: Final = "paired t tests over pretrain seeds, Bonferroni"
+"""Of comparisons that are all paired; of others see ``method_of``."""
 _BASELINE_SHARE: Final = 0.5
 _USED_SHARE: Final = 0.9
 """Of the 5 %; the rest is the reserve. A single comparison needs none: it is an ordinary test."""
@@ -41,6 +45,14 @@ _FIRST_LOG, _LAST_LOG, _NUM_POINTS, _EXACT = -16.0, 1.5, 400, 1e-9
 """Of the integral over the logarithm of a standard deviation, and relative, of a critical value."""
 _NUM_SHARES = 16
 """Of the integral over the shares of two variances."""
+
+
+def method_of(are_paired: Iterable[bool]) -> str:
+    """The tests of a family and its correction in words, of whether each comparison is one of pairs."""
+    kinds = set(are_paired)
+    if False not in kinds:
+        return FAMILY_METHOD
+    return f"{'paired and ' if True in kinds else ''}Welch's t tests over pretrain seeds, Bonferroni"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +146,9 @@ class Noise:
         return replace(self, pretrain_std=factor * self.pretrain_std, transfer_std=transfer)
 
 
-def power_of(design: Design, noise: Noise, difference: float, comparisons: Comparisons) -> float:
+def power_of(
+    design: Design, noise: Noise, difference: float, comparisons: Comparisons, *, is_paired: bool = True
+) -> float:
     """Chance that the report calls a label space different from the baseline, if it differs by so much; in [0, 1].
 
     The other label spaces are taken to be as good as the baseline. 0 with one pretrain seed.
@@ -145,7 +159,8 @@ def power_of(design: Design, noise: Noise, difference: float, comparisons: Compa
     std = noise.of_seed(design.num_transfer_seeds)
     if not std:
         return float(difference != 0)
-    return chance_of(abs(difference) / std * math.sqrt(design.num_pretrain_seeds), freedom, comparisons.level)
+    shift = abs(difference) / std * math.sqrt(design.num_pretrain_seeds)
+    return chance_of(shift, freedom, comparisons.level, is_paired=is_paired)
 
 
 def chance_of(shift: float, freedom: int, level: float, *, is_paired: bool = True) -> float:
@@ -223,14 +238,20 @@ def _normal(value: float) -> float:
 
 
 def seeds_needed(
-    noise: Noise, difference: float, comparisons: Comparisons, *, num_transfer_seeds: int, power: float = TARGET_POWER
+    noise: Noise,
+    difference: float,
+    comparisons: Comparisons,
+    *,
+    num_transfer_seeds: int,
+    power: float = TARGET_POWER,
+    is_paired: bool = True,
 ) -> int | None:
     """The fewest pretrain seeds with so much power; None if more than ``MOST_SEEDS``."""
     low, high = 2, MOST_SEEDS
 
     def suffices(num: int) -> bool:
         design = Design(num_pretrain_seeds=num, num_transfer_seeds=num_transfer_seeds)
-        return power_of(design, noise, difference, comparisons) >= power
+        return power_of(design, noise, difference, comparisons, is_paired=is_paired) >= power
 
     if not suffices(high):
         return None

@@ -13,6 +13,8 @@ from enum import Flag, auto
 from typing import Any, Final
 
 from orchestrator.core.hyper_parameters import MIXES
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.plan import Job
 
 _ORDER_FIELDS: Final = ("shuffle_block_shards", "shuffle_chunk_samples", "data_groups", "select_holdout")
 _BATCH_FIELDS: Final = ("batch_size", "norm_group")
@@ -40,6 +42,35 @@ class Sharing(Flag):
         """In words: ``initial weights, order, crops``."""
         names = {Sharing.WEIGHTS: "initial weights", Sharing.ORDER: "order", Sharing.CROPS: "crops"}
         return ", ".join(name for part, name in names.items() if part in self) or "the number of the seed only"
+
+
+def backbone_of(job: Job, jobs: Mapping[str, Job]) -> Job | None:
+    """The pretraining behind a transfer, or the search that found its backbone; None without either.
+
+    The search for the recipe of a transfer is not on the way: it measures the first backbone of the block alone.
+    """
+    waiting = [job]
+    while waiting:
+        found = waiting.pop()
+        if found.kind is JobKind.PRETRAIN or _pretrains(found):
+            return found
+        if found.kind is not JobKind.SEARCH:
+            waiting += [jobs[need] for need in found.needs if jobs[need].kind not in {JobKind.LABELS, JobKind.INDEX}]
+    return None
+
+
+def backbone_identity(job: Job, jobs: Mapping[str, Job]) -> Mapping[str, Any] | None:
+    """Identity of ``backbone_of``; of one that a search finds, what its trials have in common."""
+    found = backbone_of(job, jobs)
+    if found is None or found.kind is JobKind.PRETRAIN:
+        return None if found is None else found.identity
+    return {"parameters": found.identity["parameters"]["trial"]["parameters"], "inputs": found.identity["inputs"]}
+
+
+def _pretrains(job: Job) -> bool:
+    """Whether it is a search whose trials are pretrainings."""
+    trial = job.identity["parameters"].get("trial", {}) if job.kind is JobKind.SEARCH else {}
+    return trial.get("kind") == JobKind.PRETRAIN.value
 
 
 def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:

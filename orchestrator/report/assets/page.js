@@ -130,7 +130,7 @@
     });
     const baseline = rows.find((row) => row.labelSpace === baselineOf(table) && row.summary);
     if (grid && baseline && baseline.summary.mean > 0) {
-      for (const row of rows) if (row !== baseline && row.summary) row.improvement = 1 - row.summary.mean / baseline.summary.mean;
+      for (const row of rows) if (row !== baseline && row.summary) row.improvement = SIGN * (1 - row.summary.mean / baseline.summary.mean);
     }
     if (!table.factors) return rows.filter((row) => !state.hidden.has(row.series));
     return rows.filter((row, index) => !table.values[index].some((value, place) => state.hiddenValues.has(`${table.factors[place]}=${value}`)));

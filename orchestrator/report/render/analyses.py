@@ -18,7 +18,7 @@ from orchestrator.report.render.figures import (
     side_by_side,
     text_at,
 )
-from orchestrator.report.render.numbers import MISSING, fixed, mean_interval, plus_minus
+from orchestrator.report.render.numbers import MEAN_INTERVAL, MISSING, fixed, mean_interval, plus_minus
 from orchestrator.report.results import AnalysisPicture, AnalysisReport, AnalysisRow, Report
 from orchestrator.report.statistics.intervals import is_fraction
 
@@ -88,7 +88,7 @@ def _rows_table(analysis: AnalysisReport) -> TextTable:
     means = [f"{one or 'final weights'}: mean ± std" for one in checkpoints]
     return TextTable(
         title=f"analysis {analysis.name}",
-        header=("metric", "pretrained on", *(["pretrain"] if has_blocks else []), *means, "95 % CI of the mean", "n"),
+        header=("metric", "pretrained on", *(["pretrain"] if has_blocks else []), *means, MEAN_INTERVAL, "n"),
         rows=tuple(lines),
         expendable=((first + len(checkpoints) + 1,), *((first + number,) for number in range(len(checkpoints) - 1))),
         caption="; ".join(_row_captions(frozenset(metric for metric, _, _ in grouped), len(checkpoints))),

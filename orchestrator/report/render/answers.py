@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
-from orchestrator.planning.estimate.power import ALPHA
+from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE_TEXT
 from orchestrator.report.render.columns import (
     contrast_text,
     describe_effects,
@@ -32,6 +33,7 @@ from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference
 
 _MAX_NAMES = 5
+_SURELY: Final = f"at {CONFIDENCE_TEXT}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +121,7 @@ def _against_baseline(row: Row, table: Table) -> str:
     if row.improvement is None:
         return ""
     percent = fixed(100 * abs(row.improvement), 1)
-    direction = "lower" if row.improvement >= 0 else "higher"
+    direction = "lower" if table.better.sign * row.improvement >= 0 else "higher"
     what = "the same as" if percent == "0.0" else f"{percent} % {direction} than"
     return f", {what} the baseline {table.baseline}{_certainty(row.difference)}"
 
@@ -161,7 +163,7 @@ def _established(table: Table, family: Family) -> str:
         found, total = family.num_established, family.num_comparisons
         if not found:
             return f"no two {table.noun}s differ by more than the noise between seeds; {corrected}"
-        return f"{found} of {total} pairs of {table.noun}s differ at 95 %; {corrected}"
+        return f"{found} of {total} pairs of {table.noun}s differ {_SURELY}; {corrected}"
     rows = [row for row in table.ranked if row.difference and row.difference.is_established]
     if not rows:
         baseline = f"the baseline {table.baseline}"
@@ -169,7 +171,7 @@ def _established(table: Table, family: Family) -> str:
     lower = [row for row in rows if row.difference and row.difference.mean < 0]
     higher = [row for row in rows if row.difference and row.difference.mean > 0]
     sides = [
-        f"{side} than the baseline {table.baseline} at 95 %: {_names(some, lambda row: _by_how_much(row, table))}"
+        f"{side} than the baseline {table.baseline} {_SURELY}: {_names(some, lambda row: _by_how_much(row, table))}"
         for side, some in (("lower", lower), ("higher", higher))
         if some
     ]
@@ -193,12 +195,12 @@ def _best(table: Table) -> list[str]:
         return []
     members = [row for row in table.ranked if row.can_be_best]
     if len(members) == len(table.ranked):
-        return [f"no {table.noun} can be excluded as the best at 95 %"]
+        return [f"no {table.noun} can be excluded as the best {_SURELY}"]
     names, those = _names(members, lambda row: row.label_space), _those_with_results(table)
     if len(members) == 1:
         which = "" if len(table.ranked) == len(table.rows) else f" of the {those}"
-        return [f"{names} is the best{which} at 95 %"]
-    return [f"the best at 95 % is among {len(members)} of {those}: {names}"]
+        return [f"{names} is the best{which} {_SURELY}"]
+    return [f"the best {_SURELY} is among {len(members)} of {those}: {names}"]
 
 
 def _those_with_results(table: Table) -> str:
@@ -247,12 +249,13 @@ def _of_factors(table: EffectTable) -> tuple[str, ...]:
     corrected = f"corrected for {len(tested)} contrast{'s' * (len(tested) > 1)}"
     main = [effect for effect in tested if len(effect.factors) == 1]
     interactions = [effect for effect in tested if len(effect.factors) > 1]
-    sentences = [f"{_sides(main, table) or 'no value of a factor differs from another one at 95 %'}; {corrected}"]
+    none = f"no value of a factor differs from another one {_SURELY}"
+    sentences = [f"{_sides(main, table) or none}; {corrected}"]
     if interactions:
         found = [effect for effect in interactions if effect.difference.is_established]
         told = ", ".join(_effect_size(effect, table) for effect in found[:_MAX_NAMES])
         more = f" and {len(found) - _MAX_NAMES} more" if len(found) > _MAX_NAMES else ""
-        sentences.append(f"interactions at 95 %: {told}{more}" if found else "no interaction is established")
+        sentences.append(f"interactions {_SURELY}: {told}{more}" if found else "no interaction is established")
     partial = [effect for effect in main if effect.num_matched < effect.num_combinations]
     if partial:
         first = partial[0]
@@ -280,7 +283,7 @@ def _sides(effects: Sequence[Effect], table: EffectTable) -> str:
     lower = [effect for effect in found if effect.difference.mean < 0]
     higher = [effect for effect in found if effect.difference.mean > 0]
     return "; ".join(
-        f"{table.metric} is {side} at 95 % with {', '.join(_effect_size(effect, table) for effect in some)}"
+        f"{table.metric} is {side} {_SURELY} with {', '.join(_effect_size(effect, table) for effect in some)}"
         for side, some in (("lower", lower), ("higher", higher))
         if some
     )

@@ -15,9 +15,10 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
-from orchestrator.planning.estimate.power import FAMILY_METHOD
 from orchestrator.planning.graph.plan import FACTOR_PREFIX
 from orchestrator.report.render.numbers import (
+    CORRECTED_INTERVAL,
+    MEAN_INTERVAL,
     MISSING,
     count,
     family_interval,
@@ -33,7 +34,7 @@ from orchestrator.report.render.numbers import (
     plus_minus,
 )
 from orchestrator.report.results import EffectTable, FactorReport, OnePass, Report, Row, Table, TablePlace
-from orchestrator.report.statistics.corrections import Family
+from orchestrator.report.statistics.corrections import Family, family_method
 from orchestrator.report.statistics.effects import Effect, VarianceTest
 from orchestrator.report.statistics.summaries import PairedDifference, Summary
 
@@ -194,8 +195,9 @@ def effect_table(table: EffectTable) -> TextTable:
                 shared.get(single, MISSING) if len(effect.factors) == 1 else MISSING,
             )
         )
-    header = (f"{metric}: effect", f"mean{points}", "corrected 95 % CI", "corrected p", "cells", "seeds", "paired by")
+    header = (f"{metric}: effect", f"mean{points}", CORRECTED_INTERVAL, "corrected p", "cells", "seeds", "paired by")
     plural = "s" * (tested > 1)
+    method = family_method(effect.difference for effect in table.contrasts)
     return TextTable(
         title=describe_effects(table),
         header=header,
@@ -203,7 +205,7 @@ def effect_table(table: EffectTable) -> TextTable:
         expendable=((6,), (4, 5)),
         caption="; ".join(
             [
-                *([f"corrected: simultaneous over {tested} contrast{plural} ({FAMILY_METHOD})"] if tested else []),
+                *([f"corrected: simultaneous over {tested} contrast{plural} ({method})"] if tested else []),
                 "cells: combinations of the other factors that have both sides in every seed that counts",
                 *(_test_text(test) for test in table.tests if test.freedom > 1),
             ]
@@ -293,7 +295,7 @@ def _comparison_columns(table: Table) -> list[_Column]:
     columns = [
         _Column("improvement [%]", improvement, attrgetter("improvement")),
         compared(f"difference{units(metric)[1]}", "mean", lambda found: number(found.mean, metric, sign="+")),
-        compared("corrected 95 % CI", "family_low", lambda found: family_interval(found, metric), leaves=6),
+        compared(CORRECTED_INTERVAL, "family_low", lambda found: family_interval(found, metric), leaves=6),
         compared("corrected p", "p_family", lambda found: p_text(found.p_family), leaves=7),
     ]
     if any(row.difference and row.difference.p_pooled is not None for row in table.rows):
@@ -316,7 +318,7 @@ def _other_columns(table: Table) -> list[_Column]:
         header = f"cost [{currency}]" if currency else "cost"
         columns.append(_Column(header, _cost, _of("compute", "cost"), leaves=2))
     if any(row.summary and row.summary.low is not None for row in table.rows):
-        header = f"95 % CI of the mean{percent}"
+        header = f"{MEAN_INTERVAL}{percent}"
         columns.append(_Column(header, lambda row: _mean_interval(row, metric), _of("summary", "low"), leaves=1))
     known = [name for name in ("pretrain", "transfer") if any(_component(row, name) is not None for row in table.rows)]
     return columns + [_component_column(name, metric) for name in known]

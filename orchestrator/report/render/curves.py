@@ -430,6 +430,8 @@ class PowerPanel:
     """False where the noise is known so badly that only the range is drawn."""
     wanted: int
     """Pretrain seeds that the axis should reach."""
+    is_paired: bool = True
+    """False: the test is Welch's, of independent samples."""
 
 
 def draw_power(panels: Sequence[PowerPanel]) -> Figure:
@@ -451,7 +453,8 @@ def _draw_power_panel(axis: Axes, panel: PowerPanel) -> None:
 
     def curve(noise: Noise, transfers: int) -> list[float]:
         designs = (Design(num_pretrain_seeds=num, num_transfer_seeds=transfers) for num in seeds)
-        return [100 * power_of(design, noise, panel.difference, panel.comparisons) for design in designs]
+        asked = (panel.difference, panel.comparisons)
+        return [100 * power_of(design, noise, *asked, is_paired=panel.is_paired) for design in designs]
 
     low, high = panel.noise.ends
     first = panel.transfer_seeds[0]

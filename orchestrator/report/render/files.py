@@ -68,8 +68,8 @@ _FACTOR_METHOD = (
     "The effect of a value is the mean of its differences to another value over matched cells (equal values of all "
     "other factors), averaged within each pretraining seed, with Student's t over seeds; an interaction is the "
     "difference of two such differences. Corrected intervals hold for all effects of a transfer at once (Bonferroni). "
-    "Values whose runs share only the seed number are independent samples (Welch's t). F tests assume "
-    "sphericity."
+    "Values whose runs share only the seed number are independent samples, in rows of tables, too (Welch's t). F tests "
+    "assume sphericity."
 )
 
 

@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from typing import Final
 
 from orchestrator.core.metrics import unit_of
 from orchestrator.core.units import format_money
-from orchestrator.planning.estimate.power import CONFIDENCE
+from orchestrator.planning.estimate.power import CONFIDENCE, CONFIDENCE_TEXT
 from orchestrator.report.results import Row, Table
 from orchestrator.report.statistics.intervals import RATE, is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference, Summary, transfer_seed_effect
 
 MISSING = "-"
+MEAN_INTERVAL: Final = f"{CONFIDENCE_TEXT} CI of the mean"
+CORRECTED_INTERVAL: Final = f"corrected {CONFIDENCE_TEXT} CI"
+"""Headers of intervals."""
 TOO_FEW = "too few seeds"
 """In place of a wide interval that reaches beyond what the metric can be, and so says nothing else."""
 _SIGNIFICANT_DIGITS = 4

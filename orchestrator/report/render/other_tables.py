@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from orchestrator.planning.estimate.power import ALPHA_TEXT
 from orchestrator.report.render.columns import TextTable, describe_place, describe_transfer, family_caption, units
 from orchestrator.report.render.numbers import MISSING, fixed, hours, mean_and_std, number, plus_minus
 from orchestrator.report.results import Ablation, AblationCell, AblationRow, Facet, Row, SearchReport, Table
@@ -80,7 +81,7 @@ def pairs_table(table: Table) -> TextTable | None:
         title=f"{describe_transfer(table)}: row minus column{units(table.metric)[1]}",
         header=("", *names),
         rows=tuple(rows),
-        caption="; ".join([f"{_STAR} = established, corrected p < 0.05", *family_caption(table)]),
+        caption="; ".join([f"{_STAR} = established, corrected p < {ALPHA_TEXT}", *family_caption(table)]),
     )
 
 

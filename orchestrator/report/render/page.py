@@ -13,6 +13,7 @@ from typing import Any
 
 from orchestrator.core.job_kinds import RESULT_KINDS
 from orchestrator.core.metrics import Better, better_of, unit_of
+from orchestrator.planning.estimate.power import ALPHA_TEXT, CONFIDENCE_TEXT
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.factors import FactorLayout
 from orchestrator.report.inputs import Curve, Learning
@@ -83,6 +84,8 @@ def render_page(
     parts = {
         "@@TITLE@@": escape(f"Report of sweep {report.sweep}"),
         "@@STYLE@@": _asset("page.css"),
+        "@@CONFIDENCE@@": CONFIDENCE_TEXT,
+        "@@ALPHA@@": ALPHA_TEXT,
         "@@PLOTLY@@": get_plotlyjs(),
         "@@DATA@@": embedded,
         "@@ANALYSES@@": label_efficiency_html(report) + analyses_html(report),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from orchestrator.planning.estimate.power import CONFIDENCE_TEXT
 from orchestrator.report.render.columns import Records, TextTable, Value, units
 from orchestrator.report.render.numbers import MISSING, interval, number
 from orchestrator.report.simulations import SimulationCell, SimulationReport
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIMULATIONS_METHOD: Final = (
-    "Intervals of simulations are Student's t at 95 % over seeds. An expectation holds if the interval of each of its "
-    "numbers is inside the claimed one. It does not hold if one interval, corrected for all of its numbers "
-    "(Bonferroni), is outside. Otherwise there are too few seeds to decide. The error of a number that combines "
-    "several cells comes from leaving out one seed at a time (jackknife). Where all seeds are equal there is no "
-    "interval, and the number is judged as it is."
+    f"Intervals of simulations are Student's t at {CONFIDENCE_TEXT} over seeds. An expectation holds if the interval "
+    "of each of its numbers is inside the claimed one. It does not hold if one interval, corrected for all of its "
+    "numbers (Bonferroni), is outside. Otherwise there are too few seeds to decide. The error of a number that "
+    "combines several cells comes from leaving out one seed at a time (jackknife). Where all seeds are equal there is "
+    "no interval, and the number is judged as it is."
 )
+_INTERVAL: Final = f"{CONFIDENCE_TEXT} interval"
 _EQUAL: Final = f"{MISSING} (all seeds are equal)"
 """In place of an interval: without any spread, none can be stated."""
 _PANEL_IN = (5.2, 3.7)
@@ -39,14 +41,14 @@ _LEAST_SPAN: Final = 1e-3
 def simulation_tables(found: SimulationReport) -> list[TextTable]:
     """The means of the cells, and the expectations if there are any."""
     unit = units(found.metric)[0]
-    header = (*(found.factors or ("cell",)), f"{found.metric}{unit}", "95 % interval", "n")
+    header = (*(found.factors or ("cell",)), f"{found.metric}{unit}", _INTERVAL, "n")
     rows = tuple(_cell_row(found, cell) for cell in found.cells)
     run = _DIGEST.sub(r"\1...", found.run)
     title = f"Simulation {found.name} ({run}): {found.metric}{unit}"
     tables = [TextTable(title=title, header=header, rows=rows)]
     if found.expectations:
         claims = tuple(row for judged in found.expectations for row in _claim_rows(judged, found.num_expected))
-        names = ("claim", "where", "ours", "95 % interval", "n", "paper", "verdict")
+        names = ("claim", "where", "ours", _INTERVAL, "n", "paper", "verdict")
         tables.append(TextTable(title=f"Expectations of {found.name}", header=names, rows=claims))
     return tables
 

@@ -22,14 +22,14 @@ errors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, FAMILY_METHOD, Comparisons
+from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, FAMILY_METHOD, Comparisons, method_of
 from orchestrator.report.statistics.intervals import NO_SPREAD, MetricRange
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair
 
@@ -189,6 +189,11 @@ class Family:
         num_others = self.num_comparisons - self.num_with_baseline
         with_share, other_share = Comparisons(num_with_baseline=self.num_with_baseline, num_others=num_others).shares
         return with_share > 1.001 * other_share
+
+
+def family_method(family: Iterable[PairedDifference | None]) -> str:
+    """How the comparisons of a family that could be tested were tested and corrected, in words."""
+    return method_of(found.is_paired for found in family if found is not None and found.p_family is not None)
 
 
 def corrected(

@@ -62,6 +62,11 @@ class WelchDifference(PairedDifference):
         """Degrees of freedom of ``std_error``."""
         return self.welch_freedom
 
+    @property
+    def is_paired(self) -> bool:
+        """False: these are independent samples."""
+        return False
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Effect:

@@ -99,6 +99,11 @@ class PairedDifference:
         return self.num_pretrain_seeds - 1
 
     @property
+    def is_paired(self) -> bool:
+        """Whether runs of equal seeds were subtracted; False: independent samples, by Welch's t."""
+        return True
+
+    @property
     def is_established(self) -> bool:
         """Whether it differs from 0 within the family: its simultaneous interval excludes 0."""
         return self.p_family is not None and self.p_family < 1 - CONFIDENCE
