@@ -41,7 +41,7 @@ _ASK_EVERY_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangLimits:
-    """The limits of time without a further step."""
+    """The limits of time without a further step, or other work that the attempt counts (``Progress.done``)."""
 
     multiple: float = 30.0
     """The limit is at least so many of its own steps: waiting for a slow store or a busy node takes a few."""
@@ -54,7 +54,7 @@ class HangLimits:
                 # Importing, downloading the index, compiling the network.
                 "starting": 1800.0,
                 "setup": 1800.0,
-                # These report no steps while they go on.
+                # These make no steps while they go on.
                 "evaluate": 3600.0,
                 "write": 1800.0,
             }
@@ -65,7 +65,7 @@ class HangLimits:
     """Least time in any other phase, seconds."""
 
     def limit_s(self, phase: str, step_s: float) -> float:
-        """Seconds without a further step after which an attempt hangs."""
+        """Seconds without a further step or other work after which an attempt hangs."""
         return max(self.floors_s.get(phase, self.other_s), self.multiple * step_s)
 
 
@@ -103,10 +103,11 @@ class AttemptLimits:
 class _Beat:
     phase: str
     step: int
+    done: int
     at_s: float
     seen_at_s: float
     silent_s: float = 0.0
-    """Seconds since the latest step, counted only between polls."""
+    """Seconds since the latest step or other work, counted only between polls."""
     step_s: float = 0.0
     """Longest step in this phase, by the attempt's own figure and by our measurement."""
     num_steps: int = 0
@@ -135,10 +136,14 @@ class Heartbeats:
         """Take a report; returns why the attempt counts as hanging, or nothing."""
         beat = self._beats.get(attempt_id)
         if beat is None or progress.phase != beat.phase:
-            self._beats[attempt_id] = _Beat(phase=progress.phase, step=progress.step, at_s=now, seen_at_s=now)
+            self._beats[attempt_id] = _Beat(
+                phase=progress.phase, step=progress.step, done=progress.done, at_s=now, seen_at_s=now
+            )
             return ""
         beat.silent_s += _looked_s(beat.seen_at_s, now)
         beat.seen_at_s = now
+        if progress.done != beat.done:
+            beat.done, beat.silent_s = progress.done, 0.0
         if progress.step != beat.step:
             beat.num_steps += max(0, progress.step - beat.step)
             if beat.num_steps >= NUM_STEPS:
@@ -151,7 +156,7 @@ class Heartbeats:
 
     @property
     def silent_s(self) -> dict[str, float]:
-        """Seconds without a step, by attempt."""
+        """Seconds without a step or other work, by attempt."""
         return {attempt_id: beat.silent_s for attempt_id, beat in self._beats.items()}
 
     def retain(self, attempt_ids: Collection[str]) -> None:

@@ -37,6 +37,9 @@ class RankActivity:
         """Collective operations that this rank has begun or waited for; the same number is the same one on all."""
         self.operation = ""
         """The latest of them."""
+        self.num_done = 0
+        """Other work, in pieces of any kind: batches, passes over data, parts of a checkpoint. It grows while the rank
+        goes on, also where it makes no step and begins no operation."""
         self.flight_record: Callable[[], Mapping[str, Any]] | None = None
         """What torch remembers of collective operations, as JSON; may block, so not to be called by the rank itself."""
         self._now = (Activity.WORK, time.monotonic())
@@ -55,8 +58,12 @@ class RankActivity:
         finally:
             self._now = (before, time.monotonic())
 
+    def tick(self) -> None:
+        """Count a piece of work."""
+        self.num_done += 1
+
     def each(self, items: Iterable[Item], activity: Activity = Activity.DATA) -> Iterator[Item]:
-        """Iterate over items; while an item is produced, the rank does this activity."""
+        """Iterate over items and count them; while an item is produced, the rank does this activity."""
         iterator = iter(items)
         while True:
             with self.during(activity):
@@ -64,6 +71,7 @@ class RankActivity:
                     item = next(iterator)
                 except StopIteration:
                     return
+            self.tick()
             yield item
 
     def to_json(self) -> dict[str, Any]:
@@ -74,5 +82,6 @@ class RankActivity:
             "for_s": time.monotonic() - since_s,
             "stage": self.stage,
             "entered": self.num_entered,
+            "done": self.num_done,
             "operation": self.operation,
         }

@@ -247,6 +247,8 @@ class Progress:
     """``setup``, ``train``, ``evaluate``, ``write`` or what else the kind does."""
     step: int = 0
     total_steps: int = 0
+    done: int = 0
+    """Pieces of work of all ranks since the attempt began, see ``RankActivity.num_done``; the runner fills it in."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     images_per_s: float = 0.0
     """Images per second of training alone, over all ranks; 0 = not known."""

@@ -119,7 +119,9 @@ def running_pid(until):
         def progress():
             report = look(backend, attempt_id)
             assert report.status is AttemptStatus.RUNNING, report
-            return report.progress if report.progress and "pid" in report.progress.metrics else None
+            told = report.progress
+            # The runner adds what the attempt has done besides steps.
+            return told if told and "pid" in told.metrics and told.done else None
 
         until(progress)
         found = progress()

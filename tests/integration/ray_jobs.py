@@ -29,6 +29,7 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     logging.getLogger("workloads").info("a word to the log")
     place = {"pid": os.getpid(), "rank_sum": rank_sum(context), "sees_gpus": bool(os.environ["CUDA_VISIBLE_DEVICES"])}
     context.report(Progress(phase="train", step=1, total_steps=2, metrics=place))
+    context.activity.tick()
     if request.parameters.get("hangs") and not (request.parameters.get("hangs_once") and request.attempt_number > 1):
         hang_until(Path(request.parameters["hangs"]))
     time.sleep(request.parameters.get("work_s", 0.0))

@@ -71,6 +71,7 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     first = 1 + max((int(one.name.partition("-")[0]) for one in history.iterdir()), default=0)
     for epoch in range(first, int(recipe["epochs"]) + 1):
         context.report(Progress(phase="train", step=epoch))
+        context.activity.tick()
         _wait(options.get("gates", {}).get(str(epoch)), context)
         if recipe["lr"] >= DIVERGES_FROM_LR:
             raise NumericsError(f"the loss is NaN at lr {recipe['lr']}")

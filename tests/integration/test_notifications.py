@@ -17,9 +17,11 @@ from orchestrator.notifications.notifier import DeliveryState, Notifier, read_en
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
+from orchestrator.storage.layout import progress_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.values import Channel, Email, Occasion, Policy
 from orchestrator.sweeps import client
+from orchestrator.sweeps.progress import WRITE_EVERY_S
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
 from tests.commands import run_command
@@ -134,6 +136,23 @@ def test_sweep_in_which_nothing_happens_is_told_as_stalled_once(tmp_path: Path) 
     world.clock.advance(3600.0)
     again.turn()
     assert world.sent.occasions == ["stalled"], "the same stall, after a restart"
+
+
+def test_sweep_whose_attempt_works_without_steps_has_not_stalled(tmp_path: Path) -> None:
+    """As in a long evaluation."""
+    backend = ScriptedBackend(LocalStore(tmp_path), {"pretrain/a": [Hang()], "pretrain/b": [Hang()]})
+    world = Told(tmp_path, Channel(webhook="https://a/b", stalled_after_s=600.0), backend=backend)
+    world.send()
+    world.tick_until(lambda: world.is_running("pretrain/a") and world.is_running("pretrain/b"))
+    world.clock.advance(WRITE_EVERY_S)
+    world.tick()
+    for _ in range(5):
+        world.notifier.turn()
+        world.clock.advance(400.0)
+        document = json.loads(world.store.get(progress_name("sweep")))
+        document["jobs"]["pretrain/a"]["progress"]["done"] += 1
+        world.store.put(progress_name("sweep"), json.dumps(document).encode())
+    assert world.sent.notices == []
 
 
 def test_paused_sweep_has_not_stalled(tmp_path: Path) -> None:

@@ -117,6 +117,7 @@ def test_search_runner_killed_goes_on_from_the_log_and_redoes_no_trial_that_ende
     # Trials wait before their fifth epoch until the gate opens: first for the first two only.
     backend.launch(gated, TWO_CPUS)
     until(lambda: len(epochs_done(tmp_path) if (tmp_path / "history").exists() else {}) == 2)
+    until(lambda: (told := look(backend, gated.attempt_id).progress) is not None and told.done >= 2 * 5)
     gate.open()
     until(lambda: len(ended(store, gated.key)) >= 2)
     os.kill(runner_pid(ray_cluster, namespace), signal.SIGKILL)

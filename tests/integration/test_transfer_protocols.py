@@ -15,7 +15,8 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, JobResult
+from orchestrator.core.activity import RankActivity
+from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.errors import BadDataError, PreemptedError, UserError
 from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
@@ -33,7 +34,6 @@ from workloads.data.index import SampleIndex
 from workloads.data.split_targets import SplitTargets, unseen_notes
 from workloads.features.artifact import FeatureTable
 from workloads.jobs import knn, probe
-from workloads.jobs.cached_features import Measured
 from workloads.labels.label_map import LabelMap
 from workloads.run import execute
 from workloads.runtime import ranks
@@ -118,6 +118,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 PROBE = "probe/logistic/levels/depth2/seed0/fraction1/seed0"
 NEAR = "knn/near/levels/depth2/seed0/fraction1/seed0"
+ONLINE = "probe/online/levels/depth2/seed0/seed0"
 
 
 def test_every_protocol_measures_the_same_things(ran: Ran) -> None:
@@ -323,12 +324,18 @@ def measure_in_gang(rank: int, world_size: int, folder: Path, request: JobReques
     return metrics["val_error"], metrics["val_loss"]
 
 
-def neighbours_beyond_the_limit(rank: int, world_size: int, folder: Path, request: JobRequest) -> Mapping[str, float]:
-    """The first rank measures for longer than a collective operation of the gang may take."""
+LONG_WORK: Mapping[str, tuple[Any, str]] = {NEAR: (knn, "measure"), ONLINE: (probe.ProbeTask, "_features_of")}
+"""Of the first rank, by job: the place and name of the function that does it."""
 
-    def measure(*arguments: Any) -> Measured:
-        time.sleep(4.0)
-        return knn_measure(*arguments)
+
+def beyond_the_limit(rank: int, world_size: int, folder: Path, request: JobRequest, name: str) -> Mapping[str, float]:
+    """The first rank works for longer than a collective operation of the gang may take."""
+    place, function = LONG_WORK[name]
+    work, pauses = getattr(place, function), iter([4.0] if rank == 0 else [])
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(next(pauses, 0.0))
+        return work(*arguments)
 
     scratch = folder / f"scratch{rank}"
     scratch.mkdir(exist_ok=True)
@@ -340,20 +347,37 @@ def neighbours_beyond_the_limit(rank: int, world_size: int, folder: Path, reques
         world_size=world_size,
         collective_timeout_s=3.0,
     )
-    knn_measure = knn.measure
-    with mock.patch.object(knn, "measure", measure), mock.patch.object(ranks, "VOTE_EVERY_S", 0.1):
+    with mock.patch.object(place, function, slow), mock.patch.object(ranks, "VOTE_EVERY_S", 0.1):
         return execute(request, context).metrics
 
 
-def test_gang_measures_on_its_first_rank_for_longer_than_the_others_may_wait_in_one_operation(ran: Ran) -> None:
-    pool, request = RankPool(2), ran.request(ran.job(NEAR))
+@pytest.mark.parametrize("name", LONG_WORK)
+def test_first_rank_of_a_gang_works_for_longer_than_the_others_may_wait_in_one_operation(ran: Ran, name: str) -> None:
+    pool, request = RankPool(2), ran.request(ran.job(name))
     key = f"{request.key}8"
     gang = replace(request, key=key, attempt_id=f"{key}.1", execution=Execution(num_workers=2, num_threads=1))
     try:
-        raise_errors(pool.run(ran.folder, 2, neighbours_beyond_the_limit, ran.folder, gang))
+        raise_errors(pool.run(ran.folder, 2, beyond_the_limit, ran.folder, gang, name))
     finally:
         pool.close()
-    assert read_record(ran.store, key).metrics == ran.metrics(NEAR)
+    assert read_record(ran.store, key).metrics == pytest.approx(ran.metrics(name))
+
+
+def test_online_probe_counts_the_features_that_it_computes_before_its_first_step(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may take hours: a controller that saw nothing of them would take the probe for one that hangs."""
+    monkeypatch.setattr(samples, "EVAL_BATCH_SIZE", 16)
+    activity, done = RankActivity(), dict[str, int]()
+
+    def report(progress: Progress) -> None:
+        done.setdefault(progress.phase, activity.num_done)
+
+    request = ran.request(ran.job(ONLINE))
+    key = f"{request.key}7"
+    ran.run(replace(request, key=key, attempt_id=f"{key}.1"), report=report, activity=activity)
+    assert done["setup"] == 0
+    assert done["train"] >= 240 / 16
 
 
 @pytest.mark.slow

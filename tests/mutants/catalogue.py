@@ -199,8 +199,8 @@ MUTANTS = (
     Mutant(
         name="a new chance keeps old failures",
         where=f"{_FOLDING}._reopen",
-        old="failures={}",
-        new="failures=view.failures",
+        old="**_ANEW",
+        new="**{**_ANEW, 'failures': view.failures}",
         family=Family.STORMS,
     ),
     Mutant(

@@ -23,6 +23,7 @@ from orchestrator.core.errors import FailureKind, NumericsError, PreemptedError,
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop, network
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
+from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 from workloads.runtime import ranks as ranks_module
 from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import PeerLostError, Ranks, flight_record
@@ -351,6 +352,33 @@ def test_rank_that_fails_at_its_own_pace_ends_those_that_wait(pool: RankPool, tm
 LIMIT_S, LONGER_S = 2.0, 3.0
 
 
+def test_ranks_read_a_checkpoint_for_longer_than_the_limit(pool: RankPool, tmp_path: Path) -> None:
+    """The first rank chooses it while the others wait; then it waits for the others, which read it, too."""
+    raise_errors(pool.run(tmp_path, 2, partial(_rounded_gradients, stops=True), tmp_path / "store"))
+    resumed = raise_errors(pool.run(tmp_path, 2, _resumes_slowly, tmp_path / "store"))
+    assert [step for step, _ in resumed] == [1, 1]
+    assert sum(num_done for _, num_done in resumed) > 0, "reading counts as work"
+
+
+def _resumes_slowly(rank: int, world_size: int, folder: Path) -> tuple[int, int]:
+    """The step at which a rank begins, and how much it has done until then."""
+    ranks = _ranks_of(rank, world_size, folder, limit_s=LIMIT_S)
+    task = MemoryImages(_WithSpare(), batch_size=8, num_samples=40, image_size=4, ranks=ranks)
+    load = CheckpointFolder._load
+
+    def load_slowly(checkpoints: CheckpointFolder, name: str) -> Checkpoint:
+        time.sleep(LONGER_S)
+        return load(checkpoints, name)
+
+    with (
+        mock.patch.object(CheckpointFolder, "_load", load_slowly),
+        mock.patch.object(ranks_module, "VOTE_EVERY_S", 0.1),
+    ):
+        recipe = {"epochs": 2, "batch_size": 8, "grad_reduction": "bf16"}
+        loop = memory_loop(task, LocalStore(folder), recipe, ranks=ranks)
+    return loop.state.step, loop._ranks.activity.num_done
+
+
 def _works_on_rank_0(rank: int, world_size: int, folder: Path, longest_s: float, error: Exception | None) -> str:
     """Rank 0 works so long, unless it should stop; rank 1 may raise an error."""
     ranks = _ranks_of(rank, world_size, folder, limit_s=LIMIT_S)
@@ -362,5 +390,7 @@ def _works_on_rank_0(rank: int, world_size: int, folder: Path, longest_s: float,
                 raise error
             while rank == 0 and time.monotonic() < ends_s and not pace.is_stopping:
                 time.sleep(0.01)
+        # Votes go on beside a rank that hangs: counted, they would hide it from those who watch the gang.
+        assert ranks.activity.num_entered == 0
         ranks.barrier()
     return f"rank {rank} of {world_size} was told {told[-1:]} at last"

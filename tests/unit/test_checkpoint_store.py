@@ -55,7 +55,9 @@ def test_checkpoint_of_many_ranges_comes_back_exactly(store: LocalStore, monkeyp
     model = {f"layer{n}": torch.rand(n, 50) for n in range(40)}
     saved = Checkpoint(step=7, model=model, optimizer={}, state={})
     CheckpointFolder(store, KEY).save(saved)
-    assert_equal(CheckpointFolder(store, KEY).load_newest(), saved)
+    arrived: list[None] = []
+    assert_equal(CheckpointFolder(store, KEY, arrived=lambda: arrived.append(None)).load_newest(), saved)
+    assert len(arrived) > len(PARTS), "each range tells that the reading goes on"
 
 
 def test_checkpoint_loaded_is_independent_of_the_store(store: LocalStore) -> None:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S, MAX_GAP_S, RESUMED_GRACE_S
+from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S, MAX_GAP_S, RESUMED_GRACE_S, Heartbeats
+from orchestrator.core.contract import Progress
 from orchestrator.core.errors import ControllerError, FailureKind, StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_message
@@ -415,6 +416,16 @@ def test_attempt_that_goes_on_slowly_does_not_hang(tmp_path: Path) -> None:
         world.clock.advance(500.0)
         world.tick()
     assert world.backend.killed == []
+
+
+def test_attempt_that_counts_other_work_hangs_once_it_stands_still() -> None:
+    """As in the setup of a probe that computes the features of its samples, before its first step."""
+    beats, ends_s = Heartbeats(), 2400.0
+    whys = {
+        at_s: beats.see("a", Progress(phase="setup", done=min(at_s, int(ends_s))), at_s) for at_s in range(0, 7200, 24)
+    }
+    assert min(at_s for at_s, why in whys.items() if why) == ends_s + 1800.0 + 24.0
+    assert beats.stepping == set()
 
 
 def test_attempts_that_stood_still_while_nobody_could_look_do_not_hang(tmp_path: Path) -> None:

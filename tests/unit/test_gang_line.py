@@ -15,7 +15,8 @@ from orchestrator.backends.ray.gang import worker
 from orchestrator.backends.ray.gang.mailbox import GangMailbox, GangShape
 from orchestrator.backends.ray.gang.worker import TOLERATED_S, OtherCodeError, RunnerLine, exchange_every_s
 from orchestrator.backends.ray.runner.attempt import AttemptRun
-from orchestrator.core.contract import JobFailure, Resources
+from orchestrator.core.activity import RankActivity
+from orchestrator.core.contract import JobFailure, Progress, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.state.failure_policy import signature_of
 from orchestrator.testing.memory_store import MemoryStore
@@ -117,6 +118,21 @@ def run(monkeypatch: pytest.MonkeyPatch) -> AttemptRun:
     monkeypatch.setattr(digest_module, "code_digest", lambda: OURS)
     attempt = request(MemoryStore(), job("gang"), num_workers=3)
     return AttemptRun(attempt, GangShape(num_workers=3, total=Resources(cpus=3.0)))
+
+
+def test_work_of_all_ranks_shows_in_the_progress_of_the_gang(run: AttemptRun) -> None:
+    """Also while the first one, whose progress it is, waits for others."""
+    for rank, num_done in ((0, 2), (1, 3), (1, 4)):
+        activity = RankActivity()
+        activity.num_done = num_done
+        run.on_report(rank, {"progress": {"phase": "setup"}, "activity": activity.to_json()}, OURS)
+    assert Progress.from_json(run.report()["progress"]) == Progress(phase="setup", done=6)
+
+
+def test_line_tells_what_its_rank_has_done(line: RunnerLine, fake: FakeRay) -> None:
+    line.activity.tick()
+    line.tell()
+    assert fake.heard[0]["progress"]["done"] == fake.heard[0]["activity"]["done"] == 1
 
 
 def first_call(rank: int, digest: str | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from orchestrator.backends.ray.gang.hangs import RANK_SILENT_S, HangWatch, behind_on_device, describe_hang, judge_hang
@@ -51,6 +52,23 @@ def test_gang_with_a_rank_that_works_on_for_ever_hangs_at_the_limit_of_its_stage
 @pytest.mark.parametrize("excuse", ["data", "store", "checkpoint", "compile"])
 def test_rank_that_says_what_it_waits_for_is_waited_for(excuse: str) -> None:
     assert seconds_to_hang(gang(odd=excuse)) == float("inf")
+
+
+def test_rank_that_counts_its_work_is_waited_for_until_it_stands_still() -> None:
+    """As in an evaluation: no rank begins an operation before it is through."""
+    watch, ended_s = HangWatch(world_size=WORLD), 1000.0
+    hangs_s = [
+        now_s
+        for now_s in np.arange(0.0, 2 * ended_s, EVERY_S).tolist()
+        if watch.update(
+            {
+                n: replace(one, reported_at_s=now_s, num_done=int(min(now_s, ended_s)) if n == 3 else 0)
+                for n, one in gang(odd="work").items()
+            },
+            now_s,
+        )
+    ]
+    assert hangs_s[0] == ended_s + 100.0
 
 
 def test_excuse_of_a_rank_that_speaks_no_more_ends() -> None:
@@ -146,6 +164,7 @@ def test_activity_tells_what_is_done_now_and_goes_back_to_what_was_before() -> N
         assert activity.to_json()["doing"] == "store"
         assert [activity.to_json()["doing"] for _ in activity.each(range(2))] == ["store", "store"]
     assert activity.to_json()["doing"] == "work"
+    assert activity.to_json()["done"] == 2, "of the items"
 
 
 def test_gang_of_slow_steps_is_given_its_first_update_as_a_measure() -> None:

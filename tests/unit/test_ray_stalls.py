@@ -113,6 +113,13 @@ def test_trial_that_speaks_or_has_ended_is_not_lost():
     assert [mailbox.silent_trial(HELD, at_s, LIMIT_S) for at_s in (0.0, 10.0, 100.0)] == [None] * 3
 
 
+def test_work_of_trials_without_steps_shows_in_the_progress_of_the_search():
+    mailbox = TrialMailbox(GangShape(num_workers=2))
+    for trial, done in ((0, 5), (1, 3), (1, 4)):
+        mailbox.on_report(trial, {"progress": Progress(phase="evaluate", step=7, done=done).to_json()})
+    assert (mailbox.progress.step, mailbox.progress.done) == (14, 9)
+
+
 def test_time_in_which_ray_tells_nothing_loses_no_trial():
     assert silent_trial([None] * 1000) is None
 

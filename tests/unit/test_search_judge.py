@@ -11,6 +11,7 @@ from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.recipe import LogisticSpec
 from tests.tiny_training import BATCHNORM, RECIPE, TinyTraining
+from workloads.jobs.target_probe import TargetProbe
 from workloads.run import execute
 
 SHORT = {"epochs": 3, "batch_size": 16, "norm_group": 16, "warmup_epochs": 0, "average": "ema", "average_decay": 0.9}
@@ -96,10 +97,21 @@ def test_trial_that_is_stopped_at_a_rung_resumes_from_there(tiny):
     assert [one.epoch for one in told] == [3.0]
 
 
-def test_probe_in_training_sees_only_its_subset(tiny):
+def test_probe_in_training_sees_only_its_subset_and_counts_its_work(tiny, monkeypatch):
+    """A controller sees no step of it, and must not take it for a hang."""
+    call, counted = TargetProbe.__call__, []
+
+    def judge(probe, backbone):
+        activity = probe._context.activity
+        before, found = activity.num_done, call(probe, backbone)
+        counted.append(activity.num_done - before)
+        return found
+
+    monkeypatch.setattr(TargetProbe, "__call__", judge)
     request = tiny.training(model=BATCHNORM, recipe=SHORT, seed=3)
     told, _ = watched(tiny, request, (3.0,), probe=probe_of(tiny, fraction=0.25, seed=0))
     assert 0 <= told[0].metrics["target_select_error"] <= 1
+    assert counted[0] > 2, "batches of both splits, and passes of the fit"
 
 
 def test_job_that_uses_a_search_takes_what_it_chose(tiny):

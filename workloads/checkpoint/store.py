@@ -51,11 +51,15 @@ def _once(write: Write) -> None:
     write()
 
 
+def _nothing() -> None:
+    return None
+
+
 class CheckpointFolder:
     """The checkpoints of one job, as one attempt sees them. For one thread at a time.
 
     The newest ``keep_last`` stay. ``attempt_number`` is the attempt's own; 0 = it has none, and is alone. ``copy`` is a
-    nearer source than the store.
+    nearer source than the store. ``arrived`` is called for each piece that is read from the store.
     """
 
     def __init__(
@@ -66,8 +70,9 @@ class CheckpointFolder:
         keep_last: int = _KEEP_LAST,
         attempt_number: int = 0,
         copy: Copy | None = None,
+        arrived: Callable[[], None] = _nothing,
     ) -> None:
-        self._copy = copy
+        self._copy, self._arrived = copy, arrived
         self._store = store
         self._key = key
         self._root = checkpoints_folder(key)
@@ -241,7 +246,14 @@ class CheckpointFolder:
             size_bytes, algorithm = entry.size_bytes, digests.algorithm
             if self._copy is not None and self._copy(place, size_bytes, digests, file.descriptor):
                 return file
-            found = fetch(self._store, place, file.descriptor, size_bytes=size_bytes, algorithm=algorithm)
+            found = fetch(
+                self._store,
+                place,
+                file.descriptor,
+                size_bytes=size_bytes,
+                algorithm=algorithm,
+                arrived=lambda _: self._arrived(),
+            )
             if not digests.match(found):
                 message = (
                     f"{name}/{part} has {algorithm} {found[:12]}..., its manifest names {digests.expected[:12]}..."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -33,6 +33,10 @@ _EMPTY_BYTES: Final = len(npy_bytes(np.empty(0, dtype=np.int64)))
 _FEATURES: Final = re.compile(r"features-(\d{12})-(\d{12})\.npy")
 
 
+def _nothing() -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FeatureTable:
     """Features (num_samples, dim) of a split; ``parts`` are runs of its rows, from ``starts``."""
@@ -49,8 +53,8 @@ class FeatureTable:
     """Ordinals without features, ascending."""
 
     @classmethod
-    def open(cls, store: ObjectStore, key: str, cache_dir: Path) -> Self:
-        """Open a committed artifact; its arrays are memory-mapped.
+    def open(cls, store: ObjectStore, key: str, cache_dir: Path, tick: Callable[[], None] = _nothing) -> Self:
+        """Open a committed artifact; its arrays are memory-mapped. ``tick`` is called for each that is there.
 
         Raises:
             NotFoundError: it is not committed.
@@ -59,6 +63,10 @@ class FeatureTable:
         record, cache = read_record(store, key), ObjectCache(store, cache_dir)
         document: dict[str, Any] = json.loads(read_part(store, record, FEATURES_PART))
         missing = [from_npy_bytes(read_part(store, record, part["missing"])) for part in document["parts"]]
+        mapped = []
+        for part in document["parts"]:
+            mapped.append(_mapped(cache, record, part["features"]))
+            tick()
         return cls(
             key=key,
             split=document["split"],
@@ -66,7 +74,7 @@ class FeatureTable:
             dataset_digest=document["dataset_digest"],
             dim=document["dim"],
             starts=np.array([part["start"] for part in document["parts"]], dtype=np.int64),
-            parts=tuple(_mapped(cache, record, part["features"]) for part in document["parts"]),
+            parts=tuple(mapped),
             missing=np.concatenate(missing) if missing else np.empty(0, dtype=np.int64),
         )
 

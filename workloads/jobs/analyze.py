@@ -319,7 +319,7 @@ def _constant(matrix_SS: NDArray[np.float64], roles: Sequence[str]) -> tuple[str
 def _open_table(
     request: JobRequest, context: ExecutionContext, index: SampleIndex, role: str, split: str
 ) -> FeatureTable:
-    table = FeatureTable.open(context.store, request.inputs[role], context.cache)
+    table = FeatureTable.open(context.store, request.inputs[role], context.cache, context.activity.tick)
     expected = (split, index.key, index.split(split).num_samples)
     if (table.split, table.index_key, table.num_samples) != expected:
         message = f"features {table.key} are of split {table.split!r} of {table.index_key}, not of {split!r} of "

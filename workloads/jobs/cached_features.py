@@ -97,7 +97,8 @@ class CachedSamples:
         """
         store, inputs = context.store, request.inputs
         roles = [role for role in inputs if role.partition("_")[0] in {"train", "val"}]
-        tables = {role: FeatureTable.open(store, inputs[role], context.cache) for role in roles}
+        tick = context.activity.tick
+        tables = {role: FeatureTable.open(store, inputs[role], context.cache, tick) for role in roles}
         return cls.of(request, context, tables, device)
 
     @classmethod

@@ -118,7 +118,7 @@ class _Ticker:
 
 
 def _features(request: JobRequest, context: ExecutionContext, split: str, digest: str) -> FeatureTable:
-    table = FeatureTable.open(context.store, request.inputs[split], context.cache)
+    table = FeatureTable.open(context.store, request.inputs[split], context.cache, context.activity.tick)
     if table.dataset_digest != digest or table.split != split:
         message = f"features {table.key} are of split {table.split!r} of the data {table.dataset_digest[:12]}, but "
         message += f"{request.inputs['index']} is the index of {digest[:12]}: clusters would get the wrong samples; "

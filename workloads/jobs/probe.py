@@ -165,8 +165,9 @@ def run_cached_probe(request: JobRequest, context: ExecutionContext) -> JobResul
 
 
 def _cached_task(job: JobContext, samples: LabelledSamples) -> CachedProbeTask:
-    context, inputs = job.context, job.request.inputs
-    tables = {role: FeatureTable.open(context.store, inputs[role], context.cache) for role in ("train", "val")}
+    context, inputs, roles = job.context, job.request.inputs, ("train", "val")
+    tick = context.activity.tick
+    tables = {role: FeatureTable.open(context.store, inputs[role], context.cache, tick) for role in roles}
     job.notes.extend(unseen_class_notes(samples))
     return CachedProbeTask(job, samples, tables, new_head(job, tables["train"].dim, samples.num_classes))
 

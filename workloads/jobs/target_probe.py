@@ -133,6 +133,7 @@ class TargetProbe:
             yield batch.ordinals_B, features_BD.cpu().numpy()
 
     def _poll(self, _: int) -> None:
+        self._context.activity.tick()
         if self._context.should_stop():
             raise PreemptedError(f"{self._request.job} was asked to stop while it was judged")
 

@@ -151,6 +151,7 @@ class Ranks:
 
         Ranks that wait in one collective for one that works fail at the group's timeout. Here a thread of each rank
         votes again and again, while the work stays in the caller's thread, with its device, threads and precision.
+        Votes do not count as operations: they go on beside a rank whose work stands still.
 
         Args:
             while_waiting: called every few seconds, in another thread, once this rank's work is done and that of
@@ -197,8 +198,12 @@ class Ranks:
 
     def counted(self, what: str, collective: Callable[[], Result]) -> Result:
         """Run a collective operation and count it, from any thread while no other one of this rank is in one."""
-        self.activity.operation = what
         self.activity.num_entered += 1
+        return self.uncounted(what, collective)
+
+    def uncounted(self, what: str, collective: Callable[[], Result]) -> Result:
+        """The same without counting it."""
+        self.activity.operation = what
         try:
             return collective()
         except RuntimeError as error:
@@ -255,7 +260,7 @@ class Pace:
                 if self._has_left:
                     return
                 votes = torch.tensor([int(works), int(self.is_stopping), self.done])
-                self._ranks.counted("vote", partial(dist.all_reduce, votes))
+                self._ranks.uncounted("vote", partial(dist.all_reduce, votes))
                 working, stopping, done = votes.tolist()
                 if stopping:
                     self._stops.set()

@@ -29,6 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from orchestrator.core.activity import Activity
 from orchestrator.storage.sample_outcomes import SampleOutcomes
 from workloads.data.index import SplitIndex
 from workloads.labels.inputs import LabelInputs
@@ -105,9 +106,9 @@ def evaluate(
         for batch in ranks.activity.each(batches):
             pending.append(score(forward.logits_in_parts(batch.inputs), batch))
             if len(pending) == _FLUSH_BATCHES:
-                sums.add(pending)
+                sums.add(ranks.activity.each(pending, Activity.WORK))
                 pending = []
-    sums.add(pending)
+    sums.add(ranks.activity.each(pending, Activity.WORK))
     sums.sum_over(ranks)
     return sums.metrics(subset_names, [level.name for level in levels])
 
@@ -224,7 +225,7 @@ class EvalSums:
         self._per_class = np.zeros((2, 0), dtype=np.int64)
         self._num_classes = 0
 
-    def add(self, outcomes: Sequence[Outcome]) -> None:
+    def add(self, outcomes: Iterable[Outcome]) -> None:
         """Add batches, in the order in which they were evaluated."""
         for outcome in outcomes:
             self._num_classes = outcome.num_classes

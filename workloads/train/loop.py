@@ -381,7 +381,7 @@ class TrainingLoop:
         self._hold_if_due()
 
     def _report(self, phase: str) -> None:
-        if self._ranks.is_first and self._clock.is_report_due():
+        if self._ranks.is_first and self._clock.is_report_due(phase):
             state = self.state
             read = {**self._task.stats(), **self._read_stats.of_last_epoch}
             metrics = {**read, **state.latest, **state.in_epoch.means("train")}

@@ -265,10 +265,12 @@ class BatchLoaders:
     def eval_batches(self, split: LabelledSplit) -> Iterator[Batch]:
         """Every sample of a split once on some rank, in ordinal order, without augmentation.
 
-        At its end the ranks tell each other of bad samples, those of training included; so all of them get there.
+        At its end the ranks tell each other of bad samples, those of training included; so all of them get there. They
+        read at their own pace: a node with an empty cache takes far longer than others. So whoever takes the batches
+        must not begin a collective operation in between.
         """
         job = self._job
-        yield from EvalLoader(
+        loader = EvalLoader(
             split.source,
             split.labels,
             batch_size=EVAL_BATCH_SIZE,
@@ -278,6 +280,8 @@ class BatchLoaders:
             num_workers=job.request.execution.num_threads,
             device=job.device,
         )
+        with job.ranks.at_own_pace():
+            yield from job.ranks.activity.each(loader)
         self._samples.bad.share()
 
     def stats(self) -> dict[str, float]:

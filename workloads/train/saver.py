@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Final
@@ -21,7 +21,7 @@ from orchestrator.storage.bulk import write_at
 from orchestrator.storage.digests import Digests
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 from workloads.checkpoint.writer import AutoInterval, CheckpointWriter, WhenBusy
-from workloads.data.cache.folder import Pin
+from workloads.data.cache.folder import Pin, go_on
 from workloads.data.cache.objects import ObjectCache, Wanted
 from workloads.runtime.ranks import Ranks
 from workloads.train.step_metrics import MetricsLog
@@ -36,13 +36,15 @@ class Saver:
     def __init__(self, request: JobRequest, context: ExecutionContext, ranks: Ranks) -> None:
         execution = request.execution
         # One rank reads straight into memory; several would read the same bytes as many times.
-        self._copies = None if ranks.is_solo else NodeCopies(context.store, context.cache)
+        tick = ranks.activity.tick
+        self._copies = None if ranks.is_solo else NodeCopies(context.store, context.cache, tick)
         self.folder = CheckpointFolder(
             context.store,
             request.key,
             keep_last=execution.checkpoint_keep_last,
             attempt_number=request.attempt_number,
             copy=self._copies.copy if self._copies else None,
+            arrived=tick,
         )
         self._request, self._store, self._ranks = request, context.store, ranks
         self._writer = CheckpointWriter(self.folder)
@@ -67,13 +69,12 @@ class Saver:
         Raises:
             StorageError: the ranks do not see the same checkpoint.
         """
-        activity = self._ranks.activity
-        with activity.during(Activity.STORE):
+        with self._reading():
             checkpoint = self.folder.load_newest() if self._ranks.is_first else None
         # The first rank chooses: what others see of the store may be older.
         name = self._ranks.broadcast_text(self.folder.newest_name() or "" if checkpoint else "")
-        if name and not self._ranks.is_first:
-            with activity.during(Activity.STORE):
+        with self._reading():
+            if name and not self._ranks.is_first:
                 checkpoint = self.folder.load_named(name)
         checkpoint = self._agreed(checkpoint)
         self._saved_step = checkpoint.step if checkpoint else 0
@@ -84,7 +85,7 @@ class Saver:
         """The newest checkpoint of this step or an earlier one, the same on all ranks. Raises as ``load``."""
         self.drain()
         self._ranks.barrier()
-        with self._ranks.activity.during(Activity.STORE):
+        with self._reading():
             if not self._ranks.is_first:
                 self.folder.load_newest()  # learns what the first rank has written since
             checkpoint = self.folder.load_at_most(step)
@@ -152,6 +153,12 @@ class Saver:
         """Let the write in flight end. Raises nothing."""
         self._writer.close()
 
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Ranks wait for those that read: a large checkpoint takes a slow store longer than an operation may."""
+        with self._ranks.at_own_pace(), self._ranks.activity.during(Activity.STORE):
+            yield
+
     def _agreed(self, checkpoint: Checkpoint | None) -> Checkpoint | None:
         mine = _name(checkpoint)
         firsts = self._ranks.broadcast_text(mine)
@@ -171,8 +178,8 @@ class Saver:
 class NodeCopies:
     """Objects of checkpoints that the ranks of a node read together: each travels once per node."""
 
-    def __init__(self, store: ObjectStore, folder: Path) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, folder: Path, tick: Callable[[], None] = go_on) -> None:
+        self._store, self._tick = store, tick
         self._cache = ObjectCache(store, folder)
         self._pins: list[Pin] = []
 
@@ -180,7 +187,7 @@ class NodeCopies:
         """See ``checkpoint.store.Copy``. Raises ``NotFoundError`` or ``CorruptObjectError``."""
         wanted = Wanted(store=self._store, name=name, size_bytes=size_bytes, digests=digests)
         try:
-            pin = self._cache.pin(wanted)
+            pin = self._cache.pin(wanted, check=self._tick)
             if pin is None:
                 return False
             self._pins.append(pin)

@@ -161,7 +161,7 @@ class Clock:
         self._activity = activity or RankActivity()
         self.started_s = 0.0
         """Value of ``time.perf_counter`` when the first update began."""
-        self._report_s = -math.inf
+        self._phase, self._report_s = "", -math.inf
         self._lap_s = 0.0
         self._lap_images = 0
         self._lap_steps = 0
@@ -219,12 +219,12 @@ class Clock:
         """Seconds per update of the whole attempt so far, evaluation and checkpoints included; 0 before the first."""
         return (time.perf_counter() - self.started_s) / self._all_steps if self._all_steps else 0.0
 
-    def is_report_due(self) -> bool:
-        """Whether the last report is old enough for the next; if so, this moment counts as the last report."""
+    def is_report_due(self, phase: str) -> bool:
+        """Whether the last report is old enough for the next, or of another phase; if so, the next is made now."""
         now_s = time.perf_counter()
-        if now_s - self._report_s < _REPORT_EVERY_S:
+        if phase == self._phase and now_s - self._report_s < _REPORT_EVERY_S:
             return False
-        self._report_s = now_s
+        self._phase, self._report_s = phase, now_s
         return True
 
 

@@ -1,9 +1,9 @@
 """Finds a gang that hangs because some ranks wait for others, and names these ranks, with torch's flight records.
 
 NCCL's and gloo's own limits only say that a collective operation took too long, on the ranks that are healthy; the
-controller's limit only says that the first rank makes no step. So the runner watches all ranks: each reports what it
-does and how many collective operations it has begun. The runner's limits are shorter than both, so that there is time
-to ask each rank for its flight record.
+controller's limit only says that the gang makes no step. So the runner watches all ranks: each reports what it does,
+how many collective operations it has begun and how much other work it has done. The runner's limits are shorter than
+both, so that there is time to ask each rank for its flight record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ RANK_SILENT_S: Final = 45.0
 _MAX_GAP_S = 10.0
 """Of the time between two polls, at most this counts."""
 _MULTIPLE = 5.0
-"""The limit is at least so many times the longest pause between collective operations: steps may take minutes."""
+"""The limit is at least so many times the longest pause between operations or other work: steps may take minutes."""
 _MULTIPLE_OF_SETUP = 2.0
 """The same for the longest pause of the setup, which includes the first update and waits that training has not."""
 _EXCUSES = frozenset({Activity.DATA, Activity.STORE, Activity.CHECKPOINT, Activity.COMPILE})
@@ -62,7 +62,8 @@ class GangHang:
 
 @dataclass(slots=True, kw_only=True)
 class HangWatch:
-    """How long a gang has entered no further collective operation while no rank reports a reason to wait.
+    """How long a gang has entered no further collective operation, and done no other work that ranks count, while no
+    rank reports a reason to wait.
 
     Time counts only between calls of ``update``.
     """
@@ -73,10 +74,10 @@ class HangWatch:
     waited_s: float = 0.0
     limit_s: float = SETUP_HANG_S
     _longest_s: float = 0.0
-    """Longest pause between two operations of a gang that trains."""
+    """Longest pause between two operations, or other work, of a gang that trains."""
     _longest_of_setup_s: float = 0.0
     _pause_s: float = 0.0
-    _entered: dict[int, int] = field(default_factory=dict)
+    _marks: dict[int, tuple[int, int]] = field(default_factory=dict)
     _seen_at_s: float | None = None
 
     def update(self, ranks: Mapping[int, RankStatus], now_s: float) -> bool:
@@ -84,13 +85,13 @@ class HangWatch:
         gap_s = 0.0 if self._seen_at_s is None else min(now_s - self._seen_at_s, _MAX_GAP_S)
         self._seen_at_s = now_s
         trains = len(ranks) == self.world_size and all(one.stage == "train" for one in ranks.values())
-        entered = {rank: one.num_entered for rank, one in ranks.items()}
-        if entered != self._entered:
+        marks = _marks(ranks)
+        if marks != self._marks:
             if trains:
                 self._longest_s = max(self._longest_s, self._pause_s)
             else:
                 self._longest_s, self._longest_of_setup_s = 0.0, max(self._longest_of_setup_s, self._pause_s)
-            self._entered, self.waited_s, self._pause_s = entered, 0.0, 0.0
+            self._marks, self.waited_s, self._pause_s = marks, 0.0, 0.0
             return False
         self._pause_s += gap_s
         reporting = [one for one in ranks.values() if now_s - one.reported_at_s <= RANK_SILENT_S or one.has_ended]
@@ -189,9 +190,9 @@ def wait_for_hang(
     while not is_over(pause_s):
         if not limits.update(gang.ranks, time.monotonic()):
             continue
-        requested_at_s, before = time.monotonic(), _entered(gang)
+        requested_at_s, before = time.monotonic(), _marks(gang.ranks)
         _ask_for_records(gang, requested_at_s, is_over)
-        if _entered(gang) != before:
+        if _marks(gang.ranks) != before:
             continue  # it was slow, and has continued
         stacks = [examine(process, store_uri) for process in gang.logged]
         hang, names = judge_hang(limits, gang.ranks, requested_at_s), _node_names()
@@ -200,8 +201,8 @@ def wait_for_hang(
     return None
 
 
-def _entered(gang: GangMailbox) -> dict[int, int]:
-    return {rank: one.num_entered for rank, one in gang.ranks.items()}
+def _marks(ranks: Mapping[int, RankStatus]) -> dict[int, tuple[int, int]]:
+    return {rank: one.mark for rank, one in ranks.items()}
 
 
 def _ask_for_records(gang: GangMailbox, requested_at_s: float, is_over: Callable[[float], bool]) -> None:

@@ -46,6 +46,12 @@ class RankStatus:
     stage: str
     num_entered: int
     operation: str
+    num_done: int = 0
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Changes while the rank goes on."""
+        return self.num_entered, self.num_done
 
     @property
     def has_ended(self) -> bool:
@@ -63,6 +69,7 @@ class RankStatus:
             stage=news["stage"],
             num_entered=news["entered"],
             operation=news["operation"],
+            num_done=news["done"],
         )
 
 
@@ -150,6 +157,8 @@ class GangMailbox:
                 place = self._processes.get(rank)
                 node_id = "" if place is None else place.node_id
                 self._ranks[rank] = RankStatus.of(rank, node_id, news["activity"], time.monotonic())
+                # While the first rank waits for others, only their work shows that the gang goes on.
+                self.progress = replace(self.progress, done=sum(one.num_done for one in self._ranks.values()))
             if "flight_record" in news:
                 self._records[rank] = news["flight_record"]
         if "failure" in news:

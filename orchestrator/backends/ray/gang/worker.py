@@ -8,6 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -155,6 +156,11 @@ class RunnerLine:
         """Remember the newest progress; the next exchange reports it."""
         self._progress = progress
 
+    def tell(self) -> None:
+        """Report the newest progress, and what this rank does."""
+        progress = replace(self._progress, done=self.activity.num_done)
+        self.send({"progress": progress.to_json(), "activity": self.activity.to_json()})
+
     def send(self, news: Mapping[str, Any]) -> bool:
         """Report to the runner, and take its answer; lost reports are sent again with the next one.
 
@@ -207,7 +213,7 @@ class RunnerLine:
 
     def _report_until_end(self) -> None:
         while not self._ended.wait(self._every_s):
-            self.send({"progress": self._progress.to_json(), "activity": self.activity.to_json()})
+            self.tell()
 
     def _record(self) -> None:
         """Store torch's record of this rank's collective operations, and report a summary to the runner."""

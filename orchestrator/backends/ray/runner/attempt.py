@@ -27,6 +27,7 @@ from orchestrator.backends.ray.search.driver import run_search
 from orchestrator.backends.ray.search.mailbox import TrialMailbox, mailbox_of
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.simulation_packages import with_unpacked
+from orchestrator.core.activity import RankActivity
 from orchestrator.core.contract import ExecutionContext, JobFailure, JobRequest, JobResult, Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.metrics.attempts import AttemptMetrics
@@ -55,7 +56,7 @@ class AttemptRun:
         self.request = request
         self.gang = mailbox_of(request, shape)
         self._accepted_s = time.monotonic()
-        self._progress = Progress(phase="starting")
+        self._progress, self._activity = Progress(phase="starting"), RankActivity()
         self._metrics = AttemptMetrics(request)
         self._outcome: JobResult | JobFailure | None = None
         self._logged: LoggedProcess | None = None
@@ -119,7 +120,8 @@ class AttemptRun:
     def report(self) -> dict[str, Any]:
         """Status, progress and outcome as JSON."""
         outcome = self._outcome
-        progress = self._metrics.complete(self._progress) if self.gang is None else self.gang.progress
+        own = replace(self._progress, done=self._activity.num_done)
+        progress = self._metrics.complete(own) if self.gang is None else self.gang.progress
         common = {"progress": progress.to_json(), "placed_for_s": self._placed_for_s()}
         if isinstance(outcome, JobResult):
             return {**common, "status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
@@ -280,6 +282,7 @@ class AttemptRun:
                 gpu_share=place.gpu_share,
                 report=self._show,
                 should_stop=self._stop.is_set,
+                activity=self._activity,
             )
             request = with_unpacked(request, place.scratch)
             execute = entry_point.load()

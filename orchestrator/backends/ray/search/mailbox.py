@@ -85,7 +85,7 @@ class TrialMailbox(GangMailbox):
         return super().logged
 
     def _total(self) -> Progress:
-        """The sum over trials: it grows while any trial makes steps."""
+        """The sum over trials: it grows while any trial makes steps, or goes on without."""
         reported, counters = [*self._progress_by_trial.values()], Counter[str]()
         for one in reported:
             counters.update(one.counters)
@@ -94,6 +94,7 @@ class TrialMailbox(GangMailbox):
         return Progress(
             phase=f"{self.num_ended} of {self.num_trials} trials ended",
             step=sum(one.step for one in reported),
+            done=sum(one.done for one in reported),
             images_per_s=sum(one.images_per_s for one in reported),
             counters=dict(counters),
         )

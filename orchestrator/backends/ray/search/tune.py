@@ -177,6 +177,7 @@ class _TrialRun:
                 report=line.show,
                 should_stop=lambda: self._stop.is_set() or line.must_stop.is_set(),
                 watch=Watch(rungs=setting.rungs, tell=self._report, probe=setting.probe),
+                activity=line.activity,
             )
             line.send({"process": place.process.to_json()})
             return EntryPoint(settings.entry_point).load()(request, context)
