@@ -12,12 +12,7 @@ set -euo pipefail
 
 overlay=${1:-small}
 case $overlay in
-  small) ;;
-  production)
-    : "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
-    : "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
-    : "${AWS_REGION:?set it to the region of the bucket}"
-    ;;
+  small | production) ;;
   *)
     echo "error: the overlay is '$overlay'; write small or production" >&2
     exit 2
@@ -40,6 +35,12 @@ done
 if exists "$services" services; then
   echo "secret services is there already: nothing is drawn"
   exit 0
+fi
+if [[ $overlay == production ]]; then
+  : "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
+  : "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
+  : "${AWS_REGION:?set it to the region of the bucket}"
+  [[ -z ${AWS_SESSION_TOKEN:-} ]] || { echo "error: keys with AWS_SESSION_TOKEN end within hours; give lasting ones" >&2; exit 2; }
 fi
 "$here/../compose/secrets.sh" "$directory" >/dev/null
 if [[ $overlay == production ]]; then

@@ -411,6 +411,7 @@ class Controller:
     def _decide(self, owned: OwnedSweeps, look_until_s: float) -> list[Command]:
         self._look_up(owned, look_until_s)
         if not owned.active():
+            self._scheduler.forget()
             return []
         decided = self._decide_each(owned)
         served = {owned_sweep.snapshot.sweep for owned_sweep in owned.active()}

@@ -172,7 +172,7 @@ class OwnedSweeps:
 
     def read_again(self, sweep: str) -> OwnedSweep | None:
         """One of them, from its journal if it ended long ago; ``None`` if that fails. Use outside of ``guard``."""
-        if sweep in self._resting:
+        if sweep in self._resting and sweep not in self._retry_at_s:
             with self.guard(sweep):
                 self._load(sweep)
         return self._sweeps.get(sweep)

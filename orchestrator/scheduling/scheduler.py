@@ -107,6 +107,10 @@ class Scheduler:
         """Bring a sweep's index up to date, as ``decide`` does: for a large sweep it takes seconds the first time."""
         self._follow(snapshot, durations)
 
+    def forget(self) -> None:
+        """Drop all indexes, which hold the sweeps' jobs: no sweep is active."""
+        self._indexes = {}
+
     def unlaunched(self, snapshot: Snapshot) -> Iterator[Job]:
         """Jobs of a running sweep that wait for nothing but room, time or a look into the store, in plan order."""
         if snapshot.state is SweepState.RUNNING:

@@ -150,10 +150,10 @@ def used_hours(snapshot: Snapshot, now: float) -> tuple[float, float]:
     return gpu_s / 3600.0, cpu_s / 3600.0
 
 
-def status_lines(status: SweepStatus) -> Iterator[str]:
+def status_lines(status: SweepStatus, store: str = "") -> Iterator[str]:
     """Lines for people beside the counts; the most urgent first."""
     snapshot = status.snapshot
-    yield from _control_lines(status)
+    yield from _control_lines(status, store)
     if not snapshot.state.is_final:
         yield from _time_lines(status)
     yield from _used_lines(status)
@@ -199,13 +199,13 @@ def _priority(snapshot: Snapshot) -> int:
     return snapshot.plan.policy.priority if snapshot.plan is not None else 0
 
 
-def _control_lines(status: SweepStatus) -> Iterator[str]:
+def _control_lines(status: SweepStatus, store: str) -> Iterator[str]:
     snapshot, sweep = status.snapshot, status.snapshot.sweep
     if snapshot.tripped:
         yield f"Stopped by the circuit breaker: {snapshot.tripped}. Repair the cause, then submit it again."
     yield from (f"Warning: {warning}" for warning in status.warnings)
     if snapshot.state is SweepState.PAUSED:
-        yield f"Paused: no job starts until: {command_line('resume', sweep)}"
+        yield f"Paused: no job starts until: {command_line('resume', sweep, store=store)}"
     if snapshot.state is SweepState.STOPPING:
         yield "Stopping: running jobs finish, and no other job starts."
     if snapshot.state is SweepState.CANCELLING:
@@ -332,7 +332,7 @@ def _job_document(view: JobView) -> dict[str, Any]:
     }
 
 
-def failure_lines(snapshot: Snapshot) -> list[str]:
+def failure_lines(snapshot: Snapshot, store: str = "") -> list[str]:
     """One line for each reason why jobs have no result, with the number of jobs and the first one's name.
 
     The cause may be anywhere in a reason, so its line is shown in full, followed by the place of the rest, if any.
@@ -344,7 +344,7 @@ def failure_lines(snapshot: Snapshot) -> list[str]:
             grouped.setdefault("skipped: they need a job that failed or was cancelled", []).append(view.name)
         elif view.state is JobState.FAILED:
             shown = brief_reason(view.reason, WHOLE)
-            log = command_line("logs", snapshot.sweep, view.name)
+            log = command_line("logs", snapshot.sweep, view.name, store=store)
             rest = "" if shown == view.reason.strip() else f"; all of it: {log}"
             whole.setdefault(f"failed: {shown}", rest)
             grouped.setdefault(f"failed: {shown}", []).append(view.name)

@@ -15,6 +15,7 @@ from functools import singledispatchmethod
 from typing import Any, TypeAlias
 
 from orchestrator.core.errors import FailureKind, TransitionError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.failure_policy import POLICY
@@ -376,10 +377,12 @@ class _Folding:
 
 def _nodes_of(attempt: Attempt, event: events.AttemptPlaced) -> tuple[str, ...]:
     """The nodes that the scheduler chose, by which it counts resources whatever is reported; where it chose none, those
-    on which the attempt was placed, if all of them are known: without them it counted a free node as used.
+    on which the attempt was placed, if all of them are known: without them it counted a free node as used. Trials of a
+    search move from node to node.
     """
     is_known = len(event.nodes) == attempt.num_workers and all(event.nodes)
-    return attempt.nodes or (event.nodes if is_known else ())
+    stays = is_known and not attempt.key.startswith(f"{JobKind.SEARCH.value}-")
+    return attempt.nodes or (event.nodes if stays else ())
 
 
 def _had_no_room(event: events.AttemptEvent) -> bool:

@@ -321,7 +321,8 @@ class _LabelResolver:
                 num_classes=counted.num_classes,
                 multi_label=counted.multi_label,
                 files=counted.files or files,
-                is_declared=is_declared,
+                # What is left by `classes` is known to nobody who does not write it.
+                is_declared=is_declared and (entry.num_classes is not None or not modifiers),
                 num_labelled=num_labelled(counted, dataset, draft.base),
             )
             for draft, counted in zip(drafts, found, strict=True)

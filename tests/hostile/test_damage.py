@@ -277,6 +277,9 @@ def test_sealed_document_is_found_damaged_at_every_byte_and_readable_by_earlier_
             altered[place] ^= 1 << bit
             with pytest.raises(ValueError, match=r"."):
                 seals.parse_sealed("a/b.json", bytes(altered))
+    both = content.replace(b"_sha", b"?sha", 1)
+    with pytest.raises(ValueError, match="sha256"):
+        seals.check_seal("a/b.json", both[:30] + b"?" + both[31:])
     with pytest.raises(ValueError, match="sha256"):
         seals.parse_sealed("a/c.json", content)
     assert canonical_json(seals.parse_sealed("a/b.json", content))

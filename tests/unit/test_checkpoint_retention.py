@@ -225,6 +225,10 @@ def test_folder_after_going_back_has_no_later_checkpoints(store: MemoryStore) ->
     assert found is not None
     assert found.step == 20
     assert folder.load_at_most(19) is None
+    train(folder, target, {}, start=3, stop=4)  # the run writes what it goes on from
+    assert committed_steps(store) == [20, 40, 40]
+    folder.delete_after(40)
+    assert committed_steps(store) == [20, 40], "an attempt could resume from the state before the rewind"
 
 
 def test_folder_goes_back_to_no_checkpoint_that_names_a_deleted_one(store: MemoryStore) -> None:

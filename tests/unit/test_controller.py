@@ -312,6 +312,7 @@ def test_sweep_that_ended_long_ago_is_kept_without_its_jobs_and_read_again_for_a
         assert (kept.plan.jobs, [*kept.jobs]) == ((), ["dataset/a"])
         assert (kept.state, kept.counts, kept.finished_at_s) == (full.state, full.counts, full.finished_at_s)
         assert controller.is_idle
+        assert not controller._scheduler.indexes, "they hold the jobs, too"
     client.retry(world.store, "sweep", now=world.clock())
     world.tick_until(lambda: world.snapshot().state is SweepState.SUCCEEDED)
     assert (world.job("dataset/a").num_attempts, world.job("dataset/b").num_attempts) == (2, 1)

@@ -1,6 +1,7 @@
 """Label spaces in a sweep.yaml: definitions, numbers of classes, and what is refused with its place."""
 
 import json
+import re
 from contextlib import nullcontext
 from hashlib import sha256
 from io import StringIO
@@ -154,12 +155,12 @@ def table_in(folder: Path, **columns: str) -> Path:
     return table
 
 
-def photos(table: Path, chosen: str = "", *, is_listed: bool = False) -> ResolvedSweep:
+def photos(table: Path, chosen: str = "", *, is_listed: bool = False, text: str = PHOTOS) -> ResolvedSweep:
     classes = [{"class": number, "name": f"c{number}"} for number in range(4)]
     counts = {"num_samples": {"train": 800, "val": 72}, "num_classes": 4, "levels": {}, "multi_label": False}
     survey = Survey(listed={"listing": LISTING, **counts, "classes": classes} if is_listed else {})
     convert = "{format: imagefolder, source: /photos" + ("}" if is_listed else f", listing: {LISTING}}}")
-    text = PHOTOS.replace("CONVERT", convert).replace("TABLE", str(table)).replace("CLASSES", chosen)
+    text = text.replace("CONVERT", convert).replace("TABLE", str(table)).replace("CLASSES", chosen)
     tree = parse_tree(text + TAIL, "sweep.yaml")
     spec = validate(SweepSpec, tree.value, tree)
     return resolve_sweep(spec, tree, shipped_recipes(), {"photos": survey}, labels=LabelSources(count=count_here))
@@ -167,6 +168,14 @@ def photos(table: Path, chosen: str = "", *, is_listed: bool = False) -> Resolve
 
 def keys_of(sweep: ResolvedSweep) -> dict[str, str]:
     return {job.name: job.key for job in build_plan(sweep, store_uri="file:///s").jobs}
+
+
+def test_number_of_classes_that_nobody_declared_is_not_compared_in_the_job(tmp_path: Path) -> None:
+    """How many classes two of four leave is written nowhere, and not known before the listing is."""
+    text = re.sub(r"(?<=dataset: photos, ).*", "hierarchy: [leaf], classes: {num: 2}}}", PHOTOS)
+    assert not photos(tmp_path / "none", text=text).labels["mine/leaf"].is_declared
+    text = text.replace("{num: 2}", "{num: 2}, num_classes: [2]")
+    assert photos(tmp_path / "none", text=text).labels["mine/leaf"].is_declared
 
 
 def test_labels_of_a_declared_listing_have_the_keys_of_the_listed_source(tmp_path: Path) -> None:

@@ -83,6 +83,11 @@ def test_nodes_of_an_attempt_that_waited_are_those_where_it_was_placed_and_chose
         attempt = after(plan, launch, events.AttemptPlaced(**told, nodes=given)).jobs[gang.name].attempt
         assert attempt is not None
         assert attempt.nodes == kept
+    search = gpu_job("search/four", gpus=4)
+    placed = events.AttemptPlaced(**{**told, "job": search.name, "attempt_id": f"{search.key}.1"}, nodes=nodes)
+    attempt = after(plan_of("s", search), launched(search, awaits_room=True), placed).jobs[search.name].attempt
+    assert attempt is not None
+    assert attempt.nodes == (), "trials move from node to node"
 
 
 def had_no_room(at_s: float) -> events.Event:

@@ -134,10 +134,14 @@ class CheckpointFolder:
         return None
 
     def delete_after(self, step: int) -> None:
-        """Delete the checkpoints of later steps: the run went back behind them. Nothing may be in flight."""
-        later = [name for name in self._mine if _step_of(name)[0] > step]
-        if later and not self._has_successor():
-            self._drop(later)
+        """Delete the checkpoints of later steps, and of this one all but the last, which the run wrote as it went back.
+
+        Nothing may be in flight.
+        """
+        here = [name for name in self._mine if _step_of(name)[0] == step]
+        gone = [name for name in self._mine if _step_of(name)[0] > step] + here[:-1]
+        if gone and not self._has_successor():
+            self._drop(gone)
 
     def load_kept(self, kept: Kept) -> Checkpoint:
         """The checkpoint that a run keeps of a step.

@@ -79,7 +79,7 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
     revive_killed_stack(snapshot)
     if form is DocumentForm.TABLE:
         compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
-        stdout_console().print(status_table(status))
+        stdout_console().print(status_table(status, store=store_uri))
         for line in address_lines(snapshot.cluster):
             stdout_console().print(line, soft_wrap=True, markup=False)
         stdout_console().print(compare, soft_wrap=True, markup=False, end="\n" if compare else "")
@@ -89,7 +89,7 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
     return exit_code_for(snapshot)
 
 
-def status_table(status: SweepStatus, *, tells_failures: bool = True) -> Table:
+def status_table(status: SweepStatus, *, tells_failures: bool = True, store: str = "") -> Table:
     """One row per kind with counts by state and median seconds by phase, and what is running now."""
     snapshot = status.snapshot
     kinds: dict[str, list[JobView]] = {}
@@ -103,7 +103,8 @@ def status_table(status: SweepStatus, *, tells_failures: bool = True) -> Table:
     for kind, views in kinds.items():
         counts = Counter(view.state for view in views)
         table.add_row(kind, *(str(counts[state] or "-") for state in seen), *_median_phases(views))
-    notes = [*status_lines(status), *running_lines(status), *(failure_lines(snapshot) if tells_failures else ())]
+    failures = failure_lines(snapshot, store) if tells_failures else ()
+    notes = [*status_lines(status, store), *running_lines(status), *failures]
     table.caption, table.caption_justify = escape("\n".join(notes)) or None, "left"
     return table
 

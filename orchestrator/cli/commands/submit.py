@@ -155,8 +155,12 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
 
 def status_command(settings: Settings, plan: Plan, command: str = "status") -> str:
     """What to type to see a sweep, wherever its store is."""
-    elsewhere = plan.store_uri != settings.store_uri()
-    return command_line(command, plan.sweep, store=plan.store_uri if elsewhere else "")
+    return command_line(command, plan.sweep, store=_store_elsewhere(settings, plan))
+
+
+def _store_elsewhere(settings: Settings, plan: Plan) -> str:
+    """The plan's store where the settings name another one."""
+    return plan.store_uri if plan.store_uri != settings.store_uri() else ""
 
 
 def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
@@ -232,7 +236,7 @@ def conclude(
     store: ObjectStore, planned: Plan, snapshot: Snapshot, *, form: DocumentForm, connection: Submitter
 ) -> ExitCode:
     """Print the failures and the report of an ended sweep."""
-    for line in failure_lines(snapshot):
+    for line in failure_lines(snapshot, _store_elsewhere(connection.settings, planned)):
         complain(line)
     ended = exit_code_for(snapshot)
     if snapshot.state is not SweepState.CANCELLED:

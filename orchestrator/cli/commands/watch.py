@@ -98,7 +98,7 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
     if not snapshot.state.is_final:
         _say_detached(sweep, store_uri)
         return exit_code_for(snapshot)
-    for line in (f"Sweep {sweep}: {snapshot.outcome}", *failure_lines(snapshot)):
+    for line in (f"Sweep {sweep}: {snapshot.outcome}", *failure_lines(snapshot, store_uri)):
         stdout_console().print(line, markup=False)
     return exit_code_for(snapshot)
 
