@@ -108,7 +108,12 @@ def test_budget_is_not_compared_with_all_jobs_of_a_shape_while_one_runs(monkeypa
     jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(3 * BACKFILL_DEPTH)]
     durations = {"s": {job.name: 10 * HOUR_S for job in jobs}}
     compared: list[float] = []
-    monkeypatch.setattr(Budget, "allows", lambda budget, hours: compared.append(hours) or not hours)
+
+    def allows(_: Budget, gpu_hours: float) -> bool:
+        compared.append(gpu_hours)
+        return False
+
+    monkeypatch.setattr(Budget, "allows", allows)
     snapshot = after(plan_of("s", *jobs, gpu_hours=15.0), launched(jobs[0], "node-0000"))
     scheduler = Scheduler()
     total = Resources(cpus=64.0, gpus=8.0)
