@@ -8,7 +8,7 @@ a person with ``jq`` can read them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -260,13 +260,16 @@ class Progress:
     """Sums since the attempt began, for ``orchestrator.metrics``: images, steps, seconds by purpose."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form."""
-        return asdict(self)
+        """Plain JSON form, ``done`` excepted: it travels beside it, since earlier versions refuse unknown fields."""
+        document = asdict(self)
+        del document["done"]
+        return document
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``to_json``."""
-        return cls(**document)
+    def from_json(cls, document: Mapping[str, Any], *, done: int = 0) -> Self:
+        """Inverse of ``to_json``; fields of later versions are left out."""
+        known = {one.name: document[one.name] for one in fields(cls) if one.name in document}
+        return cls(**{**known, "done": done})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -312,8 +312,9 @@ class Notifier:
         except NotFoundError:
             return ""
         running = {job: line for job, line in jobs.items() if line["attempt_id"]}
-        names = ("phase", "step", "done")
-        steps = {job: [line["progress"].get(name) for name in names] for job, line in running.items()}
+        steps = {
+            job: [*map(line["progress"].get, ("phase", "step")), line.get("done")] for job, line in running.items()
+        }
         return json.dumps(steps, sort_keys=True)
 
     def _add_to_outbox(self, notice: Notice, channels: Iterable[Channel]) -> None:

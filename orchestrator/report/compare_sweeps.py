@@ -2,7 +2,8 @@
 
 Whether runs of equal seeds are subtracted is decided as in tables of combinations: by what the backbones of the two
 cells share (``planning.graph.pairing``). If that is only the number of the seed, the seed is no block. Then the two
-cells are independent samples and compared by Welch's t, so that sweeps and factors give the same answer.
+cells are independent samples and compared by Welch's t. Backbones that searches found are pairs by what their trials
+share; tables of combinations take those for independent samples.
 """
 
 from __future__ import annotations

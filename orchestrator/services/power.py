@@ -402,30 +402,39 @@ def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, plan: Plan) -
 
 def _of_table(plan: Plan, table: Table) -> Noise | None:
     """With the baseline if there is one; else with the first row. Of rows that are pairs, where there are any."""
-    left_out = _unpaired(plan, table) if _is_paired(plan, table) else ()
     rows = [row for row in table.rows if row.results]
     against = table.baseline_row or (rows[0] if rows else None)
     if against is None:
         return None
+    left_out = _unpaired(plan, table, against.label_space) if _is_paired(plan, table) else ()
     others = [row for row in rows if row.label_space not in {against.label_space, *left_out}]
     return noise_of([values_of(row, table.metric) for row in others], values_of(against, table.metric))
 
 
 def _is_paired(plan: Plan, table: Table) -> bool:
-    """Whether the report compares any row with the baseline by pairs."""
-    unpaired = _unpaired(plan, table)
-    return not unpaired or len(unpaired) < len(table.rows) - 1
+    """Whether the report compares any row with the baseline by pairs; without one, any two rows."""
+    if not isinstance(table, FactorTable):
+        return True
+    layout, cells = _cells_of(plan, table)
+    baseline = cells.get(table.baseline)
+    against = [baseline] if baseline is not None else cells.values()
+    pairs = [(one, other) for one in against for other in cells.values() if other is not one]
+    return not pairs or any(layout.sharing(other, one) for one, other in pairs)
 
 
-def _unpaired(plan: Plan, table: Table) -> tuple[str, ...]:
-    """Rows that share only the number of the seed with the baseline; without one, with the first row."""
+def _unpaired(plan: Plan, table: Table, against: str = "") -> tuple[str, ...]:
+    """Rows that share only the number of the seed with a row: the given one, else the baseline, else the first."""
     if not isinstance(table, FactorTable):
         return ()
+    layout, cells = _cells_of(plan, table)
+    first = cells.get(against or table.baseline) or next(iter(cells.values()))
+    return tuple(row for row, cell in cells.items() if not layout.sharing(cell, first))
+
+
+def _cells_of(plan: Plan, table: FactorTable) -> tuple[FactorLayout, dict[str, Mapping[str, str]]]:
     layout = FactorLayout.of(plan)
     jobs = {row: next(iter(some.values()))[0] for row, some in group_transfers(plan.jobs, layout)[table.place].items()}
-    cells = {row: values for row, job in jobs.items() if (values := layout.values_of(job)) is not None}
-    against = cells.get(table.baseline) or next(iter(cells.values()))
-    return tuple(row for row, cell in cells.items() if not layout.sharing(cell, against))
+    return layout, {row: values for row, job in jobs.items() if (values := layout.values_of(job)) is not None}
 
 
 # ------------------------------------------------------------------------------------------------------------- costs

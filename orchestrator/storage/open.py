@@ -73,11 +73,9 @@ def check_tracking(uri: str) -> None:
 
 
 def _has_login(scheme: str) -> bool:
-    # Not Path.expanduser, which fails for a user without a home.
-    credentials = Path(os.path.expanduser("~/.mlflow/credentials"))  # noqa: PTH111
-    return (scheme in _SERVERS and credentials.is_file()) or any(
-        os.environ.get(name) for name in _LOGINS.get(scheme, ())
-    )
+    # As MLflow looks for it: pathlib raises for a user without a home, or who may not read it.
+    has_file = os.path.isfile(os.path.expanduser("~/.mlflow/credentials"))  # noqa: PTH111, PTH113
+    return (scheme in _SERVERS and has_file) or any(os.environ.get(name) for name in _LOGINS.get(scheme, ()))
 
 
 def _entries() -> list[str]:
@@ -92,6 +90,8 @@ def _is_below(uri: str, entry: str) -> bool:
         return _resolved(requested.path).is_relative_to(_resolved(allowed.path or "/"))
     if allowed.netloc and requested.netloc != allowed.netloc:
         return False
+    if requested.query and requested.query != allowed.query:
+        return False  # in the address of a database it may name another host
     return PurePosixPath(requested.path or "/").is_relative_to(PurePosixPath(allowed.path or "/"))
 
 

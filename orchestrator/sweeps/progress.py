@@ -52,10 +52,10 @@ class _Line:
     num_behind: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        # ``asdict`` copies deeply, and takes ten times as long.
-        shown = {name: getattr(self.progress, name) for name in Progress.__slots__}
+        # As ``Progress.to_json``, whose ``asdict`` copies deeply and takes ten times as long.
+        shown = {name: getattr(self.progress, name) for name in Progress.__slots__ if name != "done"}
         behind = {"num_behind": self.num_behind} if self.num_behind else {}
-        return {"attempt_id": self.attempt_id, "progress": shown, **behind}
+        return {"attempt_id": self.attempt_id, "progress": shown, "done": self.progress.done, **behind}
 
 
 class ProgressBoard:
@@ -169,7 +169,7 @@ def read_progress(store: ObjectStore, sweep: str) -> Mapping[str, LiveProgress]:
         job: LiveProgress(
             at_s=document["at_s"],
             attempt_id=line["attempt_id"],
-            progress=Progress.from_json(line["progress"]),
+            progress=Progress.from_json(line["progress"], done=line.get("done", 0)),
             num_behind=line.get("num_behind", 0),
         )
         for job, line in document["jobs"].items()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
@@ -335,9 +335,9 @@ class TrackingServer:
 
     def _check(self) -> None:
         """Raise for what cannot, or must not, be written to."""
-        host = urlsplit(self.uri).hostname or ""
-        if reason := forbidden_host(host):  # a plan in the store is not read as strictly as a sweep.yaml
-            raise TrackingRefusedError(f"the tracking server is {host}, {reason}; name your own tracking server")
+        for host in _hosts(self.uri):
+            if reason := forbidden_host(host):  # a plan in the store is not read as strictly as a sweep.yaml
+                raise TrackingRefusedError(f"the tracking server is {host}, {reason}; name your own tracking server")
         if self._is_http:
             check_server(self.uri)
             return
@@ -391,6 +391,14 @@ class TrackingServer:
             )
             raise TrackingRefusedError(message)
         self._client.set_experiment_tag(experiment_id, _OWNER_TAG, _OWNER)
+
+
+def _hosts(uri: str) -> list[str]:
+    """The hosts of an address; that of a database may name others in its query, each with a port."""
+    parts = urlsplit(uri)
+    texts = [text for name, text in parse_qsl(parts.query) if name in {"host", "hostaddr"}]
+    named = [one for text in texts for one in text.split(",")]
+    return [parts.hostname or "", *(one if one.count(":") > 1 else one.partition(":")[0] for one in named)]
 
 
 def _sqlite_path(uri: str) -> Path | None:

@@ -150,7 +150,7 @@ def test_sweep_whose_attempt_works_without_steps_has_not_stalled(tmp_path: Path)
         world.notifier.turn()
         world.clock.advance(400.0)
         document = json.loads(world.store.get(progress_name("sweep")))
-        document["jobs"]["pretrain/a"]["progress"]["done"] += 1
+        document["jobs"]["pretrain/a"]["done"] += 1
         world.store.put(progress_name("sweep"), json.dumps(document).encode())
     assert world.sent.notices == []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +16,7 @@ from orchestrator.core.errors import StorageDeniedError
 from orchestrator.services.settings import Settings
 from orchestrator.stack.description import Stack, own_identity, write_stack
 from orchestrator.stack.environment import STACK_VARIABLE
-from orchestrator.storage.open import VARIABLE
+from orchestrator.storage.open import VARIABLE, check_tracking
 from orchestrator.sweeps import client
 from orchestrator.tracking.server import TrackingRefusedError, TrackingServer
 from tests.commands import run_command
@@ -173,9 +174,29 @@ def test_doctor_says_that_a_server_may_not_see_the_login(monkeypatch: pytest.Mon
         checks["tracking"].run()
 
 
-def test_tracking_server_at_an_address_of_a_metadata_service_is_never_asked() -> None:
+@pytest.mark.parametrize(
+    "uri",
+    ["http://169.254.169.254/latest", "postgresql://db.lab/mlflow?sslmode=require&host=db.lab:5432,169.254.169.254"],
+)
+def test_tracking_server_at_an_address_of_a_metadata_service_is_never_asked(uri: str) -> None:
     with pytest.raises(TrackingRefusedError, match="credentials of machines"):
-        TrackingServer("http://169.254.169.254/latest")._check()
+        TrackingServer(uri)._check()
+
+
+def test_database_of_a_listed_address_at_another_host_is_not_shown_the_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "postgresql://db.lab/mlflow")
+    monkeypatch.setenv("PGPASSWORD", "open-sesame")
+    check_tracking("postgresql://db.lab/mlflow")
+    with pytest.raises(StorageDeniedError, match="not below any"):
+        check_tracking("postgresql://db.lab/mlflow?host=elsewhere.org")
+
+
+def test_home_that_may_not_be_read_holds_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("not yours")
+
+    monkeypatch.setattr(os, "stat", refuse)
+    check_tracking("https://elsewhere.org")
 
 
 @pytest.mark.parametrize("asked", ["http://localhost:5000"], indirect=True)

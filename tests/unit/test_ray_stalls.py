@@ -116,7 +116,8 @@ def test_trial_that_speaks_or_has_ended_is_not_lost():
 def test_work_of_trials_without_steps_shows_in_the_progress_of_the_search():
     mailbox = TrialMailbox(GangShape(num_workers=2))
     for trial, done in ((0, 5), (1, 3), (1, 4)):
-        mailbox.on_report(trial, {"progress": Progress(phase="evaluate", step=7, done=done).to_json()})
+        progress = Progress(phase="evaluate", step=7).to_json()
+        mailbox.on_report(trial, {"progress": progress, "activity": {"done": done}})
     assert (mailbox.progress.step, mailbox.progress.done) == (14, 9)
 
 

@@ -199,11 +199,11 @@ class Ranks:
     def counted(self, what: str, collective: Callable[[], Result]) -> Result:
         """Run a collective operation and count it, from any thread while no other one of this rank is in one."""
         self.activity.num_entered += 1
+        self.activity.operation = what
         return self.uncounted(what, collective)
 
     def uncounted(self, what: str, collective: Callable[[], Result]) -> Result:
         """The same without counting it."""
-        self.activity.operation = what
         try:
             return collective()
         except RuntimeError as error:

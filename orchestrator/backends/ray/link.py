@@ -37,7 +37,7 @@ def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
         return _ended_by_force(attempt_id, link)
     status = AttemptStatus(report.get("status", AttemptStatus.RUNNING))
     # A runner of an earlier version sends no progress with the end.
-    progress = Progress.from_json(report["progress"]) if "progress" in report else None
+    progress = Progress.from_json(report["progress"], done=report.get("done", 0)) if "progress" in report else None
     if status is AttemptStatus.SUCCEEDED:
         result = JobResult.from_json(report["result"])
         return AttemptReport(

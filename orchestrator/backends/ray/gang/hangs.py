@@ -140,12 +140,19 @@ def behind_on_device(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...
     return tuple(sorted(rank for rank, number in begun.items() if number < most))
 
 
+def _how_far(rank: RankStatus, last: RankStatus | None) -> str:
+    if last is not None and rank.num_entered == last.num_entered:
+        return "has not come to the next one"  # the others wait for it by votes, which are not counted
+    operation = f" ({rank.operation})" if rank.operation else ""
+    return f"did not enter it: it is at operation {rank.num_entered}{operation}"
+
+
 def describe_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], names: Mapping[str, str]) -> str:
     """The failure's message, one paragraph; ``names``: names of nodes by Ray's ids."""
     asleep = [f"rank {one.rank}{_on(one.node, names)} does not report any more" for one in hang.silent]
+    last = max(hang.waiting, key=lambda one: one.num_entered, default=None)
     behind = [
-        f"rank {one.rank}{_on(one.node, names)} did not enter it: it is at operation {one.num_entered}"
-        f"{f' ({one.operation})' if one.operation else ''}, doing: {one.doing}"
+        f"rank {one.rank}{_on(one.node, names)} {_how_far(one, last)}, doing: {one.doing}"
         for one in (() if hang.silent else hang.behind)
     ]
     late = (
@@ -153,7 +160,6 @@ def describe_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], name
         if asleep or behind
         else [f"the device of rank {rank} did not begin it" for rank in behind_on_device(records)]
     )
-    last = max(hang.waiting, key=lambda one: one.num_entered, default=None)
     where = f" in collective operation {last.num_entered} ({last.operation})" if last is not None else ""
     found = asleep + behind + late or ["all of them have entered it: look at the network and the devices between them"]
     records_note = (

@@ -8,7 +8,6 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -158,8 +157,7 @@ class RunnerLine:
 
     def tell(self) -> None:
         """Report the newest progress, and what this rank does."""
-        progress = replace(self._progress, done=self.activity.num_done)
-        self.send({"progress": progress.to_json(), "activity": self.activity.to_json()})
+        self.send({"progress": self._progress.to_json(), "activity": self.activity.to_json()})
 
     def send(self, news: Mapping[str, Any]) -> bool:
         """Report to the runner, and take its answer; lost reports are sent again with the next one.

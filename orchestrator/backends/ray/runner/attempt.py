@@ -122,7 +122,7 @@ class AttemptRun:
         outcome = self._outcome
         own = replace(self._progress, done=self._activity.num_done)
         progress = self._metrics.complete(own) if self.gang is None else self.gang.progress
-        common = {"progress": progress.to_json(), "placed_for_s": self._placed_for_s()}
+        common = {"progress": progress.to_json(), "done": progress.done, "placed_for_s": self._placed_for_s()}
         if isinstance(outcome, JobResult):
             return {**common, "status": AttemptStatus.SUCCEEDED.value, "result": outcome.to_json()}
         if isinstance(outcome, JobFailure):

@@ -37,7 +37,8 @@ class TrialMailbox(GangMailbox):
             if rank in self._silent_s:
                 self._silent_s[rank] = 0.0
         if "progress" in news:
-            self._progress_by_trial[rank] = Progress.from_json(news["progress"])
+            done = news.get("activity", {}).get("done", 0)
+            self._progress_by_trial[rank] = Progress.from_json(news["progress"], done=done)
             self.progress = self._total()
         super().on_report(rank, {name: news[name] for name in ("process", "machine", "place") if name in news})
 
