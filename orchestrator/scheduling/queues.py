@@ -195,21 +195,18 @@ class SweepQueue:
                 self._at[demand] = at
                 return queue[at]
             at += 1
-            # Whether the budget allows nothing more must be known only once nothing of the sweep runs.
-            if limit_s is not None or (has_refused and self.num_live):
+            if limit_s is not None:
                 self._tries[demand] += 1
                 if self._tries[demand] > BACKFILL_DEPTH:
-                    if has_refused:
-                        self._count_refused(demand, len(queue) - at)
                     at = len(queue)
         self._at[demand] = at
         return None
 
-    def _count_refused(self, demand: AttemptDemand, num: int = 1) -> None:
-        """More jobs of a shape wait for the reason of the first one."""
+    def _count_refused(self, demand: AttemptDemand) -> None:
+        """One more job of a shape waits for the reason of the first one."""
         first = self._refused[demand][0]
         if first in self.waits:
-            self.behind[first] = self.behind.get(first, 0) + num
+            self.behind[first] = self.behind.get(first, 0) + 1
 
     def _may_start(self, place: int) -> bool:
         index, round_state = self.index, self._round

@@ -80,11 +80,11 @@ def num_labelled(counted: Counted, dataset: Dataset, base: LabelSpace | None) ->
     if counted.kept is not None:
         sizes = dataset.class_counts or (1,) * dataset.num_classes
         return round(dataset.num_train * sum(sizes[leaf] for leaf in counted.kept) / max(1, sum(sizes)))
-    is_unknown = bool(dataset.uncounted) and _may_drop(counted.space)
+    is_unknown = bool(dataset.uncounted) and may_drop(counted.space)
     return 0 if is_unknown else base.num_labelled if base is not None and dataset.uncounted else None
 
 
-def _may_drop(space: Definition) -> bool:
+def may_drop(space: Definition) -> bool:
     """Whether the rule may leave classes without a target."""
     return "classes" in space or "plugin" in space or space.get("merge", {}).get("others") == "drop"
 

@@ -25,6 +25,7 @@ from orchestrator.sweepfile.label_counts import (
     Definition,
     check_declared,
     counted_as_declared,
+    may_drop,
     num_labelled,
 )
 from orchestrator.sweepfile.parse.tree import Path
@@ -321,8 +322,8 @@ class _LabelResolver:
                 num_classes=counted.num_classes,
                 multi_label=counted.multi_label,
                 files=counted.files or files,
-                # What is left by `classes` is known to nobody who does not write it.
-                is_declared=is_declared and (entry.num_classes is not None or not modifiers),
+                # What `classes`, here or in the base, leaves is known to nobody who does not write it.
+                is_declared=is_declared and (entry.num_classes is not None or not _drops(draft, modifiers)),
                 num_labelled=num_labelled(counted, dataset, draft.base),
             )
             for draft, counted in zip(drafts, found, strict=True)
@@ -538,6 +539,11 @@ def _choice(given: ClassChoice) -> dict[str, Any]:
     if given.under is not None:
         return {"under": given.under, "key": given.key, "digest": ""}
     return {"num": given.num, "seed": given.seed}
+
+
+def _drops(draft: _Draft, modifiers: Definition) -> bool:
+    """Whether classes of the space, or of the one that it is made from, may be left out."""
+    return bool(modifiers) or (draft.base is not None and may_drop(draft.base.space))
 
 
 def _files(entry: LabelEntry) -> dict[str, str]:

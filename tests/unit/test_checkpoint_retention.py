@@ -231,6 +231,16 @@ def test_folder_after_going_back_has_no_later_checkpoints(store: MemoryStore) ->
     assert committed_steps(store) == [20, 40], "an attempt could resume from the state before the rewind"
 
 
+def test_folder_after_going_back_keeps_as_many_as_before(store: MemoryStore) -> None:
+    """What goes next does not count among the newest."""
+    folder = CheckpointFolder(store, KEY, keep_last=3)
+    train(folder, keeper(), {}, stop=5)
+    assert committed_steps(store) == [30, 40, 50]
+    train(folder, keeper(), {}, start=3, stop=4)
+    folder.delete_after(40)
+    assert committed_steps(store) == [30, 40]
+
+
 def test_folder_goes_back_to_no_checkpoint_that_names_a_deleted_one(store: MemoryStore) -> None:
     """That of step 20 stays as one of the best two; the other one of its time, that of step 10, does not."""
     folder = CheckpointFolder(store, KEY)

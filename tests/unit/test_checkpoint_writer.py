@@ -1,7 +1,9 @@
 """Saving in the background: what the loop waits for, what it hears of errors, and what a death leaves."""
 
 import logging
+import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,18 @@ def test_writer_outage_delays_every_write_and_loses_none(
         assert_equal(_newest(store), checkpoint_of(step))
     assert store.get(SEGMENT) == b"{}\n"
     assert "tried again" in caplog.text
+
+
+def test_writer_waits_for_a_slow_store_for_longer_than_for_one_out_of_reach(store: HookedStore) -> None:
+    written: list[int] = []
+    folder, tell = CheckpointFolder(store, KEY), partial(written.append, 1)
+    writer = CheckpointWriter(folder, patience_s=0.02, allowance_s=0.0, first_pause_s=0.001, on_written=tell)
+    store.before = lambda *_: time.sleep(0.05)
+    writer.save(checkpoint_of(3))
+    writer.drain()
+    writer.close()
+    assert committed_steps(store) == [3]
+    assert written, "nobody would know that it goes on"
 
 
 def test_writer_outage_skips_periodic_saves_and_ends_one_that_must_be(store: HookedStore) -> None:

@@ -2,11 +2,10 @@
 
 from typing import Any
 
-import pytest
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.scheduling.budgets import Budget, Cap
+from orchestrator.scheduling.budgets import Cap
 from orchestrator.scheduling.commands import (
     CancelJob,
     ExcludeNode,
@@ -15,7 +14,6 @@ from orchestrator.scheduling.commands import (
     PreemptAttempt,
     TripSweep,
 )
-from orchestrator.scheduling.queues import BACKFILL_DEPTH
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.events import Event
@@ -102,25 +100,6 @@ def test_budget_lets_a_short_job_pass_a_long_one_of_its_shape() -> None:
     assert [one.job for one in of_type(scheduler.decide(view), LaunchJob)] == ["finetune/2"]
     assert list(scheduler.waits["s"]) == ["finetune/0"]
     assert scheduler.behind["s"] == {"finetune/0": 2}
-
-
-def test_budget_is_not_compared_with_all_jobs_of_a_shape_while_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(3 * BACKFILL_DEPTH)]
-    durations = {"s": {job.name: 10 * HOUR_S for job in jobs}}
-    compared: list[float] = []
-
-    def allows(_: Budget, gpu_hours: float) -> bool:
-        compared.append(gpu_hours)
-        return False
-
-    monkeypatch.setattr(Budget, "allows", allows)
-    snapshot = after(plan_of("s", *jobs, gpu_hours=15.0), launched(jobs[0], "node-0000"))
-    scheduler = Scheduler()
-    total = Resources(cpus=64.0, gpus=8.0)
-    view = ClusterView(snapshots=[snapshot], total=total, nodes=gpu_nodes(8), now=10.0, durations=durations)
-    assert scheduler.decide(view) == []
-    assert len(compared) < 2 * BACKFILL_DEPTH
-    assert scheduler.behind["s"] == {"finetune/1": len(jobs) - 2}
 
 
 def test_deadline_that_has_passed_stops_the_sweep() -> None:

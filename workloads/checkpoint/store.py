@@ -283,9 +283,11 @@ class CheckpointFolder:
 
     def _superfluous(self, protected: AbstractSet[int]) -> list[str]:
         """Neither new enough nor kept by one that is: whichever of those a run resumes from, it finds what it keeps."""
-        newest = self._mine[-self._keep_last :]
+        last = self._mine[-1]
+        behind = [name for name in self._mine[:-1] if _step_of(name)[0] >= _step_of(last)[0]]  # see ``delete_after``
+        newest = [name for name in self._mine if name not in behind][-self._keep_last :]
         wanted = set(protected).union(*(self._kept.get(name, set()) for name in newest))
-        gone = [name for name in self._mine if name not in newest and _step_of(name)[0] not in wanted]
+        gone = [name for name in self._mine if name not in {*newest, *behind} and _step_of(name)[0] not in wanted]
         # What was kept once may be kept still by an attempt that resumed from a state of then. Such an attempt, if any,
         # has its number already: whoever starts after this look finds the checkpoints without it.
         if any(_step_of(name)[0] in self._once_kept for name in gone) and self._has_successor():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, wait
 from enum import StrEnum
@@ -23,6 +23,7 @@ from workloads.checkpoint.store import OUTAGE, CheckpointFolder, Write
 _LOG = logging.getLogger(__name__)
 _PATIENCE_S = 300.0
 """A longer outage is the controller's: it can wait without holding a device."""
+_LOOK_EVERY_S = 1.0
 _ALLOWANCE_S = 2.0
 """What saves that may be skipped wait in all, per attempt: below this, a skipped one would cost more than it saves."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
@@ -43,8 +44,9 @@ class CheckpointWriter:
     """Writes at most one checkpoint at a time, in the background. Close it.
 
     While the store is out of reach (throttled, timeouts), the checkpoint in flight is tried again without end, and
-    training goes on until a save must wait: that one gives up after ``patience_s``. Any other error of the writing
-    is raised by the next call.
+    training goes on until a save must wait: that one gives up once the store has been so for ``patience_s``. A store
+    that takes what is written, however slowly, is waited for. Any other error of the writing is raised by the next
+    call.
     """
 
     def __init__(
@@ -54,12 +56,18 @@ class CheckpointWriter:
         patience_s: float = _PATIENCE_S,
         allowance_s: float = _ALLOWANCE_S,
         first_pause_s: float = _FIRST_PAUSE_S,
+        on_written: Callable[[], None] = lambda: None,
     ) -> None:
         self._folder = folder
         self._snapshot = Snapshot()
         self._patience_s, self._allowance_s, self._first_pause_s = patience_s, allowance_s, first_pause_s
+        self._on_written = on_written
+        """Called while a caller waits, as objects are written."""
         self._flight: Future[float] | None = None
         self._is_closing = Event()
+        self._refuses_since_s: float | None = None
+        """Since when the store is out of reach; None = it is not."""
+        self._num_written = 0
         self._stall_s = self._write_s = 0.0
         self.stalled_s = 0.0
         """Seconds that callers have waited here, in all."""
@@ -117,13 +125,19 @@ class CheckpointWriter:
         Raises:
             StorageError: see ``has_room``.
         """
-        if not self._settle(self._patience_s):
-            message = (
-                f"the checkpoint of step {self._snapshot.step} is still not written after {self._patience_s:g} s more: "
-                "training must not go on without it; check that the store can be reached, the job resumes from the "
-                "checkpoint before"
-            )
-            raise StorageError(message)
+        started_s, num_written = time.monotonic(), self._num_written
+        while not self._settle(min(_LOOK_EVERY_S, self._patience_s)):
+            if self._num_written > num_written:
+                num_written = self._num_written
+                self._on_written()
+            since_s = self._refuses_since_s
+            if since_s is not None and time.monotonic() - max(started_s, since_s) >= self._patience_s:
+                message = (
+                    f"the checkpoint of step {self._snapshot.step} is still not written after {self._patience_s:g} s "
+                    "more: training must not go on without it; check that the store can be reached, the job resumes "
+                    "from the checkpoint before"
+                )
+                raise StorageError(message)
 
     def close(self) -> None:
         """Let the write in flight end, without trying again, and free the memory. Raises nothing."""
@@ -178,10 +192,13 @@ class CheckpointWriter:
         for pause_s in _pauses_s(self._first_pause_s):
             try:
                 write()
+                self._refuses_since_s = None
+                self._num_written += 1
                 return
             except OUTAGE as error:
                 if self._is_closing.is_set():
                     raise
+                self._refuses_since_s = self._refuses_since_s or time.monotonic()
                 _LOG.warning(
                     "writing the checkpoint of step %d is tried again in %.1f s; training goes on without newer ones: "
                     "%s",

@@ -47,7 +47,7 @@ class Saver:
             arrived=tick,
         )
         self._request, self._store, self._ranks = request, context.store, ranks
-        self._writer = CheckpointWriter(self.folder)
+        self._writer = CheckpointWriter(self.folder, on_written=tick)
         self._interval = AutoInterval(execution.checkpoint_mtbf_s)
         self._is_timed = execution.checkpoint_mtbf_s > 0 and not execution.checkpoint_every_steps
         self._saved_step = 0
@@ -133,14 +133,15 @@ class Saver:
         Raises:
             StorageError: the checkpoint cannot be written, or those of later steps cannot be deleted.
         """
-        self.drain()
-        self._log.forget_after(checkpoint.step)
-        if self._ranks.is_first:
-            # Deletion comes last: at every moment an intact checkpoint exists, and from then on it knows of the rewind.
-            self.save(checkpoint, protected)
+        with self._ranks.at_own_pace():
             self.drain()
-            with self._ranks.activity.during(Activity.STORE):
-                self.folder.delete_after(checkpoint.step)
+            self._log.forget_after(checkpoint.step)
+            if self._ranks.is_first:
+                # Deletion comes last: at every moment an intact checkpoint exists, and the last one knows of the rewind.
+                self.save(checkpoint, protected)
+                self.drain()
+                with self._ranks.activity.during(Activity.STORE):
+                    self.folder.delete_after(checkpoint.step)
 
     def finish(self, step: int) -> None:
         """Write what is left, at the end of training."""
