@@ -2,7 +2,6 @@
 
 from typing import Any
 
-
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.scheduling.budgets import Cap

@@ -137,7 +137,7 @@ class Saver:
             self.drain()
             self._log.forget_after(checkpoint.step)
             if self._ranks.is_first:
-                # Deletion comes last: at every moment an intact checkpoint exists, and the last one knows of the rewind.
+                # Deletion comes last: at every moment an intact checkpoint exists, and the newest knows of the rewind.
                 self.save(checkpoint, protected)
                 self.drain()
                 with self._ranks.activity.during(Activity.STORE):
