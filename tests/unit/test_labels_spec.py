@@ -172,10 +172,10 @@ def keys_of(sweep: ResolvedSweep) -> dict[str, str]:
 
 def test_number_of_classes_that_nobody_declared_is_not_compared_in_the_job(tmp_path: Path) -> None:
     """How many classes two of four leave is written nowhere, and not known before the listing is."""
-    text = re.sub(r"(?<=dataset: photos, ).*", "hierarchy: [leaf], classes: {num: 2}}}", PHOTOS)
-    text += "  ids: {random: {num_classes: [3], within: mine/leaf}}\n"
+    ids = "ids: {dataset: photos, random: {num_classes: [3], within: mine/leaf}}"
+    text = re.sub(r"(?<=dataset: photos, ).*", f"hierarchy: [leaf], classes: {{num: 2}}}}, {ids}}}", PHOTOS)
     found = photos(tmp_path / "none", text=text).labels
-    assert (found["mine/leaf"].is_declared, found["ids/3"].is_declared) == (False, False)
+    assert {name: space.is_declared for name, space in found.items()} == {"mine/leaf": False, "ids/3": False}
     text = text.replace("{num: 2}", "{num: 2}, num_classes: [2]")
     assert photos(tmp_path / "none", text=text).labels["mine/leaf"].is_declared
 
