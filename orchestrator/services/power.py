@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.core.job_kinds import JobKind
@@ -401,40 +402,42 @@ def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, plan: Plan) -
 
 
 def _of_table(plan: Plan, table: Table) -> Noise | None:
-    """With the baseline if there is one; else with the first row. Of rows that are pairs, where there are any."""
+    """With the baseline; without one, with the first row that is paired with another. Of paired rows, if there are any."""
     rows = [row for row in table.rows if row.results]
-    against = table.baseline_row or (rows[0] if rows else None)
+    first, unpaired = _first_and_unpaired(plan, table, {row.label_space for row in rows})
+    against = table.baseline_row or next((row for row in rows if row.label_space == first), None)
     if against is None:
         return None
-    left_out = _unpaired(plan, table, against.label_space) if _is_paired(plan, table) else ()
+    left_out = unpaired if _is_paired(plan, table) else ()
     others = [row for row in rows if row.label_space not in {against.label_space, *left_out}]
     return noise_of([values_of(row, table.metric) for row in others], values_of(against, table.metric))
 
 
 def _is_paired(plan: Plan, table: Table) -> bool:
     """Whether the report compares any row with the baseline by pairs; without one, any two rows."""
+    unpaired = _unpaired(plan, table)
+    return not unpaired or len(unpaired) < len(table.rows) - 1
+
+
+def _unpaired(plan: Plan, table: Table) -> tuple[str, ...]:
+    """Rows that share only the number of the seed with the one that others are compared with."""
+    return _first_and_unpaired(plan, table, {row.label_space for row in table.rows})[1]
+
+
+def _first_and_unpaired(plan: Plan, table: Table, rows: Collection[str]) -> tuple[str, tuple[str, ...]]:
+    """The baseline, without one the first of these rows that is paired with another; and those not paired with it."""
+    names = [row.label_space for row in table.rows if row.label_space in {*rows, table.baseline}]
     if not isinstance(table, FactorTable):
-        return True
-    layout, cells = _cells_of(plan, table)
-    baseline = cells.get(table.baseline)
-    against = [baseline] if baseline is not None else cells.values()
-    pairs = [(one, other) for one in against for other in cells.values() if other is not one]
-    return not pairs or any(layout.sharing(other, one) for one, other in pairs)
-
-
-def _unpaired(plan: Plan, table: Table, against: str = "") -> tuple[str, ...]:
-    """Rows that share only the number of the seed with a row: the given one, else the baseline, else the first."""
-    if not isinstance(table, FactorTable):
-        return ()
-    layout, cells = _cells_of(plan, table)
-    first = cells.get(against or table.baseline) or next(iter(cells.values()))
-    return tuple(row for row, cell in cells.items() if not layout.sharing(cell, first))
-
-
-def _cells_of(plan: Plan, table: FactorTable) -> tuple[FactorLayout, dict[str, Mapping[str, str]]]:
+        return table.baseline or next(iter(names), ""), ()
     layout = FactorLayout.of(plan)
     jobs = {row: next(iter(some.values()))[0] for row, some in group_transfers(plan.jobs, layout)[table.place].items()}
-    return layout, {row: values for row, job in jobs.items() if (values := layout.values_of(job)) is not None}
+    cells = {row: values for row in names if row in jobs and (values := layout.values_of(jobs[row])) is not None}
+    if table.baseline in cells:
+        first = table.baseline
+    else:
+        pairs = ((one, other) for one, other in combinations(cells, 2) if layout.sharing(cells[other], cells[one]))
+        first = next(pairs, (next(iter(cells), ""),))[0]
+    return first, tuple(row for row, cell in cells.items() if row != first and not layout.sharing(cell, cells[first]))
 
 
 # ------------------------------------------------------------------------------------------------------------- costs

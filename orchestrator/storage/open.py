@@ -17,7 +17,7 @@ from itertools import islice
 from math import prod
 from pathlib import Path, PurePosixPath
 from typing import Final
-from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from braceexpand import braceexpand
 
@@ -30,6 +30,7 @@ VARIABLE = "ORCHESTRATOR_ALLOWED_URIS"
 """URIs between blanks or commas; empty: all are allowed. ``s3://`` allows all buckets."""
 
 _SERVERS = frozenset({"http", "https"})
+_PLACES = frozenset({"host", "hostaddr", "port", "service"})
 _OF_MLFLOW = tuple(f"MLFLOW_TRACKING_{name}" for name in ("USERNAME", "PASSWORD", "TOKEN", "AUTH"))
 _LOGINS = {**dict.fromkeys(_SERVERS, _OF_MLFLOW), "postgresql": ("PGPASSWORD",)}
 """By scheme of a tracking server, the variables whose values its client sends there (AUTH names who makes a token)."""
@@ -90,9 +91,14 @@ def _is_below(uri: str, entry: str) -> bool:
         return _resolved(requested.path).is_relative_to(_resolved(allowed.path or "/"))
     if allowed.netloc and requested.netloc != allowed.netloc:
         return False
-    if requested.query and requested.query != allowed.query:
-        return False  # in the address of a database it may name another host
+    if _places_in(requested.query) not in ([], _places_in(allowed.query)):
+        return False
     return PurePosixPath(requested.path or "/").is_relative_to(PurePosixPath(allowed.path or "/"))
+
+
+def _places_in(query: str) -> list[tuple[str, str]]:
+    """What names other hosts in the address of a database."""
+    return [(name, text) for name, text in parse_qsl(query) if name in _PLACES]
 
 
 def _resolved(path: str) -> Path:

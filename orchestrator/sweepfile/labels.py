@@ -543,7 +543,10 @@ def _choice(given: ClassChoice) -> dict[str, Any]:
 
 def _drops(draft: _Draft, modifiers: Definition) -> bool:
     """Whether classes of the space, or of the one that it is made from, may be left out."""
-    return bool(modifiers) or (draft.base is not None and may_drop(draft.base.space))
+    space: Any = {**modifiers, "within": None if draft.base is None else draft.base.space}
+    while space is not None and not may_drop(space):
+        space = space.get("within", space.get("random", {}).get("within"))
+    return space is not None
 
 
 def _files(entry: LabelEntry) -> dict[str, str]:

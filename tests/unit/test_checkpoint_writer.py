@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -169,15 +170,26 @@ def test_writer_outage_delays_every_write_and_loses_none(
     assert "tried again" in caplog.text
 
 
-def test_writer_waits_for_a_slow_store_for_longer_than_for_one_out_of_reach(store: HookedStore) -> None:
-    written: list[int] = []
+def test_writer_waits_for_longer_than_its_patience_while_objects_are_written(
+    store: HookedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, written = [0.0], list[int]()
+    monkeypatch.setattr(
+        "workloads.checkpoint.writer.time", SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
+    )
     folder, tell = CheckpointFolder(store, KEY), partial(written.append, 1)
-    writer = CheckpointWriter(folder, patience_s=0.02, allowance_s=0.0, first_pause_s=0.001, on_written=tell)
-    store.before = lambda *_: time.sleep(0.05)
+    writer = CheckpointWriter(folder, patience_s=0.02, allowance_s=0.0, on_written=tell)
+
+    def take_long(_: str) -> None:
+        now_s[0] += 0.015
+        time.sleep(0.05)  # so that the writer looks meanwhile
+
+    store.before = take_long
     writer.save(checkpoint_of(3))
     writer.drain()
     writer.close()
     assert committed_steps(store) == [3]
+    assert now_s[0] > 0.02
     assert written, "nobody would know that it goes on"
 
 

@@ -186,7 +186,7 @@ def test_tracking_server_at_an_address_of_a_metadata_service_is_never_asked(uri:
 def test_database_of_a_listed_address_at_another_host_is_not_shown_the_login(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "postgresql://db.lab/mlflow")
     monkeypatch.setenv("PGPASSWORD", "open-sesame")
-    check_tracking("postgresql://db.lab/mlflow")
+    check_tracking("postgresql://db.lab/mlflow?sslmode=require")
     with pytest.raises(StorageDeniedError, match="not below any"):
         check_tracking("postgresql://db.lab/mlflow?host=elsewhere.org")
 

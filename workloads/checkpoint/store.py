@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import closing, suppress
 from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from safetensors.torch import load_file
@@ -284,7 +285,8 @@ class CheckpointFolder:
     def _superfluous(self, protected: AbstractSet[int]) -> list[str]:
         """Neither new enough nor kept by one that is: whichever of those a run resumes from, it finds what it keeps."""
         last = self._mine[-1]
-        behind = [name for name in self._mine[:-1] if _step_of(name)[0] >= _step_of(last)[0]]  # see ``delete_after``
+        # After going back, ``delete_after`` follows; damaged ones stand at the front.
+        behind = [*takewhile(lambda name: _step_of(name)[0] >= _step_of(last)[0], reversed(self._mine[:-1]))]
         newest = [name for name in self._mine if name not in behind][-self._keep_last :]
         wanted = set(protected).union(*(self._kept.get(name, set()) for name in newest))
         gone = [name for name in self._mine if name not in {*newest, *behind} and _step_of(name)[0] not in wanted]

@@ -44,9 +44,8 @@ class CheckpointWriter:
     """Writes at most one checkpoint at a time, in the background. Close it.
 
     While the store is out of reach (throttled, timeouts), the checkpoint in flight is tried again without end, and
-    training goes on until a save must wait: that one gives up once the store has been so for ``patience_s``. A store
-    that takes what is written, however slowly, is waited for. Any other error of the writing is raised by the next
-    call.
+    training goes on until a save must wait: that one gives up once no object has been written for ``patience_s``. Any
+    other error of the writing is raised by the next call.
     """
 
     def __init__(
@@ -65,8 +64,6 @@ class CheckpointWriter:
         """Called while a caller waits, as objects are written."""
         self._flight: Future[float] | None = None
         self._is_closing = Event()
-        self._refuses_since_s: float | None = None
-        """Since when the store is out of reach; None = it is not."""
         self._num_written = 0
         self._stall_s = self._write_s = 0.0
         self.stalled_s = 0.0
@@ -125,13 +122,12 @@ class CheckpointWriter:
         Raises:
             StorageError: see ``has_room``.
         """
-        started_s, num_written = time.monotonic(), self._num_written
+        wrote_s, num_written = time.monotonic(), self._num_written
         while not self._settle(min(_LOOK_EVERY_S, self._patience_s)):
             if self._num_written > num_written:
-                num_written = self._num_written
+                wrote_s, num_written = time.monotonic(), self._num_written
                 self._on_written()
-            since_s = self._refuses_since_s
-            if since_s is not None and time.monotonic() - max(started_s, since_s) >= self._patience_s:
+            elif time.monotonic() - wrote_s >= self._patience_s:
                 message = (
                     f"the checkpoint of step {self._snapshot.step} is still not written after {self._patience_s:g} s "
                     "more: training must not go on without it; check that the store can be reached, the job resumes "
@@ -192,13 +188,11 @@ class CheckpointWriter:
         for pause_s in _pauses_s(self._first_pause_s):
             try:
                 write()
-                self._refuses_since_s = None
                 self._num_written += 1
                 return
             except OUTAGE as error:
                 if self._is_closing.is_set():
                     raise
-                self._refuses_since_s = self._refuses_since_s or time.monotonic()
                 _LOG.warning(
                     "writing the checkpoint of step %d is tried again in %.1f s; training goes on without newer ones: "
                     "%s",

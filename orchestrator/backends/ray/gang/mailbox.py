@@ -69,7 +69,7 @@ class RankStatus:
             stage=news["stage"],
             num_entered=news["entered"],
             operation=news["operation"],
-            num_done=news["done"],
+            num_done=news.get("done", 0),  # of a worker of an earlier version
         )
 
 
@@ -146,7 +146,7 @@ class GangMailbox:
         self.got_room()
         with self._lock:
             if rank == 0 and "progress" in news:
-                self.progress = Progress.from_json(news["progress"])
+                self.progress = Progress.from_json(news["progress"], done=self.progress.done)
             self.placement_group = news.get("placement_group") or self.placement_group
             if "process" in news:
                 self._processes[rank] = LoggedProcess.from_json(news["process"])
