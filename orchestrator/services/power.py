@@ -402,7 +402,7 @@ def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, plan: Plan) -
 
 
 def _of_table(plan: Plan, table: Table) -> Noise | None:
-    """With the baseline; without one, with the first row that is paired with another. Of paired rows, if there are any."""
+    """With the baseline; without one, with the first row that is paired with another. Of paired rows, if any are."""
     rows = [row for row in table.rows if row.results]
     first, unpaired = _first_and_unpaired(plan, table, {row.label_space for row in rows})
     against = table.baseline_row or next((row for row in rows if row.label_space == first), None)
