@@ -160,6 +160,7 @@ class GatedStore:
 
     def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
         self._gate.enter()
+        self._in_doubt.discard(prefix.rstrip("/"))  # of an empty journal a reader sees nothing more
         return self._store.list_children(prefix, start_after=start_after)
 
     def list_objects(self, prefix: str) -> Iterator[ObjectStat]:
