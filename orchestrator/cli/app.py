@@ -308,3 +308,13 @@ def run_app() -> None:
     except KeyboardInterrupt:
         complain("interrupted")
         sys.exit(ExitCode.INTERRUPTED)
+    finally:
+        _flush()
+
+
+def _flush() -> None:
+    """Write what is left for stdout; if its reader has gone, drop it: the interpreter would report that as it ends."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

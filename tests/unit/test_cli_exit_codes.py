@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -117,10 +118,11 @@ def test_documented_codes_are_those_of_the_program() -> None:
     assert [int(code) for code in re.findall(r"^\| (\d+) \|", table, flags=re.MULTILINE)] == [int(c) for c in ExitCode]
 
 
-def test_reader_that_has_seen_enough_gets_no_traceback(tmp_path: Path) -> None:
-    world = unfinished(tmp_path / "store")
-    command = [sys.executable, "-m", "orchestrator.cli", "status", "sweep", "-o", "json", "--store", world.store.uri]
-    shown = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+@pytest.mark.parametrize("words", [("--version",), ("schema",)], ids=["less than a buffer", "more"])
+def test_reader_that_has_seen_enough_gets_no_traceback(words: tuple[str, ...]) -> None:
+    command = [sys.executable, "-m", "orchestrator.cli", *words]
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    shown = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert shown.stdout is not None
     shown.stdout.close()
     _, err = shown.communicate(timeout=60)
