@@ -543,10 +543,7 @@ def _choice(given: ClassChoice) -> dict[str, Any]:
 
 def _drops(draft: _Draft, modifiers: Definition) -> bool:
     """Whether classes of the space, or of the one that it is made from, may be left out."""
-    space: Any = {**modifiers, "within": None if draft.base is None else draft.base.space}
-    while space is not None and not may_drop(space):
-        space = space.get("within", space.get("random", {}).get("within"))
-    return space is not None
+    return bool(modifiers) or (draft.base is not None and may_drop(draft.base.space))
 
 
 def _files(entry: LabelEntry) -> dict[str, str]:

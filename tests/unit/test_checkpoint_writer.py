@@ -1,6 +1,7 @@
 """Saving in the background: what the loop waits for, what it hears of errors, and what a death leaves."""
 
 import logging
+import threading
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -173,17 +174,21 @@ def test_writer_outage_delays_every_write_and_loses_none(
 def test_writer_waits_for_longer_than_its_patience_while_objects_are_written(
     store: HookedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now_s, written = [0.0], list[int]()
-    monkeypatch.setattr(
-        "workloads.checkpoint.writer.time", SimpleNamespace(monotonic=lambda: now_s[0], perf_counter=time.perf_counter)
-    )
-    folder, tell = CheckpointFolder(store, KEY), partial(written.append, 1)
-    writer = CheckpointWriter(folder, patience_s=0.02, allowance_s=0.0, on_written=tell)
+    now_s, looked, written = [0.0], threading.Event(), list[int]()
+
+    def monotonic() -> float:
+        looked.set()
+        return now_s[0]
 
     def take_long(_: str) -> None:
         now_s[0] += 0.015
-        time.sleep(0.05)  # so that the writer looks meanwhile
+        looked.clear()
+        assert looked.wait(60.0), "nobody waits for the checkpoint"
 
+    clock = SimpleNamespace(monotonic=monotonic, perf_counter=time.perf_counter)
+    monkeypatch.setattr("workloads.checkpoint.writer.time", clock)
+    folder, tell = CheckpointFolder(store, KEY), partial(written.append, 1)
+    writer = CheckpointWriter(folder, patience_s=0.02, allowance_s=0.0, on_written=tell)
     store.before = take_long
     writer.save(checkpoint_of(3))
     writer.drain()
