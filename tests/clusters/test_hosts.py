@@ -60,10 +60,8 @@ class Site:
         token.write_text(secrets.token_hex(32))
         token.chmod(0o600)
         aws = {name: text for name, text in self.server.client_environment.items() if text}
-        foreign = ("AWS_", "MLFLOW_", "ORCHESTRATOR_", "RAY_", "SLURM_")  # of other tests, too
-        inherited = {name: text for name, text in os.environ.items() if not name.startswith(foreign)}
         self.environment = {
-            **inherited,
+            **os.environ,
             **aws,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
-from orchestrator.stack.attach import set_ray_environment
 from orchestrator.stack.environment import child_environment, ensure_token
 from orchestrator.storage.local import LocalStore
 from tests.integration.ray_jobs import Gate, look
+from tests.shared_cluster import enter_cluster, leave_cluster
 
 NUM_CPUS = 8  # invented: runners of tests mostly wait
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,7 @@ def ray_cluster():
     home = Path(tempfile.mkdtemp(prefix="orc-t-"))
     ensure_token(home)
     # As a node of Slurm has it: whoever was assigned no GPU must not see one.
-    set_ray_environment({**child_environment(home), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0,1"})
+    enter_cluster({**child_environment(home), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0,1"})
     ray.init(
         address="local",
         num_cpus=NUM_CPUS,
@@ -50,8 +50,7 @@ def ray_cluster():
     )
     yield ray
     ray.shutdown()
-    for name in [name for name in os.environ if name.startswith("RAY_")]:
-        del os.environ[name]
+    leave_cluster()
     shutil.rmtree(home, ignore_errors=True)
 
 
