@@ -25,6 +25,7 @@ from orchestrator.storage.files import open_regular, read_regular
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, is_image
 from workloads.convert.matlab import read_matlab
+from workloads.data.scan import DamagedArchiveError, check_end
 
 SYNSET = re.compile(r"n\d{8}")
 _NAMES_FILES = ("LOC_synset_mapping.txt", "synset_mapping.txt", "words.txt", "imagenet21k_wordnet_lemmas.txt")
@@ -276,17 +277,19 @@ def tar_entries(path: Path, within: TarEntry | None = None) -> Iterator[TarEntry
     """Plain files of a tar, or of a tar that is an entry ``within`` it, in the order of the archive.
 
     Raises:
-        UserError: it is no tar, is compressed, or is cut off.
+        UserError: it is no tar, is compressed, is cut off or otherwise damaged.
     """
     with _opened(path, within) as (file, start):
+        bounded = BoundedFile(file)
         try:
-            with tarfile.open(fileobj=cast("BinaryIO", BoundedFile(file)), mode="r:") as tar:
+            with tarfile.open(fileobj=cast("BinaryIO", bounded), mode="r:") as tar:
                 for member in forward(tar):
                     tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
                     if member.isreg() and not member.issparse():
                         offset = start + member.offset_data
                         yield TarEntry(name=member.name, offset_bytes=offset, length_bytes=member.size)
-        except TAR_ERRORS as error:
+                check_end(bounded, tar.offset)
+        except (*TAR_ERRORS, DamagedArchiveError) as error:
             place = f"{path}:{within.name}" if within else str(path)
             raise UserError(f"{place} is not a whole tar ({error}); download it again") from error
 

@@ -16,7 +16,7 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -134,7 +134,8 @@ def scan_shard(
     except CompressedArchiveError as error:
         damage = [BadSample(place=name, reason=Reason.COMPRESSED_ARCHIVE, message=str(error))]
     except TrailingBytesError as error:
-        message = f"is where the archive is damaged: {error}"
+        message = f"is where the archive is damaged: {error}: was it joined of several by `cat`? Join them by "
+        message += "`tar --concatenate`, or split it into one shard for each"
         damage = [BadSample(place=_last_of(name, samples), reason=Reason.DAMAGED_ARCHIVE, message=message)]
     except DamagedArchiveError as error:
         message = f"is where the archive is damaged: {error}; write the shard again"
@@ -508,7 +509,7 @@ def walk(stream: ShardStream) -> Iterator[tarfile.TarInfo]:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
             yield member
-        _check_end(stream, tar.offset)
+        check_end(stream, tar.offset)
     except tarfile.TarError as error:
         raise DamagedArchiveError(f"it is not a whole, uncompressed tar ({error})") from error
     # Numbers and encodings in pax headers; tarfile calls itself for each long name that follows another.
@@ -534,24 +535,44 @@ def _check_plain(stream: ShardStream) -> None:
             raise CompressedArchiveError(message + f"`{program}` and store the plain tar in its place")
 
 
-def _check_end(stream: ShardStream, end_bytes: int) -> None:
-    """A broken header or a cut between members ends tarfile's listing in silence; a whole tar ends in zeros."""
-    stream.seek(end_bytes)
-    block = stream.read(_BLOCK_BYTES)
+class ForwardFile(Protocol):
+    """What is needed of a file to look at the end of an archive."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to ``size`` bytes from the position."""
+
+    def seek(self, position: int, /) -> int:
+        """Move to a position from the beginning."""
+
+
+def check_end(file: ForwardFile, end_bytes: int) -> None:
+    """See that an archive ends where ``tarfile`` stopped to list it; a whole tar ends in zeros.
+
+    A broken header, a cut between members and a hole of zeros end that listing in silence.
+
+    Args:
+        file: the archive.
+        end_bytes: where the next header would be: ``tarfile.TarFile.offset``.
+
+    Raises:
+        DamagedArchiveError: members are missing.
+        TrailingBytesError: what follows the end is not zeros.
+    """
+    file.seek(end_bytes)
+    block = file.read(_BLOCK_BYTES)
     if block.strip(b"\0"):
         raise DamagedArchiveError(f"it has a broken member header at byte {end_bytes}")
     if len(block) < _BLOCK_BYTES:
         raise DamagedArchiveError(f"it is cut off at byte {end_bytes}: the mark of its end is missing")
-    _check_padding(stream, end_bytes)
+    _check_padding(file, end_bytes)
 
 
-def _check_padding(stream: ShardStream, end_bytes: int) -> None:
+def _check_padding(file: ForwardFile, end_bytes: int) -> None:
     """Writers pad a tar with zeros (GNU tar to 10,240 bytes); anything else there is what no reader would ever see."""
     position = end_bytes + _BLOCK_BYTES
-    while content := stream.read(_PADDING_BYTES):
+    while content := file.read(_PADDING_BYTES):
         if content.count(0) != len(content):
             position += len(content) - len(content.lstrip(b"\0"))
             message = f"its end is marked at byte {end_bytes}, but more follows at byte {position}, which no reader of "
-            message += "tars sees: was it joined of several by `cat`? Join them by `tar --concatenate`, or split it "
-            raise TrailingBytesError(message + "into one shard for each")
+            raise TrailingBytesError(message + "tars sees")
         position += len(content)
