@@ -14,7 +14,7 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any, BinaryIO, Final, Protocol, cast
 
@@ -89,6 +89,10 @@ class ShardTable:
     bad: tuple[BadSample, ...]
     warnings: tuple[str, ...] = ()
     """What its writer may not have meant, in whole sentences."""
+    num_unread_bytes: int = 0
+    """From the place on where the archive is damaged; all of a compressed one."""
+    is_shortened: bool = False
+    """It was longer than its bytes: it is cut off or compressed."""
 
     @property
     def num_samples(self) -> int:
@@ -117,7 +121,8 @@ def scan_shard(
 ) -> ShardTable:
     """Scan a shard given as consecutive chunks of its bytes; memory stays at one chunk, one member and the columns.
 
-    A damaged archive gives the samples before the damage and one bad sample of the reason ``damaged_archive``.
+    A damaged archive gives the samples before the damage and one bad sample of the reason ``damaged_archive``, which
+    stands for all that could not be read: see ``num_unread_bytes``.
 
     Args:
         chunks: the shard's bytes, in order.
@@ -128,22 +133,29 @@ def scan_shard(
     stream = ShardStream(chunks)
     samples: dict[str, _Sample] = {}
     damage: list[BadSample] = []
+    read_bytes, is_shortened = 0, False
     try:
         for member in walk(stream):
+            read_bytes = member.offset
             _take(samples, stream, member, check)
     except CompressedArchiveError as error:
+        is_shortened = True
         damage = [BadSample(place=name, reason=Reason.COMPRESSED_ARCHIVE, message=str(error))]
     except TrailingBytesError as error:
+        read_bytes = error.end_bytes
         message = f"is where the archive is damaged: {error}: was it joined of several by `cat`? Join them by "
         message += "`tar --concatenate`, or split it into one shard for each"
         damage = [BadSample(place=_last_of(name, samples), reason=Reason.DAMAGED_ARCHIVE, message=message)]
     except DamagedArchiveError as error:
+        is_shortened = stream.is_exhausted
         message = f"is where the archive is damaged: {error}; write the shard again"
         damage = [BadSample(place=_last_of(name, samples), reason=Reason.DAMAGED_ARCHIVE, message=message)]
         if samples:
             samples.popitem()  # its members may be missing
     digests = stream.drain()
-    return _table(name, samples, rule, damage, size_bytes=stream.size_bytes, digests=digests)
+    table = _table(name, samples, rule, damage, size_bytes=stream.size_bytes, digests=digests)
+    num_unread_bytes = stream.size_bytes - read_bytes if damage else 0
+    return replace(table, num_unread_bytes=num_unread_bytes, is_shortened=is_shortened)
 
 
 def _last_of(name: str, samples: dict[str, _Sample]) -> str:
@@ -424,7 +436,11 @@ class DamagedArchiveError(Exception):
 
 
 class TrailingBytesError(DamagedArchiveError):
-    """The archive is whole, but more follows its end: every member up to there can be used."""
+    """The archive is whole up to ``end_bytes``, but more follows its end: every member up to there can be used."""
+
+    def __init__(self, message: str, end_bytes: int) -> None:
+        super().__init__(message)
+        self.end_bytes = end_bytes
 
 
 class CompressedArchiveError(Exception):
@@ -444,6 +460,8 @@ class ShardStream:
         self._position = 0
         self._hasher = DoubleHasher()
         self.size_bytes = 0
+        self.is_exhausted = False
+        """Whether more bytes were asked for than there are."""
 
     def read(self, size: int = -1) -> bytes:
         """Up to ``size`` bytes from the position; fewer only at the end. A negative size is refused."""
@@ -485,6 +503,7 @@ class ShardStream:
     def _advance(self) -> bool:
         chunk = next(self._chunks, b"")
         if not chunk:
+            self.is_exhausted = True
             return False
         self._hasher.update(chunk)
         self.size_bytes += len(chunk)
@@ -574,5 +593,5 @@ def _check_padding(file: ForwardFile, end_bytes: int) -> None:
         if content.count(0) != len(content):
             position += len(content) - len(content.lstrip(b"\0"))
             message = f"its end is marked at byte {end_bytes}, but more follows at byte {position}, which no reader of "
-            raise TrailingBytesError(message + "tars sees")
+            raise TrailingBytesError(message + "tars sees", end_bytes)
         position += len(content)
