@@ -65,7 +65,7 @@ def test_plan_and_listing_say_which_files_are_left_out(source: Path, written: Wr
     (told,) = make_preview(sweep, plan, fleet=None).notes
     (note,) = written.run(plan.by_name()["dataset/mine/listing"]).summary["notes"]
     assert told == f"mine: {note}"
-    assert note.startswith("2 files (.tif 1, .txt 1) of the source are left out")
+    assert note.startswith("left out of the source: 2 files (.tif 1, .txt 1); images are named .png, ")
 
 
 def test_spec_and_data_plane_agree_on_the_version_of_shards() -> None:

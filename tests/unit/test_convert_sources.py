@@ -214,7 +214,7 @@ def test_files_that_are_no_images_by_their_names_are_counted_and_told(source: Pa
     assert listing_digest(conversion) == before
     assert conversion.notes == {"left_out": {".tif": 2, ".jfif": 1, "": 1, ".db": 1, ".txt": 1, ".gif": 1}}
     (note,) = describe_conversion(conversion)["notes"]
-    assert note.startswith("7 files (.tif 2, ")
+    assert note.startswith("left out of the source: 7 files (.tif 2, ")
     assert ", no extension 1, " in note
     write = {"destination_uri": str(tmp_path / "out"), "num_processes": 1}
     assert shard({"converter": "imagefolder", "source": {"source": str(source)}, "write": write})["notes"] == [note]

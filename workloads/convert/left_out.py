@@ -84,8 +84,8 @@ def describe_notes(notes: Mapping[str, Any]) -> list[str]:
     found = notes.get(_FIELD)
     if not found:
         return []
-    message = f"{_named(found)} of the source are left out: by their names they are no images "
-    return [printable(f"{message}({', '.join(IMAGE_EXTENSIONS)})")]
+    images = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
+    return [printable(f"left out of the source: {_named(found)}; images are named {images}")]
 
 
 def _named(extensions: Mapping[str, int]) -> str:
