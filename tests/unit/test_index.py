@@ -248,14 +248,16 @@ def _cut(shard: bytes) -> bytes:
     return shard[: len(shard) // 2]
 
 
+def _emptied(shard: bytes) -> bytes:
+    return shard[:0]
+
+
 def _broken_header(shard: bytes) -> bytes:
     place = shard.index(b"5.cls")
     return shard[:place] + b"?" + shard[place + 1 :]
 
 
-@pytest.mark.parametrize(
-    ("harm", "num_bad"), [(gzip.compress, 30), (_cut, 15), (_broken_header, 15), (lambda _: b"", 30)]
-)
+@pytest.mark.parametrize(("harm", "num_bad"), [(gzip.compress, 30), (_cut, 15), (_broken_header, 15), (_emptied, 30)])
 def test_index_broken_shards_count_as_the_samples_that_they_held(
     tmp_path: Path, harm: Callable[[bytes], bytes], num_bad: int
 ) -> None:
