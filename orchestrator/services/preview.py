@@ -156,7 +156,11 @@ def make_preview(
             *miscounted(plan, {key: record.metrics for key, record in found.records.items()}),
             *refusals(plan, estimates, makespan, now=time.time() if now is None else now),
         ),
-        notes=(*missing_datasets(sweep), *long_clusterings(sweep)),
+        notes=(
+            *missing_datasets(sweep),
+            *(note for dataset in sweep.datasets.values() for note in dataset.notes),
+            *long_clusterings(sweep),
+        ),
         warnings=(
             *_index_warnings(plan, found),
             *other_normalizations(sweep),

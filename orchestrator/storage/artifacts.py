@@ -31,7 +31,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import RECORD_BYTES, check_writable
 from orchestrator.storage.digests import Digests, descriptor_digest, digest_of, digests_of, file_digests
-from orchestrator.storage.layout import artifact_folder, parts_folder, record_name
+from orchestrator.storage.layout import artifact_folder, checkpoints_folder, parts_folder, record_name
 from orchestrator.storage.protocol import ObjectStore
 
 RECORD_VERSION = 3
@@ -203,6 +203,10 @@ class ArtifactWriter:
         folders = sorted({f"{root}/{part.path}".rpartition("/")[0] for part in self._parts.values()})
         # Parts of this attempt may lie in sub-folders, so its folder is listed once, as a whole.
         others = [folder for folder in folders if not f"{folder}/".startswith(f"{self._folder}/")]
+        checkpoints = checkpoints_folder(self._request.key)
+        if sum(folder.startswith(f"{checkpoints}/") for folder in others) > 1:
+            # Thousands of folders may be adopted: one listing of all takes a request per thousand objects.
+            others = [checkpoints, *(folder for folder in others if not folder.startswith(f"{checkpoints}/"))]
         listed = (self._store.list_objects(f"{folder}/") for folder in (self._folder, *others))
         found = {stat.name: stat.size_bytes for stats in listed for stat in stats}
         wrong = [name for name, part in self._parts.items() if found.get(f"{root}/{part.path}") != part.size_bytes]

@@ -506,6 +506,7 @@ def resolve_conversion(name: str, entry: ConvertedShards, survey: Survey, compla
         class_table=tuple(listed.get("classes", ())),
         multi_label=found["multi_label"],
         has_val=found["num_val"] > 0,
+        notes=tuple(f"{name}: {note}" for note in listed.get("notes", ())),
     )
 
 

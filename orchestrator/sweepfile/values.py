@@ -53,6 +53,8 @@ class Dataset:
     """Data sets that this one mixes; empty otherwise."""
     missing: str = ""
     """Why it cannot be read, if only its declaration is known; empty if it exists."""
+    notes: tuple[str, ...] = ()
+    """What people should know of its source, such as files that are left out."""
 
     @property
     def is_written(self) -> bool:

@@ -361,8 +361,10 @@ def test_embed_asked_to_stop_keeps_what_is_done_and_passes_over_damaged_rows(tmp
     folder = f"{checkpoints_folder(plane.embed().key)}/"
     (first,) = plane.store.list_children(folder)  # the second run of rows was complete, but not yet stored
     plane.store.put(f"{folder}{first}/manifest.json", b"{}")
-    plane.tiny.run(plane.embed(attempt=2))
+    seen: list[Progress] = []
+    plane.tiny.run(plane.embed(attempt=2), report=seen.append)
     assert read_record(plane.store, plane.embed().key).summary["rows_of_earlier_attempts"] == 0
+    assert seen[-1].phase == "write"  # what there are of rows is looked at under another limit than a step
 
 
 def test_commit_without_adopted_objects_is_refused(embedded: Plane) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from orchestrator.storage.artifacts import (
     read_part,
     read_record,
 )
-from orchestrator.storage.layout import artifact_folder, record_name
+from orchestrator.storage.digests import digests_of
+from orchestrator.storage.layout import artifact_folder, checkpoints_folder, record_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.protocol import ObjectStat
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from tests.gc_store import Lab, make_job
 
@@ -197,6 +200,41 @@ def test_commit_of_an_attempt_older_than_the_graces_of_gc_never_names_what_is_go
     with pytest.raises(StorageError, match="part0, part1"):
         writer.commit(now=lab.clock())
     assert not is_committed(lab.store, job.key)
+
+
+def adopting(store: LocalStore, num_folders: int) -> ArtifactWriter:
+    """The writer of an attempt that takes over what earlier ones finished, in a folder each."""
+    writer = ArtifactWriter(store, request())
+    writer.add("labels.json", b"content")
+    for number in range(num_folders):
+        name = f"{checkpoints_folder(KEY)}/{number:012d}-a/rows{number}"
+        store.put(name, b"rows")
+        writer.adopt(f"rows{number}", name, size_bytes=4, digests=digests_of(b"rows"))
+    return writer
+
+
+def test_commit_of_many_adopted_folders_lists_them_together(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a slow store a listing for each of thousands would take longer than an attempt may make no progress."""
+    writer = adopting(store, 50)
+    listed: list[str] = []
+    list_objects = LocalStore.list_objects
+
+    def counted(self: LocalStore, prefix: str) -> Iterator[ObjectStat]:
+        listed.append(prefix)
+        return list_objects(self, prefix)
+
+    monkeypatch.setattr(LocalStore, "list_objects", counted)
+    assert writer.commit(now=0.0) is Outcome.COMMITTED
+    assert len(listed) == 2
+    assert read_part(store, read_record(store, KEY), "rows49") == b"rows"
+
+
+@pytest.mark.parametrize("num_folders", [1, 3])
+def test_commit_after_an_adopted_object_was_lost_is_refused(store: LocalStore, num_folders: int) -> None:
+    writer = adopting(store, num_folders)
+    store.delete(f"{checkpoints_folder(KEY)}/{0:012d}-a/rows0")
+    with pytest.raises(StorageError, match="parts rows0 of"):
+        writer.commit(now=0.0)
 
 
 def test_alias_names_a_part_twice_and_stores_it_once(store: LocalStore) -> None:

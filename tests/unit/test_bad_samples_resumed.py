@@ -95,3 +95,19 @@ def test_tally_recalled_from_json_goes_on_counting_within_one_budget() -> None:
     assert [row[0] for row in after.take_news()] == [7, 9]
     with pytest.raises(BadDataError, match="more than 4 samples"):
         after.add(slot(11))
+
+
+@pytest.mark.parametrize(
+    ("budget", "num_samples", "allowed"),
+    [(0.0003, 10_000, 3), (0.00029, 10_000, 2), (1 / 3, 3, 1), (2 / 600, 600, 2), (0.01, 150, 1), (1.0, 7, 7)],
+)
+def test_budget_is_not_one_sample_too_small_because_a_product_is_rounded(
+    budget: float, num_samples: int, allowed: int
+) -> None:
+    split = SplitIndex.in_memory(leaves=np.zeros(num_samples, dtype=np.int64), shard_sizes=(num_samples,))
+    counted = BadSampleTally(split, BadSamples(policy=BadSamplePolicy.REPLACE, budget=budget))
+    for ordinal in range(allowed):
+        counted.add(slot(ordinal))
+    if allowed < num_samples:
+        with pytest.raises(BadDataError, match=f"more than {allowed} samples"):
+            counted.add(slot(allowed))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -77,6 +78,20 @@ def test_classes_per_batch_of_sorted_shards_are_those_of_the_order(
     # Runs at the ends of shards are shorter, so there are more of them than the measure counts; a batch of several
     # blocks has parts of two more.
     assert 0.75 * found - 1 <= expected <= 1.15 * found + 1
+
+
+@pytest.mark.parametrize("num_shards", [20, 25, 32, 40])
+def test_few_sorted_shards_are_complained_of_with_a_setting_that_repairs_it(num_shards: int) -> None:
+    """The last block of an epoch is smaller: of 20 shards, one batch of five draws on four of them."""
+    leaves, sizes, shuffle = unequal_classes(), num_shards * [16_000 // num_shards], Shuffle(batch_size=256)
+    spread = spread_of(leaves, sizes)
+    expected, found = spread.classes_per_batch(shuffle), measured(leaves, sizes, shuffle)
+    assert 0.75 * found - 1 <= expected <= 1.15 * found + 1
+    complaint = spread.complaint(shuffle)
+    chunk = int(complaint.partition("shuffle_chunk_samples: ")[2].partition("`")[0])
+    repaired = measured(leaves, sizes, replace(shuffle, chunk_samples=chunk))
+    assert repaired == pytest.approx(int(complaint.rpartition(" ")[2]), rel=0.15)
+    assert repaired > 0.9 * measured(leaves, sizes, replace(shuffle, block_shards=num_shards))
 
 
 @pytest.mark.parametrize("block_shards", [1, 4, 16, 160])

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from orchestrator.core.errors import BadDataError, SpecError, UserError
+from orchestrator.services.preview import make_preview
+from orchestrator.sweepfile import load_sweep
 from orchestrator.sweepfile.datasets import WRITER_VERSION
 from orchestrator.sweepfile.survey import ask_listing
 from tests.conversions import fill, photo
@@ -52,6 +54,18 @@ def test_source_is_listed_by_a_process_of_its_own(source: Path) -> None:
     assert ask_listing(arguments) == _listed(arguments)
     with pytest.raises(UserError, match="the source cannot be listed: /nowhere does not exist"):
         ask_listing({**arguments, "source": "/nowhere"})
+
+
+def test_plan_and_listing_say_which_files_are_left_out(source: Path, written: Written) -> None:
+    before = written.plan(entry(source))
+    fill(source, {"train/p0/c0/x.tif": b"?", "val/p0/c0/x.txt": b"?"})
+    plan = written.plan(entry(source))
+    assert [job.key for job in plan.jobs] == [job.key for job in before.jobs]
+    sweep, _ = load_sweep(str(written.folder / "sweep.yaml"))
+    (told,) = make_preview(sweep, plan, fleet=None).notes
+    (note,) = written.run(plan.by_name()["dataset/mine/listing"]).summary["notes"]
+    assert told == f"mine: {note}"
+    assert note.startswith("left out of the source: 2 files (.tif 1, .txt 1); images are named .png, ")
 
 
 def test_spec_and_data_plane_agree_on_the_version_of_shards() -> None:

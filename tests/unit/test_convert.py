@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import pickle
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,48 @@ def test_imagenet1k_tar_of_tars_and_flat_validation_images_get_their_classes(tmp
         "ILSVRC2012_val_00000003": (0,),
     }
     assert found["val"]["ILSVRC2012_val_00000002"][1] == photo(2)
+
+
+DAMAGE: dict[str, Callable[[bytes, int, int, int], bytes]] = {
+    "hole": lambda whole, second, third, _: whole[:second] + bytes(third - second) + whole[third:],
+    "flipped_bit": lambda whole, second, *_: whole[:second] + bytes([whole[second] ^ 1]) + whole[second + 1 :],
+    "cut_at_a_border": lambda whole, second, *_: whole[:second],
+    "cut_in_a_header": lambda whole, second, *_: whole[: second + 100],
+    "no_end": lambda whole, _second, _third, end: whole[:end],
+}
+"""What is left of a tar with members that begin at these bytes and end at the last of them."""
+
+
+def damaged(whole: bytes, harm: str) -> bytes:
+    with tarfile.open(fileobj=io.BytesIO(whole)) as tar:
+        _, second, third = tar.getmembers()
+    end = third.offset_data + third.size
+    return DAMAGE[harm](whole, second.offset, third.offset, end + -end % 512)
+
+
+@pytest.mark.parametrize("place", ["outer", "inner", "alone"])
+@pytest.mark.parametrize("harm", list(DAMAGE))
+def test_imagenet_tar_with_lost_members_is_refused_and_not_listed_without_them(
+    tmp_path: Path, harm: str, place: str
+) -> None:
+    """At all of these `tarfile` ends its listing without an error."""
+    images = [tar_of([(f"{leaf}_{n}.JPEG", PHOTO) for n in range(3)]) for leaf in range(3)]
+    images[1] = images[1] if place == "outer" else damaged(images[1], harm)
+    tars = {f"n0000000{leaf}.tar": content for leaf, content in enumerate(images)}
+    outer = tar_of(list(tars.items()))
+    train = {"ILSVRC2012_img_train.tar": damaged(outer, harm) if place == "outer" else outer}
+    source = fill(tmp_path / "in", tars if place == "alone" else train)
+    named = {"outer": "img_train.tar", "inner": r"img_train.tar:n00000001.tar", "alone": "n00000001.tar"}[place]
+    with pytest.raises(
+        UserError, match=rf"{named} is not a whole tar \((it is cut off|it has|its end).*download it again"
+    ):
+        CONVERTERS["imagenet21k" if place == "alone" else "imagenet1k"](ConvertRequest(source=source))
+
+
+def test_imagenet_tar_with_more_zeros_at_its_end_is_whole(tmp_path: Path) -> None:
+    tars = {f"n0000000{leaf}.tar": tar_of([(f"{leaf}.JPEG", PHOTO)]) + bytes(512 * leaf) for leaf in range(3)}
+    conversion = CONVERTERS["imagenet21k"](ConvertRequest(source=fill(tmp_path / "in", tars)))
+    assert len(conversion.splits["train"]) == 3
 
 
 def test_imagenet1k_validation_images_without_classes_are_refused(tmp_path: Path) -> None:

@@ -57,6 +57,17 @@ def test_saved_data_set_becomes_shards_of_its_own_bytes_with_its_levels(tmp_path
     ]  # `noise` does not follow from the class
 
 
+def test_two_parts_of_one_split_are_refused(tmp_path: Path) -> None:
+    source = tmp_path / "saved"
+    for number, name in enumerate(("train", "val", "validation")):
+        save(source / name, range(3 * number, 3 * number + 3))
+    (source / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "val", "validation"]}))
+    with pytest.raises(UserError, match="'val' and 'validation', which are both the split 'val'"):
+        convert("huggingface", source, tmp_path / "out")
+    _, found = convert("huggingface", source, tmp_path / "out", splits={"train": "train", "val": "validation"})
+    assert found["val"]["000000000"] == ((0,), photo(6))
+
+
 def test_compressed_arrow_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "saved", range(9), options=ipc.IpcWriteOptions(compression="zstd"))
     with pytest.raises(UserError, match="is compressed, and images are read in place"):

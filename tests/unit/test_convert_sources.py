@@ -14,15 +14,18 @@ from orchestrator.core.errors import UserError
 from orchestrator.sweepfile.datasets import ConversionSpec, source_arguments
 from orchestrator.sweepfile.survey import ask_listing
 from tests.conversions import convert, fill, photo
-from tests.data_jobs import encoded
-from workloads.commands.data import CONVERTERS
+from tests.data_jobs import encoded, tar_of
+from workloads.commands.data import CONVERTERS, shard
 from workloads.convert.items import ConvertRequest, WriteRequest
+from workloads.convert.listing import describe_conversion, listing_digest
 from workloads.convert.write import write_dataset
 from workloads.data.images import is_image_form
 from workloads.data.reasons import Reason
 from workloads.data.scan import ClassRule, scan_shard
 from workloads.data.scan_splits import file_chunks
 
+WORM = "00000_Animalia_Annelida_Clitellata_Haplotaxida_Lumbricidae_Lumbricus_terrestris"
+MAPLE = "00007_Plantae_Tracheophyta_Magnoliopsida_Sapindales_Sapindaceae_Acer_x freemanii"
 SECRET = b"root:x:0:0:root:/root:/bin/bash\n" * 8
 
 
@@ -191,6 +194,73 @@ def test_sweep_says_that_links_may_be_followed(source: Path) -> None:
         ask_listing(source_arguments(refused))
     allowed = ConversionSpec(format="imagefolder", source=str(source), follow_links=True)
     assert ask_listing(source_arguments(allowed))["num_samples"] == {"train": 3}
+
+
+def test_files_that_are_no_images_by_their_names_are_counted_and_told(source: Path, tmp_path: Path) -> None:
+    before = listing_digest(CONVERTERS["imagefolder"](ConvertRequest(source=source)))
+    others = (
+        "cat/a.tif",
+        "cat/b.TIF",
+        "dog/c.jfif",
+        "README",
+        "dog/Thumbs.db",
+        "dog/.DS_Store",
+        "notes/x.txt",
+        "d.gif",
+    )
+    fill(source / "train", dict.fromkeys(others, b"?"))
+    (source / "train/empty").mkdir()
+    conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
+    assert listing_digest(conversion) == before
+    assert conversion.notes == {"left_out": {".tif": 2, ".jfif": 1, "": 1, ".db": 1, ".txt": 1, ".gif": 1}}
+    (note,) = describe_conversion(conversion)["notes"]
+    assert note.startswith("left out of the source: 7 files (.tif 2, ")
+    assert ", no extension 1, " in note
+    write = {"destination_uri": str(tmp_path / "out"), "num_processes": 1}
+    assert shard({"converter": "imagefolder", "source": {"source": str(source)}, "write": write})["notes"] == [note]
+
+
+@pytest.mark.parametrize(
+    ("converter", "lost", "files"),
+    [
+        ("imagefolder", "train/bird", {"train/bird/0.tif": b"?", "train/bird/README.txt": b"?"}),
+        ("imagefolder", "train/cat/raw", {"train/cat/raw/0.gif": b"?"}),
+        ("imagefolder", "train/bird", {"train/bird/0001": b"?"}),
+        ("imagefolder", "val/cat", {"val/cat/0.jfif": b"?"}),
+        ("imagenet21k", "train/n00000002", {"train/n00000002/raw/0.tif": b"?"}),
+        ("imagenet21k", "train/n00000002.tar", {"train/n00000002.tar": tar_of([("0.tif", b"?")])}),
+        ("imagenet1k", "val/n00000001", {"val/n00000001/0.gif": b"?"}),
+        ("inat2021", f"train/{MAPLE}", {f"train/{MAPLE}/0.heic": b"?"}),
+    ],
+)
+def test_class_of_which_no_file_is_an_image_is_refused_and_not_dropped(
+    tmp_path: Path, converter: str, lost: str, files: dict[str, bytes]
+) -> None:
+    """Its class would vanish, and all later ones would move down by one."""
+    kept = {"imagefolder": "cat", "inat2021": WORM}.get(converter, "n00000001")
+    source = fill(tmp_path / "in", {f"train/{kept}/0.jpg": photo(0), **files})
+    with pytest.raises(UserError, match=rf"in/{lost} holds .*\(.*\) and no image, .*rename them to \.jpg"):
+        listed(source, converter)
+
+
+def test_class_in_a_tar_of_tars_of_which_no_file_is_an_image_is_refused(tmp_path: Path) -> None:
+    tars = [("n00000001.tar", tar_of([("0.JPEG", photo(0))])), ("x/n00000002.tar", tar_of([("0.tif", b"?")]))]
+    source = fill(tmp_path / "in", {"winter21_whole.tar": tar_of([*tars, ("words.txt", b"?")])})
+    with pytest.raises(UserError, match=r"winter21_whole\.tar/n00000002\.tar holds 1 file \(\.tif 1\) and no image"):
+        listed(source, "imagenet21k")
+
+
+def test_two_folders_of_one_split_are_refused_unless_they_are_one(source: Path) -> None:
+    fill(source, {"val/cat/2.jpg": photo(2)})
+    (source / "validation").symlink_to("val")
+    assert len(CONVERTERS["imagefolder"](ConvertRequest(source=source)).splits["val"]) == 1
+    (source / "validation").unlink()
+    fill(source, {"validation/cat/3.jpg": photo(3)})
+    message = "'val' and 'validation', which are both the split 'val'; .* --split train=train --split val=val"
+    with pytest.raises(UserError, match=message):
+        listed(source)
+    chosen = ConvertRequest(source=source, splits={"train": "train", "val": "validation"})
+    assert CONVERTERS["imagefolder"](chosen).splits["val"].name(0) == "cat/3.jpg"
 
 
 def test_converted_images_stay_as_they_are(source: Path, tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from tests.builders import request_of
 from tests.data_jobs import Member, encoded, tar_of
 from workloads.commands.data import index as index_command
 from workloads.data.index import NO_LEAF, BadSamplePolicy, SampleIndex, store_of
+from workloads.data.scan_splits import scan_splits
 from workloads.jobs.index import run_index
 
 IMAGES = [encoded("JPEG", size=(20, 16), seed=seed) for seed in range(3)]
@@ -178,6 +179,21 @@ def test_external_other_content_than_its_digest_is_refused(outside: Outside) -> 
 def test_external_shards_changed_after_planning_are_refused(outside: Outside) -> None:
     job = outside.job(outside.entry)
     outside.write("train", 1, [("new", 0)])
+    with pytest.raises(BadDataError, match="changed since the sweep was planned"):
+        outside.run(job)
+
+
+def test_external_shard_replaced_during_the_scan_before_its_turn_is_refused(
+    outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its size and version are the same before and after it is read, but not those of the plan."""
+    job = outside.job(outside.entry)
+
+    def replaced_first(*arguments: Any, **options: Any) -> Any:
+        outside.write("train", 2, [(f"new{row}", row) for row in range(4)])
+        return scan_splits(*arguments, **options)
+
+    monkeypatch.setattr("workloads.jobs.index.scan_splits", replaced_first)
     with pytest.raises(BadDataError, match="changed since the sweep was planned"):
         outside.run(job)
 

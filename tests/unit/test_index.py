@@ -1,8 +1,9 @@
 """The index: columns that find every sample, and the bad data that it refuses."""
 
+import gzip
 import json
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
@@ -17,7 +18,7 @@ from PIL import Image
 from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.units import MIB
-from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_record
+from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_record
 from orchestrator.storage.digests import Digests
 from tests.data_jobs import TREE, DataPlane, Member, encoded, tar_of
 from workloads.data import synthetic
@@ -241,6 +242,49 @@ def test_index_of_more_subsets_than_two_bytes_count_is_read_and_joined(tmp_path:
     joined = plane.run(JobKind.INDEX, {"mixture": {"weights": None}}, {"part0": index.key, "part1": index.key})
     ids = SampleIndex.open(plane.store, joined.key, plane.cache).split("train").subset_ids
     assert ids.tolist() == 2 * list(range(33_000))
+
+
+def _cut(shard: bytes) -> bytes:
+    return shard[: len(shard) // 2]
+
+
+def _emptied(shard: bytes) -> bytes:
+    return shard[:0]
+
+
+def _broken_header(shard: bytes) -> bytes:
+    place = shard.index(b"5.cls")
+    return shard[:place] + b"?" + shard[place + 1 :]
+
+
+@pytest.mark.parametrize(("harm", "num_bad"), [(gzip.compress, 30), (_cut, 15), (_broken_header, 15), (_emptied, 30)])
+def test_index_broken_shards_count_as_the_samples_that_they_held(
+    tmp_path: Path, harm: Callable[[bytes], bytes], num_bad: int
+) -> None:
+    """A budget is a share of the split: three broken ones of ten shards are not three samples of a hundred."""
+    shards = {}
+    for shard in range(10):
+        rows = [(f"{shard}{row}.{ext}", body) for row in range(10) for ext, body in (("png", IMAGE), ("cls", b"0"))]
+        shards[f"train-{shard}.tar"] = harm(tar_of(rows)) if shard in {0, 4, 9} else tar_of(rows)
+    plane = DataPlane(folder=tmp_path)
+    dataset = plane.foreign(shards)
+
+    def indexed(budget: float) -> Record:
+        policy = {"bad_samples": {"policy": "replace", "budget": budget}}
+        return plane.run(JobKind.INDEX, policy, {"dataset": dataset})
+
+    with pytest.raises(BadDataError, match=r"train-\d\.tar.* by its size it counts as \d+ bad samples"):
+        indexed(0.05)
+    metrics = indexed(0.35).metrics
+    assert metrics["num_bad_train"] == pytest.approx(num_bad, abs=6)
+    assert metrics["num_train"] + metrics["num_bad_train"] == pytest.approx(100, abs=6)
+
+
+def test_index_of_broken_shards_alone_fails_whatever_they_held(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    dataset = plane.foreign({"train-0.tar": gzip.compress(tar_of([("a.png", IMAGE), ("a.cls", b"0")]))})
+    with pytest.raises(BadDataError, match=r"1 samples of split 'train' cannot be used, 100\.00%"):
+        plane.run(JobKind.INDEX, {"bad_samples": {"policy": "replace", "budget": 0.9}}, {"dataset": dataset})
 
 
 def test_index_keys_whose_hashes_clash_are_compared(tmp_path: Path) -> None:

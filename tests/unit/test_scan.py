@@ -185,6 +185,17 @@ def test_scan_cut_archive_keeps_what_came_before(cut: str) -> None:
     table = scan(shard[:end])
     assert [bad.reason for bad in table.bad] == [Reason.DAMAGED_ARCHIVE]
     assert keys_of(table) == (["a", "b"] if cut in {"in_image", "at_end_mark"} else ["a"])
+    assert table.is_shortened
+    last = b"c.jpg" if cut in {"in_image", "at_end_mark"} else b"b.jpg"  # whose sample may be incomplete
+    assert table.num_unread_bytes == end - shard.index(last)
+
+
+def test_scan_broken_header_leaves_what_follows_unread() -> None:
+    shard = tar_of([(f"{key}.{ext}", body) for key in "abc" for ext, body in (("cls", b"1"), ("jpg", PHOTO))])
+    broken = shard.replace(b"c.cls", b"d.cls", 1)  # its checksum is that of another name
+    table = scan(broken)
+    assert keys_of(table) == ["a"]
+    assert (table.num_unread_bytes, table.is_shortened) == (len(shard) - shard.index(b"b.jpg"), False)
 
 
 def test_scan_bytes_behind_the_end_mark_are_damage_that_names_the_remedy() -> None:
@@ -197,12 +208,15 @@ def test_scan_bytes_behind_the_end_mark_are_damage_that_names_the_remedy() -> No
     assert f"more follows at byte {len(first)}," in str(bad)
     assert "`tar --concatenate`" in str(bad)
     assert table.size_bytes == len(first + second)
+    assert not table.is_shortened
+    assert len(second) <= table.num_unread_bytes <= len(second) + 10_240
 
 
 @pytest.mark.parametrize("num_bytes", [0, 512, 10_240, 3 * 1024**2])
 def test_scan_padding_with_zeros_is_no_damage(num_bytes: int) -> None:
     table = scan(tar_of([("a.cls", b"1"), ("a.jpg", PHOTO)]) + bytes(num_bytes), chunk_bytes=1 << 16)
     assert (keys_of(table), table.bad) == (["a"], ())
+    assert (table.num_unread_bytes, table.is_shortened) == (0, False)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +231,9 @@ def test_scan_padding_with_zeros_is_no_damage(num_bytes: int) -> None:
 def test_scan_compressed_shard_is_told_from_a_damaged_one(
     compress: Callable[[bytes], bytes], form: str, program: str
 ) -> None:
-    (bad,) = scan(compress(tar_of([("a.cls", b"1"), ("a.jpg", PHOTO)]))).bad
+    table = scan(compress(tar_of([("a.cls", b"1"), ("a.jpg", PHOTO)])))
+    (bad,) = table.bad
+    assert (table.num_unread_bytes, table.is_shortened) == (table.size_bytes, True)
     assert bad.reason is Reason.COMPRESSED_ARCHIVE
     assert str(bad).startswith(f"s.tar is compressed with {form}")
     assert f"`{program}`" in str(bad)

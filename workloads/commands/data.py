@@ -37,6 +37,7 @@ from orchestrator.storage.files import scratch_folder
 from orchestrator.storage.listing import list_shards
 from orchestrator.storage.open import as_uri, expand_braces
 from workloads.convert.items import WriteRequest
+from workloads.convert.left_out import describe_notes
 from workloads.convert.listing import CONVERTERS, describe_conversion, list_source
 from workloads.convert.write import tidy_folder, write_dataset
 from workloads.data.images import FORMATS, ImageCheck
@@ -54,13 +55,17 @@ _NUMBERED = re.compile(r"([^{},]*?)([0-9]+)\.tar")
 
 
 def shard(arguments: Arguments) -> dict[str, Any]:
-    """Convert a source to shards. Raises ``UserError`` for a source or destination that does not fit."""
+    """Convert a source to shards; ``notes`` say what was left out.
+
+    Raises:
+        UserError: the source or the destination does not fit.
+    """
     write = WriteRequest(**{**arguments["write"], "destination_uri": to_uri(arguments["write"]["destination_uri"])})
     with ShardBar("listing the source") as bar:
         conversion = list_source({"format": arguments["converter"], **arguments["source"]})
         bar.start("writing shards", sum(int(table.lengths.sum()) for table in conversion.splits.values()))
         dataset = write_dataset(conversion, write, lambda entry: bar.advance(entry.size_bytes))
-    return _summary(write.destination_uri, dataset)
+    return {**_summary(write.destination_uri, dataset), "notes": describe_notes(conversion.notes)}
 
 
 def listing(arguments: Arguments) -> dict[str, Any]:

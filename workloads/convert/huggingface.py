@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
-from workloads.convert.imagefolder import SPLIT_FOLDERS, with_val
+from workloads.convert.imagefolder import SPLIT_FOLDERS, check_splits, with_val
 from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes
 
 _LABELS: Final = ("label", "labels", "fine_label", "class", "target", "cls")
@@ -47,7 +47,7 @@ def convert(request: ConvertRequest) -> Conversion:
     """List the images of a data set.
 
     Raises:
-        UserError: it is not there, has no column of images or labels, or cannot be loaded.
+        UserError: it is not there, has no column of images or labels, has a split twice, or cannot be loaded.
     """
     stored = _read_saved(request.source) if is_saved(request.source) else _load(request.source)
     stored = _chosen(stored, request)
@@ -71,6 +71,7 @@ def convert(request: ConvertRequest) -> Conversion:
 
 def _chosen(stored: Mapping[str, _Stored], request: ConvertRequest) -> dict[str, _Stored]:
     if not request.splits:
+        check_splits({name: name for name in stored}, request.source)
         found = {SPLIT_FOLDERS.get(name, name): of_split for name, of_split in stored.items()}
         if "val" not in found and "test" in found and not request.val_fraction:
             found["val"] = found.pop("test")  # as of other data sets that are published with these two

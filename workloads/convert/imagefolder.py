@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, hold_out
+from workloads.convert.left_out import LeftOut
 
 SPLIT_FOLDERS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
 
@@ -20,11 +22,15 @@ def convert(request: ConvertRequest) -> Conversion:
     """List a tree of class folders, by split.
 
     Raises:
-        UserError: there are no images, images without a class folder, or links that may not be followed.
+        UserError: there are no images, images without a class folder, class folders of other files alone, or links that
+            may not be followed.
     """
     folders = split_folders(request)
     rule = LinkRule.within(request.source, *folders.values(), follow_links=request.follow_links)
-    found = {split: list(folder_images(folder, rule)) for split, folder in folders.items()}
+    left_out = LeftOut()
+    found = {split: list(folder_images(folder, rule, left_out)) for split, folder in folders.items()}
+    for split, images in found.items():
+        left_out.check_classes(folders[split], {name.rpartition("/")[0] for name, _ in images})
     paths = sorted({_class_of(name, folders[split]) for split, images in found.items() for name, _ in images})
     if not paths:
         raise UserError(f"{request.source} has no images in class folders; it needs train/<class>/<image>.jpg")
@@ -36,18 +42,52 @@ def convert(request: ConvertRequest) -> Conversion:
         for name, size in images:
             leaf = leaf_of[_class_of(name, folders[split])]
             table.add(name, container=container, leaves=(leaf,), length_bytes=size)
-    return Conversion(converter="imagefolder", classes=folder_classes(paths), splits=with_val(splits, request))
+    classes = folder_classes(paths)
+    return Conversion(
+        converter="imagefolder", classes=classes, splits=with_val(splits, request), notes=left_out.notes()
+    )
 
 
 def split_folders(request: ConvertRequest) -> dict[str, Path]:
-    """Folders by split: those the request names, else the usual ones that exist, else the source is all ``train``."""
+    """Folders by split: those the request names, else the usual ones that exist, else the source is all ``train``.
+
+    Raises:
+        UserError: a named folder is not there, or two usual ones are of one split.
+    """
     if request.splits:
         chosen = {split: request.source / folder for split, folder in request.splits.items()}
         if missing := [str(folder) for folder in chosen.values() if not folder.is_dir()]:
             raise UserError(f"{', '.join(missing)}: no such folder; --split names folders in {request.source}")
         return chosen
-    usual = {split: request.source / name for name, split in SPLIT_FOLDERS.items() if (request.source / name).is_dir()}
-    return usual if "train" in usual else {"train": request.source}
+    there = [name for name in SPLIT_FOLDERS if (request.source / name).is_dir()]
+    if "train" not in there:
+        return {"train": request.source}
+    # Links to one folder are no two.
+    check_splits({name: os.path.realpath(request.source / name) for name in there}, request.source)
+    return {SPLIT_FOLDERS[name]: request.source / name for name in there}
+
+
+def check_splits(there: Mapping[str, str], source: Path) -> None:
+    """See that the usual names in a source are of different splits.
+
+    Args:
+        there: where each of them is; a place may have several names.
+        source: of which a message speaks.
+
+    Raises:
+        UserError: two are of one split, so that one of them would be left out.
+    """
+    of_split: dict[str, str] = {}
+    for name in there:
+        of_split.setdefault(SPLIT_FOLDERS.get(name, name), name)
+    for name, place in there.items():
+        first = of_split[SPLIT_FOLDERS.get(name, name)]
+        if there[first] != place:
+            options = " ".join(f"--split {split}={read}" for split, read in of_split.items())
+            message = (
+                f"{source} has {first!r} and {name!r}, which are both the split {SPLIT_FOLDERS[name]!r}; name those "
+            )
+            raise UserError(message + f"to read: {options}")
 
 
 def with_val(splits: Mapping[str, ItemTable], request: ConvertRequest) -> dict[str, ItemTable]:

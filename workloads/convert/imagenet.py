@@ -24,7 +24,9 @@ from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import open_regular, read_regular
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, is_image
+from workloads.convert.left_out import LeftOut
 from workloads.convert.matlab import read_matlab
+from workloads.data.scan import DamagedArchiveError, check_end
 
 SYNSET = re.compile(r"n\d{8}")
 _NAMES_FILES = ("LOC_synset_mapping.txt", "synset_mapping.txt", "words.txt", "imagenet21k_wordnet_lemmas.txt")
@@ -59,12 +61,12 @@ def convert_21k(request: ConvertRequest) -> Conversion:
         UserError: nothing of the kind is there.
     """
     whole = _first(request.source, _WHOLE_21K) or request.source
-    rule = _link_rule(request)
-    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(whole, rule)}
+    rule, left_out = _link_rule(request), LeftOut()
+    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(whole, rule, left_out)}
     val = _first(request.source, _VAL_21K)
     if val is not None and val != whole:
-        splits["val"] = _by_synset(val, rule)
-    return _conversion("imagenet21k", splits, request)
+        splits["val"] = _by_synset(val, rule, left_out)
+    return _conversion("imagenet21k", splits, request, left_out)
 
 
 def convert_1k(request: ConvertRequest) -> Conversion:
@@ -79,14 +81,17 @@ def convert_1k(request: ConvertRequest) -> Conversion:
     train = _first(request.source, _TRAIN_1K)
     if train is None:
         raise UserError(f"{request.source} has neither {_TRAIN_1K[0]} nor a folder train; name the folder that has one")
-    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(train, _link_rule(request))}
+    left_out = LeftOut()
+    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(train, _link_rule(request), left_out)}
     val = _first(request.source, _VAL_1K)
     if val is not None:
-        splits["val"] = _validation(val, request)
-    return _conversion("imagenet1k", splits, request)
+        splits["val"] = _validation(val, request, left_out)
+    return _conversion("imagenet1k", splits, request, left_out)
 
 
-def _conversion(converter: str, splits: Mapping[str, Iterable[_Image]], request: ConvertRequest) -> Conversion:
+def _conversion(
+    converter: str, splits: Mapping[str, Iterable[_Image]], request: ConvertRequest, left_out: LeftOut
+) -> Conversion:
     seen: dict[str, int] = {}
     tables = {split: _table(images, seen) for split, images in splits.items()}
     if not seen:
@@ -100,7 +105,8 @@ def _conversion(converter: str, splits: Mapping[str, Iterable[_Image]], request:
     rows: ClassRows = [
         {"class": leaf, "name": names.get(synset, synset), "synset": synset} for leaf, synset in enumerate(synsets)
     ]
-    return Conversion(converter=converter, classes=rows, splits=with_val(tables, request))
+    # Last: it is counted while the images are listed.
+    return Conversion(converter=converter, classes=rows, splits=with_val(tables, request), notes=left_out.notes())
 
 
 def _table(images: Iterable[_Image], seen: dict[str, int]) -> ItemTable:
@@ -126,24 +132,44 @@ def _link_rule(request: ConvertRequest) -> LinkRule:
     return LinkRule.within(request.source, *usual, follow_links=request.follow_links)
 
 
-def _by_synset(place: Path, rule: LinkRule) -> Iterator[_Image]:
-    """Images whose tar or folder is named by their synset."""
+def _by_synset(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[_Image]:
+    """Images whose tar or folder is named by their synset. Raises ``UserError``: one holds other files only."""
+    kept: set[str] = set()
+    for name, images in _synsets(place, rule, left_out):
+        for image in images:
+            kept.add(name)
+            yield image
+    left_out.check_classes(place, kept, depth=1)
+
+
+def _synsets(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[tuple[str, Iterator[_Image]]]:
+    """Name of each tar or folder of a synset, with its images."""
     if place.is_file():
         for entry in tar_entries(place):
-            if SYNSET.fullmatch(Path(entry.name).stem):
-                yield from _in_tar(place, Path(entry.name).stem, entry)
+            path = Path(entry.name)
+            if SYNSET.fullmatch(path.stem):
+                yield path.name, _in_tar(place, path.stem, entry, left_out)
+            else:
+                left_out.add(place, path.name)
         return
     for path in sorted(place.iterdir()):
         if path.suffix == ".tar" and SYNSET.fullmatch(path.stem):
-            yield from _in_tar(path, path.stem, None)
+            yield path.name, _in_tar(path, path.stem, None, left_out)
         elif path.is_dir() and SYNSET.fullmatch(path.name):
             if path.is_symlink():
                 rule.check(path)
-            for name, size in folder_images(path, rule):
-                yield _Image(container=place, name=f"{path.name}/{name}", synset=path.name, length_bytes=size)
+            yield path.name, _in_folder(path, rule, left_out)
+        elif SYNSET.match(path.name):
+            left_out.add(place, path.name)  # such as a compressed tar
 
 
-def _in_tar(path: Path, synset: str, within: TarEntry | None) -> Iterator[_Image]:
+def _in_folder(path: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[_Image]:
+    for name, size in folder_images(path, rule, left_out):
+        yield _Image(container=path.parent, name=f"{path.name}/{name}", synset=path.name, length_bytes=size)
+
+
+def _in_tar(path: Path, synset: str, within: TarEntry | None, left_out: LeftOut) -> Iterator[_Image]:
+    folder = path / Path(within.name).name if within else path
     for entry in tar_entries(path, within):
         if is_image(entry.name):
             yield _Image(
@@ -153,12 +179,14 @@ def _in_tar(path: Path, synset: str, within: TarEntry | None) -> Iterator[_Image
                 length_bytes=entry.length_bytes,
                 offset_bytes=entry.offset_bytes,
             )
+        else:
+            left_out.add(folder, entry.name)
 
 
-def _validation(place: Path, request: ConvertRequest) -> Iterable[_Image]:
+def _validation(place: Path, request: ConvertRequest, left_out: LeftOut) -> Iterable[_Image]:
     if place.is_dir() and any(SYNSET.fullmatch(path.name) for path in place.iterdir()):
-        return _by_synset(place, _link_rule(request))
-    images = sorted(_flat(place, _link_rule(request)), key=lambda image: image.name)
+        return _by_synset(place, _link_rule(request), left_out)
+    images = sorted(_flat(place, _link_rule(request), left_out), key=lambda image: image.name)
     labels = _validation_labels(request, [Path(image.name).stem for image in images])
     return [
         _Image(
@@ -172,11 +200,11 @@ def _validation(place: Path, request: ConvertRequest) -> Iterable[_Image]:
     ]
 
 
-def _flat(place: Path, rule: LinkRule) -> Iterator[_Image]:
+def _flat(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[_Image]:
     if place.is_file():
-        yield from _in_tar(place, "", None)
+        yield from _in_tar(place, "", None, left_out)
         return
-    for name, size in folder_images(place, rule):
+    for name, size in folder_images(place, rule, left_out):
         yield _Image(container=place, name=name, synset="", length_bytes=size)
 
 
@@ -276,17 +304,19 @@ def tar_entries(path: Path, within: TarEntry | None = None) -> Iterator[TarEntry
     """Plain files of a tar, or of a tar that is an entry ``within`` it, in the order of the archive.
 
     Raises:
-        UserError: it is no tar, is compressed, or is cut off.
+        UserError: it is no tar, is compressed, is cut off or otherwise damaged.
     """
     with _opened(path, within) as (file, start):
+        bounded = BoundedFile(file)
         try:
-            with tarfile.open(fileobj=cast("BinaryIO", BoundedFile(file)), mode="r:") as tar:
+            with tarfile.open(fileobj=cast("BinaryIO", bounded), mode="r:") as tar:
                 for member in forward(tar):
                     tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
                     if member.isreg() and not member.issparse():
                         offset = start + member.offset_data
                         yield TarEntry(name=member.name, offset_bytes=offset, length_bytes=member.size)
-        except TAR_ERRORS as error:
+                check_end(bounded, tar.offset)
+        except (*TAR_ERRORS, DamagedArchiveError) as error:
             place = f"{path}:{within.name}" if within else str(path)
             raise UserError(f"{place} is not a whole tar ({error}); download it again") from error
 

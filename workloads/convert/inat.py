@@ -27,6 +27,7 @@ from workloads.convert.items import (
     image_bytes,
     is_image,
 )
+from workloads.convert.left_out import LeftOut
 
 _FOLDER_RANKS = ("kingdom", "phylum", "taxonomic_class", "order", "family", "genus", "specific_epithet")
 _FOLDER = re.compile(rf"([0-9]+)_{'_'.join(['([^_/]+)'] * (len(_FOLDER_RANKS) - 1))}_([^/]+)")
@@ -74,11 +75,12 @@ def _convert_folders(request: ConvertRequest) -> Conversion:
         message = f"{request.source} has neither train.json nor a folder train or train_mini; name the folder with them"
         raise UserError(message)
     rule = LinkRule.within(request.source, follow_links=request.follow_links)
-    found: dict[str, list[tuple[str, int]]] = {}
+    left_out, found = LeftOut(), dict[str, list[tuple[str, int]]]()
     for split, name in folders.items():
         if not (request.source / name).is_dir():
             raise UserError(f"{request.source / name} is not a folder; --split names folders in {request.source}")
-        found[split] = list(folder_images(request.source / name, rule))
+        found[split] = list(folder_images(request.source / name, rule, left_out))
+        left_out.check_classes(request.source / name, {path.partition("/")[0] for path, _ in found[split]}, depth=1)
     names = sorted({name.partition("/")[0] for images in found.values() for name, _ in images})
     leaf_of = {name: leaf for leaf, name in enumerate(names)}
     splits: dict[str, ItemTable] = {}
@@ -88,7 +90,7 @@ def _convert_folders(request: ConvertRequest) -> Conversion:
         for name, size in images:
             table.add(name, container=container, leaves=(leaf_of[name.partition("/")[0]],), length_bytes=size)
     classes = [_folder_class(leaf, name, request.source) for leaf, name in enumerate(names)]
-    return Conversion(converter="inat2021", classes=classes, splits=with_val(splits, request))
+    return Conversion(converter="inat2021", classes=classes, splits=with_val(splits, request), notes=left_out.notes())
 
 
 def is_rank_folder(name: str) -> bool:

@@ -26,6 +26,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.core.units import MIB
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import is_inside, kind_of
+from workloads.convert.left_out import LeftOut
 from workloads.data.scan import IMAGE_EXTENSIONS
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
@@ -228,7 +229,7 @@ class Conversion:
     splits: Mapping[str, ItemTable]
     multi_label: bool = False
     notes: Mapping[str, Any] = field(default_factory=dict)
-    """What people should know: files that were left out and why."""
+    """What people should know, see `LeftOut`; nothing of it is in a digest."""
 
 
 def offset_of_row(row: int) -> int:
@@ -381,13 +382,13 @@ class LinkRule:
             raise UserError(message + "and links may be followed anywhere: --follow-links")
 
 
-def folder_images(folder: Path, rule: LinkRule) -> Iterator[tuple[str, int]]:
-    """(path within the folder, bytes) of every image below it, sorted; hidden folders are left out.
+def folder_images(folder: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[tuple[str, int]]:
+    """(path within the folder, bytes) of every image below it, sorted; other files are counted, hidden folders skipped.
 
     Raises:
         UserError: what is named as an image is no plain file, or a link may not be followed.
     """
-    return _images(folder, rule, ())
+    return _images(folder, rule, left_out, ())
 
 
 def image_bytes(path: Path, rule: LinkRule) -> int:
@@ -405,7 +406,9 @@ def image_bytes(path: Path, rule: LinkRule) -> int:
     return status.st_size
 
 
-def _images(folder: Path, rule: LinkRule, above: tuple[tuple[int, int], ...]) -> Iterator[tuple[str, int]]:
+def _images(
+    folder: Path, rule: LinkRule, left_out: LeftOut, above: tuple[tuple[int, int], ...]
+) -> Iterator[tuple[str, int]]:
     status = folder.stat()
     here = (status.st_dev, status.st_ino)
     if here in above:
@@ -419,9 +422,12 @@ def _images(folder: Path, rule: LinkRule, above: tuple[tuple[int, int], ...]) ->
         if entry.is_symlink() and (is_image(entry.name) or entry.is_dir()):
             rule.check(path)
         if entry.is_dir():
-            yield from ((f"{entry.name}/{name}", size) for name, size in _images(path, rule, (*above, here)))
+            below = _images(path, rule, left_out, (*above, here))
+            yield from ((f"{entry.name}/{name}", size) for name, size in below)
         elif is_image(entry.name):
             yield entry.name, image_bytes(path, rule)
+        else:
+            left_out.add(folder, entry.name)
 
 
 def _check_plain(path: str | Path, status: os.stat_result) -> None:

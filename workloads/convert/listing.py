@@ -11,6 +11,7 @@ A new converter is a module in this package, an entry of ``CONVERTERS`` here, an
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
@@ -27,6 +28,7 @@ from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, 
 from orchestrator.storage.dataset_files import ClassRows, level_counts, parse_class_table
 from workloads.convert import arrays, huggingface, imagefolder, imagenet, inat, tabular
 from workloads.convert.items import Conversion, ConvertRequest, ShardingOptions, ShardLayout, StoredItems
+from workloads.convert.left_out import describe_notes
 from workloads.convert.write import VERSION, classes_bytes, shard_rows, source_samples
 from workloads.data.cache import ObjectCache
 from workloads.data.index import CLASSES_PART
@@ -34,6 +36,7 @@ from workloads.data.shards import shard_name, write_shard
 from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 
+_LOG = logging.getLogger(__name__)
 _LISTING_PART: Final = "listing.json"
 _ROOTS: Final = ("source", "root")
 """Of a request: what containers are stored relative to, since sources may lie elsewhere on the day they are read."""
@@ -64,7 +67,7 @@ def listing_digest(conversion: Conversion) -> str:
 
 
 def describe_conversion(conversion: Conversion) -> dict[str, Any]:
-    """What planning asks of a source, as JSON."""
+    """What planning asks of a source, as JSON; ``notes`` for people, if there are any."""
     return {
         "listing": listing_digest(conversion),
         "num_samples": {split: len(table) for split, table in conversion.splits.items()},
@@ -72,7 +75,14 @@ def describe_conversion(conversion: Conversion) -> dict[str, Any]:
         "levels": level_counts(conversion.classes),
         "multi_label": conversion.multi_label,
         "classes": conversion.classes,
+        **_notes(conversion),
     }
+
+
+def _notes(conversion: Conversion) -> dict[str, list[str]]:
+    """``notes`` for people, if there are any."""
+    notes = describe_notes(conversion.notes)
+    return {"notes": notes} if notes else {}
 
 
 def run_listing(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -97,9 +107,11 @@ def run_listing(request: JobRequest, context: ExecutionContext) -> JobResult:
         table.check_keys(split)
     writer = ArtifactWriter(context.store, request)
     _write(writer, conversion, location["convert"])
+    for note in describe_notes(conversion.notes):
+        _LOG.warning("%s", note)
     samples = {f"num_{split}": float(number) for split, number in found["num_samples"].items()}
     metrics = {**samples, "num_classes": float(found["num_classes"])}
-    return publish(writer, request, metrics=metrics, summary={"listing": found["listing"]})
+    return publish(writer, request, metrics=metrics, summary={"listing": found["listing"], **_notes(conversion)})
 
 
 def _check_declared(declared: Mapping[str, Any], found: Mapping[str, Any]) -> None:

@@ -105,7 +105,7 @@ class BadSampleTally:
         return [[ordinal, sample.place, sample.reason.value, sample.message] for ordinal, sample in found]
 
     def _check_budget(self) -> None:
-        allowed = int(self._policy.budget * self._split.num_samples)
+        allowed = self._policy.allowed(self._split.num_samples)
         if self._count.total > allowed:
             raise BadDataError(
                 f"split {self._split.name!r} has more than {allowed} samples that cannot be decoded, which is its "

@@ -74,6 +74,15 @@ class BadSamples:
         """From ``{"policy": ..., "budget": ...}``; an empty document is the default."""
         return cls(policy=BadSamplePolicy(document.get("policy", "fail")), budget=float(document.get("budget", 0.0)))
 
+    def allowed(self, num_samples: int) -> int:
+        """How many of some samples may be bad: the most whose share is within the budget.
+
+        Shares are compared, because the product of a budget and a number may be rounded to less than a whole sample:
+        0.0003 of 10,000 are 3.
+        """
+        nearest = round(self.budget * num_samples)
+        return nearest if nearest / max(1, num_samples) <= self.budget else nearest - 1
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:

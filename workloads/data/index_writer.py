@@ -6,7 +6,7 @@ What stays in memory is 8 bytes per sample, to find keys that occur in two shard
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from orchestrator.core.errors import BadDataError
 from orchestrator.storage.digests import Digests
 from workloads.data.index import NO_LEAF, NO_SUBSET, BadSamplePolicy, BadSamples, Column
-from workloads.data.reasons import NUM_NAMED, BadCount, BadSample, Reason, printable
+from workloads.data.reasons import NUM_NAMED, OF_ARCHIVES, BadCount, BadSample, Reason, printable
 from workloads.data.scan import ClassRule, ShardTable
 
 _MAX_UINT32 = 2**32 - 1
@@ -70,6 +70,17 @@ class ScannedShard:
     num_samples: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BrokenShard:
+    """A shard that could not be read to its end."""
+
+    found: BadSample
+    size_bytes: int
+    num_unread_bytes: int
+    is_shortened: bool
+    """See `ShardTable`."""
+
+
 @dataclass(slots=True, kw_only=True)
 class SplitColumns:
     """The columns of one split while shards are added in ordinal order.
@@ -95,6 +106,7 @@ class SplitColumns:
     """Of its shards; the first few."""
     _files: dict[Column, ColumnFile] = field(init=False)
     _hashes: list[NDArray[np.uint64]] = field(default_factory=list)
+    _broken: dict[str, _BrokenShard] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.class_counts = np.zeros(self.rule.num_classes, dtype=np.int64)
@@ -112,9 +124,16 @@ class SplitColumns:
 
     def add(self, table: ShardTable) -> None:
         """Add a shard. Raises ``BadDataError`` for bad samples, if the policy says so."""
-        self.bad.add(table.bad)
         if table.bad and self.policy.policy is BadSamplePolicy.FAIL:
             raise BadDataError(_refusal(table.bad, self.name))
+        self.bad.add(found for found in table.bad if found.reason not in OF_ARCHIVES)
+        for found in (found for found in table.bad if found.reason in OF_ARCHIVES):
+            self._broken[table.name] = _BrokenShard(
+                found=found,
+                size_bytes=table.size_bytes,
+                num_unread_bytes=table.num_unread_bytes,
+                is_shortened=table.is_shortened,
+            )
         firsts, has_leaf = np.cumsum(table.num_leaves) - table.num_leaves, table.num_leaves > 0
         leaves = np.full(table.num_samples, NO_LEAF, dtype=np.int32)
         leaves[has_leaf] = table.leaves[firsts[has_leaf]]
@@ -153,6 +172,7 @@ class SplitColumns:
         for file in self._files.values():
             file.close()
         self._drop_repeats()
+        self._count_lost()
         self._check_budget()
         self._accumulate(Column.KEY_OFFSET)
         if Column.LEAF_SET in self._files:
@@ -180,6 +200,25 @@ class SplitColumns:
         numbers = self.subset_numbers
         found = [numbers.setdefault(name, len(numbers)) for name in table.subset_names]
         return np.array([*found, NO_SUBSET], dtype=np.int32)[table.subsets]
+
+    def _count_lost(self) -> None:
+        """Count broken shards by the samples that they probably held: the budget is a share of the split.
+
+        Nobody knows how many these are. Their unread bytes count as many as the same bytes of the split hold. A shard
+        that is cut off or compressed was longer, so it counts as at least as long as most whole shards.
+        """
+        broken = self._broken.values()
+        num_read = self.num_samples + self.bad.total
+        read_bytes = sum(shard.size_bytes for shard in self.shards) - sum(shard.num_unread_bytes for shard in broken)
+        whole = sorted(shard.size_bytes for shard in self.shards if shard.name not in self._broken)
+        usual_bytes = whole[len(whole) // 2] if whole else 0
+        for shard in broken:
+            missing_bytes = max(0, usual_bytes - shard.size_bytes) if shard.is_shortened else 0
+            # Where nothing was read, nothing says how large samples are; but then all of the split is bad anyway.
+            share = (shard.num_unread_bytes + missing_bytes) / read_bytes if read_bytes else 0.0
+            num_lost = max(1, round(share * num_read))
+            told = f"; by its size it counts as {num_lost} bad samples" if num_lost > 1 else ""
+            self.bad.add([replace(shard.found, num_samples=num_lost, message=shard.found.message + told)])
 
     def _check_budget(self) -> None:
         share = self.bad.total / max(1, self.num_samples + self.bad.total)

@@ -34,6 +34,10 @@ class Reason(StrEnum):
     COMPRESSED_ARCHIVE = "compressed_archive"
 
 
+OF_ARCHIVES: Final = frozenset({Reason.DAMAGED_ARCHIVE, Reason.COMPRESSED_ARCHIVE})
+"""Reasons of whole shards, which lose more than one sample."""
+
+
 class BadSampleError(Exception):
     """One sample cannot be used. Never leaves the scan: it becomes a `BadSample` there."""
 
@@ -56,6 +60,8 @@ class BadSample:
     reason: Reason
     message: str
     """What follows the place in a sentence."""
+    num_samples: int = 1
+    """How many are lost there: more than one of a shard that cannot be read, of which nobody knows the exact number."""
 
     def __str__(self) -> str:
         return printable(f"{self.place} {self.message}")
@@ -71,7 +77,7 @@ class BadCount:
     def add(self, found: Iterable[BadSample]) -> None:
         """Count some samples."""
         for sample in found:
-            self.counts[sample.reason] = self.counts.get(sample.reason, 0) + 1
+            self.counts[sample.reason] = self.counts.get(sample.reason, 0) + sample.num_samples
             first = self.named.setdefault(sample.reason, [])
             if len(first) < NUM_NAMED:
                 first.append(sample)

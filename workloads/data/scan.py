@@ -14,9 +14,9 @@ import json
 import re
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
-from typing import Any, BinaryIO, Final, cast
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +89,10 @@ class ShardTable:
     bad: tuple[BadSample, ...]
     warnings: tuple[str, ...] = ()
     """What its writer may not have meant, in whole sentences."""
+    num_unread_bytes: int = 0
+    """From the place on where the archive is damaged; all of a compressed one."""
+    is_shortened: bool = False
+    """It was longer than its bytes: it is cut off or compressed."""
 
     @property
     def num_samples(self) -> int:
@@ -117,7 +121,8 @@ def scan_shard(
 ) -> ShardTable:
     """Scan a shard given as consecutive chunks of its bytes; memory stays at one chunk, one member and the columns.
 
-    A damaged archive gives the samples before the damage and one bad sample of the reason ``damaged_archive``.
+    A damaged archive gives the samples before the damage and one bad sample of the reason ``damaged_archive``, which
+    stands for all that could not be read: see ``num_unread_bytes``.
 
     Args:
         chunks: the shard's bytes, in order.
@@ -128,21 +133,29 @@ def scan_shard(
     stream = ShardStream(chunks)
     samples: dict[str, _Sample] = {}
     damage: list[BadSample] = []
+    read_bytes, is_shortened = 0, False
     try:
         for member in walk(stream):
+            read_bytes = member.offset
             _take(samples, stream, member, check)
     except CompressedArchiveError as error:
+        is_shortened = True
         damage = [BadSample(place=name, reason=Reason.COMPRESSED_ARCHIVE, message=str(error))]
     except TrailingBytesError as error:
-        message = f"is where the archive is damaged: {error}"
+        read_bytes = error.end_bytes
+        message = f"is where the archive is damaged: {error}: was it joined of several by `cat`? Join them by "
+        message += "`tar --concatenate`, or split it into one shard for each"
         damage = [BadSample(place=_last_of(name, samples), reason=Reason.DAMAGED_ARCHIVE, message=message)]
     except DamagedArchiveError as error:
+        is_shortened = stream.is_exhausted
         message = f"is where the archive is damaged: {error}; write the shard again"
         damage = [BadSample(place=_last_of(name, samples), reason=Reason.DAMAGED_ARCHIVE, message=message)]
         if samples:
             samples.popitem()  # its members may be missing
     digests = stream.drain()
-    return _table(name, samples, rule, damage, size_bytes=stream.size_bytes, digests=digests)
+    table = _table(name, samples, rule, damage, size_bytes=stream.size_bytes, digests=digests)
+    num_unread_bytes = stream.size_bytes - read_bytes if damage else 0
+    return replace(table, num_unread_bytes=num_unread_bytes, is_shortened=is_shortened)
 
 
 def _last_of(name: str, samples: dict[str, _Sample]) -> str:
@@ -423,7 +436,11 @@ class DamagedArchiveError(Exception):
 
 
 class TrailingBytesError(DamagedArchiveError):
-    """The archive is whole, but more follows its end: every member up to there can be used."""
+    """The archive is whole up to ``end_bytes``, but more follows its end: every member up to there can be used."""
+
+    def __init__(self, message: str, end_bytes: int) -> None:
+        super().__init__(message)
+        self.end_bytes = end_bytes
 
 
 class CompressedArchiveError(Exception):
@@ -443,6 +460,8 @@ class ShardStream:
         self._position = 0
         self._hasher = DoubleHasher()
         self.size_bytes = 0
+        self.is_exhausted = False
+        """Whether more bytes were asked for than there are."""
 
     def read(self, size: int = -1) -> bytes:
         """Up to ``size`` bytes from the position; fewer only at the end. A negative size is refused."""
@@ -484,6 +503,7 @@ class ShardStream:
     def _advance(self) -> bool:
         chunk = next(self._chunks, b"")
         if not chunk:
+            self.is_exhausted = True
             return False
         self._hasher.update(chunk)
         self.size_bytes += len(chunk)
@@ -508,7 +528,7 @@ def walk(stream: ShardStream) -> Iterator[tarfile.TarInfo]:
         for member in tar:
             tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
             yield member
-        _check_end(stream, tar.offset)
+        check_end(stream, tar.offset)
     except tarfile.TarError as error:
         raise DamagedArchiveError(f"it is not a whole, uncompressed tar ({error})") from error
     # Numbers and encodings in pax headers; tarfile calls itself for each long name that follows another.
@@ -534,24 +554,44 @@ def _check_plain(stream: ShardStream) -> None:
             raise CompressedArchiveError(message + f"`{program}` and store the plain tar in its place")
 
 
-def _check_end(stream: ShardStream, end_bytes: int) -> None:
-    """A broken header or a cut between members ends tarfile's listing in silence; a whole tar ends in zeros."""
-    stream.seek(end_bytes)
-    block = stream.read(_BLOCK_BYTES)
+class ForwardFile(Protocol):
+    """What is needed of a file to look at the end of an archive."""
+
+    def read(self, size: int, /) -> bytes:
+        """Up to ``size`` bytes from the position."""
+
+    def seek(self, position: int, /) -> int:
+        """Move to a position from the beginning."""
+
+
+def check_end(file: ForwardFile, end_bytes: int) -> None:
+    """See that an archive ends where ``tarfile`` stopped to list it; a whole tar ends in zeros.
+
+    A broken header, a cut between members and a hole of zeros end that listing in silence.
+
+    Args:
+        file: the archive.
+        end_bytes: where the next header would be: ``tarfile.TarFile.offset``.
+
+    Raises:
+        DamagedArchiveError: members are missing.
+        TrailingBytesError: what follows the end is not zeros.
+    """
+    file.seek(end_bytes)
+    block = file.read(_BLOCK_BYTES)
     if block.strip(b"\0"):
         raise DamagedArchiveError(f"it has a broken member header at byte {end_bytes}")
     if len(block) < _BLOCK_BYTES:
         raise DamagedArchiveError(f"it is cut off at byte {end_bytes}: the mark of its end is missing")
-    _check_padding(stream, end_bytes)
+    _check_padding(file, end_bytes)
 
 
-def _check_padding(stream: ShardStream, end_bytes: int) -> None:
+def _check_padding(file: ForwardFile, end_bytes: int) -> None:
     """Writers pad a tar with zeros (GNU tar to 10,240 bytes); anything else there is what no reader would ever see."""
     position = end_bytes + _BLOCK_BYTES
-    while content := stream.read(_PADDING_BYTES):
+    while content := file.read(_PADDING_BYTES):
         if content.count(0) != len(content):
             position += len(content) - len(content.lstrip(b"\0"))
             message = f"its end is marked at byte {end_bytes}, but more follows at byte {position}, which no reader of "
-            message += "tars sees: was it joined of several by `cat`? Join them by `tar --concatenate`, or split it "
-            raise TrailingBytesError(message + "into one shard for each")
+            raise TrailingBytesError(message + "tars sees", end_bytes)
         position += len(content)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,11 +31,25 @@ from workloads.runtime.npy import from_npy_bytes, npy_bytes
 FEATURES_PART: Final = "features.json"
 _MANIFEST: Final = "manifest.json"
 _EMPTY_BYTES: Final = len(npy_bytes(np.empty(0, dtype=np.int64)))
+_NUM_THREADS: Final = 16
+"""Small objects that are read at once: it is waiting, not work."""
+Item = TypeVar("Item")
+Found = TypeVar("Found")
 _FEATURES: Final = re.compile(r"features-(\d{12})-(\d{12})\.npy")
 
 
 def _nothing() -> None:
     return None
+
+
+def _read_all(read: Callable[[Item], Found], items: Iterable[Item], tick: Callable[[], None]) -> list[Found]:
+    """What ``read`` makes of each, in order; ``tick`` is called for each that is there, by the caller's thread."""
+    found = []
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:
+        for one in pool.map(read, items):
+            found.append(one)
+            tick()
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -54,7 +69,7 @@ class FeatureTable:
 
     @classmethod
     def open(cls, store: ObjectStore, key: str, cache_dir: Path, tick: Callable[[], None] = _nothing) -> Self:
-        """Open a committed artifact; its arrays are memory-mapped. ``tick`` is called for each that is there.
+        """Open a committed artifact; its arrays are memory-mapped. ``tick`` is called for each part that is there.
 
         Raises:
             NotFoundError: it is not committed.
@@ -62,7 +77,8 @@ class FeatureTable:
         """
         record, cache = read_record(store, key), ObjectCache(store, cache_dir)
         document: dict[str, Any] = json.loads(read_part(store, record, FEATURES_PART))
-        missing = [from_npy_bytes(read_part(store, record, part["missing"])) for part in document["parts"]]
+        names = [part["missing"] for part in document["parts"]]
+        missing = _read_all(lambda name: from_npy_bytes(read_part(store, record, name)), names, tick)
         mapped = []
         for part in document["parts"]:
             mapped.append(_mapped(cache, record, part["features"]))
@@ -141,27 +157,35 @@ class FinishedRows:
     def __init__(self, store: ObjectStore, key: str) -> None:
         self._store, self._root = store, checkpoints_folder(key)
 
-    def find(self) -> list[RowRange]:
+    def find(self, tick: Callable[[], None] = _nothing) -> list[RowRange]:
         """Complete and disjoint ones, by ``start``: those with a sound manifest, whose objects have their sizes.
+
+        There may be thousands: sizes are taken from one listing, and manifests are read side by side. ``tick`` is
+        called for each that was looked at.
 
         Their rows are not read. So rows of the right size that are damaged are found; whoever opens the artifact
         refuses them, and says what to delete (``remedy_of``).
         """
-        found = [rows for name in self._store.list_children(f"{self._root}/") if (rows := self._open(name))]
+        sizes = {stat.name: stat.size_bytes for stat in self._store.list_objects(f"{self._root}/")}
+        folders = [name.removesuffix(f"/{_MANIFEST}") for name in sizes if name.endswith(f"/{_MANIFEST}")]
+        opened = _read_all(lambda folder: self._open(folder, sizes), folders, tick)
+        found = [rows for rows in opened if rows is not None]
         disjoint: list[RowRange] = []
         for rows in sorted(found, key=lambda rows: (rows.start, -rows.stop, rows.folder)):
             if not disjoint or rows.start >= disjoint[-1].stop:
                 disjoint.append(rows)
         return disjoint
 
-    def missing(self, finished: Iterable[RowRange]) -> NDArray[np.int64]:
+    def missing(self, finished: Iterable[RowRange], tick: Callable[[], None] = _nothing) -> NDArray[np.int64]:
         """Ordinals in some of them that could not be decoded; where there are none, nothing is read.
+
+        ``tick`` is called for each that was read.
 
         Raises:
             CorruptObjectError: they are not what was written.
         """
-        parts = [self._read_missing(rows) for rows in finished if rows.objects[rows.missing].size_bytes > _EMPTY_BYTES]
-        return np.concatenate([np.empty(0, dtype=np.int64), *parts])
+        lacking = [rows for rows in finished if rows.objects[rows.missing].size_bytes > _EMPTY_BYTES]
+        return np.concatenate([np.empty(0, dtype=np.int64), *_read_all(self._read_missing, lacking, tick)])
 
     def write(self, start: int, features_PD: NDArray[np.float16], missing: NDArray[np.int64]) -> RowRange:
         """Store rows; they are found from now on."""
@@ -182,15 +206,13 @@ class FinishedRows:
             raise CorruptObjectError(f"{message}; {remedy_of(name)}")
         return from_npy_bytes(content)
 
-    def _open(self, name: str) -> RowRange | None:
-        folder = f"{self._root}/{name}"
+    def _open(self, folder: str, sizes: Mapping[str, int]) -> RowRange | None:
         try:
             objects = decode_manifest(self._store.get(f"{folder}/{_MANIFEST}"))
-            stats = {part: self._store.stat(f"{folder}/{part}").size_bytes for part in objects}
         except (NotFoundError, CorruptObjectError):
             return None
         named = next((match for part in objects if (match := _FEATURES.fullmatch(part))), None)
-        if named is None or any(stats[part] != entry.size_bytes for part, entry in objects.items()):
+        if named is None or any(sizes.get(f"{folder}/{part}") != entry.size_bytes for part, entry in objects.items()):
             return None
         return RowRange(start=int(named[1]), stop=int(named[2]), folder=folder, objects=objects)
 

@@ -117,12 +117,15 @@ class Embedding:
         Raises:
             BadDataError: all ranks and attempts together could not decode more samples than the budget allows.
         """
-        rows = self._finished.find()
+        # Thousands of runs of rows may be looked at: each counts as work, so that this does not look like a hang.
+        self._context.report(Progress(phase="write", step=self._num_samples, total_steps=self._num_samples))
+        tick = self._context.activity.tick
+        rows = self._finished.find(tick)
         if gaps := list(unfinished(rows, self._num_samples, self._num_samples or 1)):
             raise StorageError(
                 f"finished rows of {self._request.key} are gone from the store: {gaps[:3]}; run it again"
             )
-        missing = self._finished.missing(rows)
+        missing = self._finished.missing(rows, tick)
         self._source.bad_samples.recall(missing)
         request, store = self._request, self._context.store
         writer = ArtifactWriter(store, request)
@@ -172,9 +175,10 @@ class Embedding:
         """
         told = ""
         if self._ranks.is_first:
-            finished = self._finished.find()
+            tick = self._context.activity.tick
+            finished = self._finished.find(tick)
             todo = list(unfinished(finished, self._num_samples, self._rows_per_part()))
-            told = json.dumps({"todo": todo, "missing": self._finished.missing(finished).tolist()})
+            told = json.dumps({"todo": todo, "missing": self._finished.missing(finished, tick).tolist()})
         begun = json.loads(self._ranks.broadcast_text(told))
         self.num_resumed = self._num_samples - sum(last - first for first, last in begun["todo"])
         self._source.bad_samples.recall(begun["missing"])

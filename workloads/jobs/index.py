@@ -73,6 +73,9 @@ def run_index(request: JobRequest, context: ExecutionContext) -> JobResult:
         num_processes=request.execution.num_threads,
         tick=lambda done, total: _tick(request, context, "scan", done, total),
     )
+    if request.parameters.get("listing"):
+        # Once more: a scan takes hours, and a shard that was replaced before its turn is whole when it is read.
+        _listed(request.execution.data_location["splits"], request.parameters)
     _check_declared(request, found)
     return _commit_index(request, context, planned, found)
 

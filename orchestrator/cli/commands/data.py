@@ -133,6 +133,8 @@ def shard(  # noqa: PLR0913 - one argument per option
     }
     found = _run(SHARD, ConvertRequest(converter=converter.value, source=wanted, write=write))
     _show(found, output, f"datasets:\n  my-data: {{from: {found['uri']}}}")
+    for note in found.get("notes", ()):
+        typer.echo(f"note: {note}", err=True)
 
 
 @data.command()

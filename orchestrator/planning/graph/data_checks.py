@@ -68,17 +68,18 @@ class ClassSpread:
         A class of n samples lies in u of R units (shards, or runs of ``chunk_samples``), a block has b of them. It is
         in the block with p = 1 - C(R - u, b) / C(R, b); given that, its expected share of the block is n / (N p), and
         it is in the batch with 1 - (1 - n / (N p))^B. How a class lies within its shards is not known: u counts it as
-        sorted, the worst case.
+        sorted, the worst case. It is the mean over the blocks of an epoch: the last one is smaller.
         """
         total = sum(samples for _, _, samples in self.rows)
-        units, per_block = self._units(total, shuffle)
+        units, blocks = self._blocks(total, shuffle)
         run = total / units
         expected = 0.0
         for shards, classes, samples in self.rows:
             size = samples / classes
             held = shards if shuffle.chunk_samples is None else max(shards, size / run)
-            in_block = 1.0 - _missed(units, min(held, units), per_block)
-            expected += classes * in_block * _hit(size / total / in_block, shuffle.batch_size)
+            for share, per_block in blocks:
+                in_block = 1.0 - _missed(units, min(held, units), per_block)
+                expected += share * classes * in_block * _hit(size / total / in_block, shuffle.batch_size)
         return expected
 
     def fully_shuffled(self, batch_size: int) -> float:
@@ -111,10 +112,11 @@ class ClassSpread:
 
         return repair_of(mixed_by, wanted, num_shards=self.num_shards, is_grouped=shuffle.data_groups > 1)
 
-    def _units(self, total: int, shuffle: Shuffle) -> tuple[float, float]:
-        """R and b, as ``SampleOrder`` cuts them; a batch that is larger than a block draws on several, parts too.
+    def _blocks(self, total: int, shuffle: Shuffle) -> tuple[float, Sequence[tuple[float, float]]]:
+        """R, and the kinds of blocks as ``SampleOrder`` cuts them: their share of the batches, and b.
 
-        With data groups a batch draws on a block of each group, of at most all its shards.
+        A batch that is larger than a block draws on several, parts too. With data groups a batch draws on a block of
+        each group, of at most all its shards, and blocks are of equal size.
         """
         shard = total / self.num_shards
         units, per_block = float(self.num_shards), float(shuffle.block_shards)
@@ -125,8 +127,16 @@ class ClassSpread:
         if groups > 1:
             per_group = units / groups
             per_block = per_group / math.ceil(per_group / per_block)
-        blocks = max(1.0, shuffle.batch_size / groups / (per_block * total / units) + 0.5)
-        return units, min(units, per_block * blocks * groups)
+        rest = units % per_block if groups == 1 else 0.0
+        if rest * total / units < shuffle.batch_size:
+            rest = 0.0  # no batch lies in it alone
+
+        def drawn_on(size: float) -> float:
+            num_blocks = max(1.0, shuffle.batch_size / groups / (size * total / units) + 0.5)
+            return min(units, size * num_blocks * groups)
+
+        last = [(rest / units, drawn_on(rest))] if rest else []
+        return units, [(1.0 - rest / units, drawn_on(per_block)), *last]
 
 
 def sorted_shards(plan: Plan, summaries: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
