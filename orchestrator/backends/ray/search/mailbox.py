@@ -98,13 +98,13 @@ class TrialMailbox(GangMailbox):
         return super().logged
 
     def _count(self, trial: int, counters: Mapping[str, float]) -> None:
-        """Take a trial's sums. If the total fell, the controller would take it for restarted, and count all of it anew."""
+        """Take a trial's sums. The controller would take a total that falls for restarted, and count all of it."""
         before = self._counters.get(trial, {})
         self._past.update({name: before[name] for name, value in counters.items() if value < before.get(name, 0.0)})
         self._counters[trial] = {**before, **counters}
 
     def _total(self) -> Progress:
-        """The sum over trials: it grows while any trial makes steps, or goes on without. The rate is of running ones."""
+        """The sum over trials: it grows while any makes steps, or goes on without. The rate is of those that run."""
         reported, counters = self._progress_by_trial, Counter(self._past)
         for sums in self._counters.values():
             counters.update(sums)
