@@ -131,9 +131,11 @@ class Workload:
         job, assumed = self._jobs[request.job], self._assumptions
         parameters = job.identity.get("parameters", {})
         if job.kind is JobKind.THEORY:
-            return duration_s / max(1, parameters["seeds"]["stop"] - parameters["seeds"]["first"])
+            num_seeds: int = parameters["seeds"]["stop"] - parameters["seeds"]["first"]
+            return duration_s / max(1, num_seeds)
         # The log of a search keeps the trials that have ended. Those that run have checkpoints, so they lose no more.
-        most_s = duration_s / max(1, parameters["trials"]) if job.kind is JobKind.SEARCH else duration_s
+        num_trials: int = parameters["trials"] if job.kind is JobKind.SEARCH else 1
+        most_s = duration_s / max(1, num_trials)
         mtbf_s = request.execution.checkpoint_mtbf_s or assumed.mtbf_s
         own_s = young_interval_s(assumed.checkpoint_stall_s, mtbf_s) if mtbf_s else _epochs_interval_s(job, duration_s)
         return min(own_s, most_s)
