@@ -118,7 +118,10 @@ def test_forecast_gang_over_several_nodes_is_slower_by_what_the_backward_pass_do
 
 
 def test_forecast_search_and_simulation_that_are_interrupted_lose_a_trial_and_a_seed() -> None:
-    search = make_job("search/tuned", parameters={"trials": 24}, workers=32, gpus=32.0, cpus=128.0)
+    recipe, model = {"epochs": 90, "batch_size": 64}, {"name": "resnet18", "image_size": 64}
+    trial = {"kind": "finetune", "parameters": {"model": model, "recipe": recipe}}
+    settings = {"trials": 24, "algorithm": {"random": {}}, "space": {}, "trial": trial}
+    search = make_job("search/tuned", parameters=settings, workers=32, gpus=32.0, cpus=128.0)
     block = make_job("theory/walk", parameters={"seeds": {"first": 100, "stop": 200}})
     plan, six_h = make_plan(search, block), 6 * 3600.0
     workload = Workload(plan, {search.name: six_h, block.name: six_h}, Assumptions())
