@@ -191,6 +191,7 @@ class Controller:
         # Also of sweeps that cannot be served now: another cluster would do again what their attempts do.
         snapshots = [*(one.snapshot for one in owned.active()), *owned.shelved()]
         self._keys.keep_claims(snapshots, self._now(), ended=self._ended)
+        self._keys.shrink(snapshots)
         self._drop_fenced(owned)
         self._show_progress(owned)
         owned.let_rest()

@@ -37,6 +37,9 @@ class KeyLookup:
 class KeyCache:
     """Remembers which keys the store has, and holds the claims of those worked on."""
 
+    MOST_SPARE = 100_000
+    """Keys that no active sweep needs, before they are dropped: a controller lives for months."""
+
     def __init__(
         self, store: ObjectStore, cluster: str, pool: RequestPool, on_alive: Callable[[], None] = lambda: None
     ) -> None:
@@ -44,6 +47,7 @@ class KeyCache:
         self.pool = pool
         self._on_alive = on_alive
         self._claims = Claims(store, cluster, pool)
+        self._num_needed = 0
         self._absent: set[str] = set()
         self.committed: set[str] = set()
         """Keys whose record was read, identity included."""
@@ -76,6 +80,15 @@ class KeyCache:
                     if sweep not in lookup.errors:
                         self._note(lookup, sweep, job, answer, clock())
         return lookup
+
+    def shrink(self, snapshots: Sequence[Snapshot]) -> None:
+        """Drop what no active sweep needs, once there is much of it."""
+        if len(self.committed) + len(self._absent) <= self._num_needed + self.MOST_SPARE:
+            return
+        needed = {view.key for snapshot in snapshots for view in snapshot.jobs.values()}
+        self._num_needed = len(needed)
+        self.committed &= needed
+        self._absent &= needed
 
     def _is_known(self, key: str) -> bool:
         return key in self.committed or key in self._absent

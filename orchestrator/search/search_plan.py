@@ -77,6 +77,11 @@ class SearchPlan:
         """Epochs of a trial with these values that runs to its end."""
         return float(params.get("epochs", self.max_epochs))
 
+    def eval_every_of(self, params: Mapping[str, Any]) -> int:
+        """Epochs between two validations of a trial with these values."""
+        recipe: Mapping[str, Any] = {**self.template["parameters"]["recipe"], **params}
+        return int(recipe.get("eval_every_epochs", 1))
+
     @property
     def rule(self) -> AshaRule | None:
         """The rule that stops trials; None if all run to their end."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.contract import Evaluation, JobFailure, JobRequest, JobResult
 from orchestrator.core.errors import FailureKind, PreconditionFailedError, StorageError, UserError
-from orchestrator.search.asha import Ladder
+from orchestrator.search.asha import Ladder, RungVerdict
 from orchestrator.search.log import (
     SearchEvent,
     SearchLog,
@@ -119,7 +119,7 @@ class Study:
         self._write(TrialStarted(trial=number, at_s=self._clock(), attempt=attempt))
         self._running.add(number)
         request = self.plan.request_of(self.request, view.params, number, attempt)
-        rungs = (*(rung for rung in self._rungs if number not in self._ladder.values[rung]), self.plan.max_epochs)
+        rungs = (*(rung for rung in self._rungs if rung > view.epoch), self.plan.max_epochs)
         return TrialTask(number=number, request=request, rungs=rungs)
 
     def tell(self, number: int, evaluation: Evaluation) -> bool:
@@ -241,7 +241,7 @@ class Study:
         ]
 
     def _judged(self, event: TrialTold) -> TrialStopped | None:
-        verdict = self._ladder.judge(event.trial, event.epoch, event.value)
+        verdict = self._climbed(event)
         is_at_end = event.epoch >= self.plan.epochs_of(self._state[event.trial].params)
         if verdict is None or verdict.goes_on or is_at_end:
             return None
@@ -252,6 +252,19 @@ class Study:
             cutoff=verdict.cutoff if verdict.cutoff is not None else math.inf,
             num_before=verdict.num_before,
         )
+
+    def _climbed(self, event: TrialTold) -> RungVerdict | None:
+        """What the ladder says of a value; None where the value says nothing of a rung, so that it is not kept there.
+
+        A trial that was trained further before this search asked for it passed rungs without an evaluation. Its first
+        value is of a later epoch, or of the end, and trials in the middle of their training would lose against it.
+        """
+        rung = max((rung for rung in self._rungs if rung <= event.epoch), default=math.inf)
+        params = self._state[event.trial].params
+        is_end = event.epoch >= self.plan.epochs_of(params)  # evaluated whenever it comes: before the next validation
+        if event.epoch - rung >= self.plan.eval_every_of(params) or (is_end and event.epoch != rung):
+            return None
+        return self._ladder.judge(event.trial, event.epoch, event.value)
 
     def _value_of(self, metrics: Mapping[str, float]) -> float:
         value = metrics.get(self.plan.metric)
@@ -268,10 +281,10 @@ class Study:
         self._show([event.trial for event in events])
 
     def _take(self, event: SearchEvent) -> None:
-        """Apply an event of the log; the ladder takes every reported value."""
+        """Apply an event of the log; the ladder takes the values of rungs. What was decided stands in the log."""
         self._state = apply_search_event(self._state, event)
         if isinstance(event, TrialTold):
-            self._ladder.judge(event.trial, event.epoch, event.value)
+            self._climbed(event)
 
     def _show(self, numbers: Sequence[int]) -> None:
         """Publish the trials for people and MLflow; an error must not end the search."""

@@ -34,8 +34,8 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 from orchestrator.testing.memory_store import MemoryStore
 
-_SAVING = TRAINING_KINDS | {JobKind.EMBED}
-"""Kinds whose attempts lose only what follows their newest checkpoint, or their newest part."""
+_SAVING = TRAINING_KINDS | {JobKind.EMBED, JobKind.SEARCH, JobKind.THEORY}
+"""Kinds whose attempts lose only what follows their newest checkpoint, part, trial or seed."""
 CLUSTER = "forecast"
 _MAX_ROUNDS_OF_A_SWEEP = 20_000
 """Jobs wait half a pause for a round, so a sweep of so many pauses becomes longer by about one part in as many."""
@@ -108,19 +108,14 @@ class Workload:
     def work_of(self, request: JobRequest) -> JobWork:
         """The work of an attempt; its checkpoint interval follows the request's mean time between failures."""
         assumed, duration_s = self._assumptions, self._durations_s.get(request.job, 0.0)
-        mtbf_s = request.execution.checkpoint_mtbf_s or assumed.mtbf_s
-        every_s = 0.0
-        if request.kind in _SAVING:
-            by_epochs_s = _epochs_interval_s(self._jobs[request.job], duration_s)
-            every_s = young_interval_s(assumed.checkpoint_stall_s, mtbf_s) if mtbf_s else by_epochs_s
-            every_s = min(every_s, duration_s)
+        every_s = self._saves_every_s(request, duration_s) if request.kind in _SAVING else 0.0
         job, traffic = self._jobs[request.job], self._traffic.get(request.job, Traffic())
         start_s = self._start_s(job)
         epochs = max(1, round(_recipe_number(job, "epochs"))) if job.kind in TRAINING_KINDS else 1
         return JobWork(
             work_s=duration_s - start_s,
             checkpoint_every_s=every_s,
-            checkpoint_stall_s=min(assumed.checkpoint_stall_s, 0.01 * every_s),
+            checkpoint_stall_s=0.0 if job.kind is JobKind.THEORY else min(assumed.checkpoint_stall_s, 0.01 * every_s),
             cold_start_s=start_s,
             warm_start_s=min(assumed.warm_start_s, start_s),
             reads=traffic.reads,
@@ -130,6 +125,20 @@ class Workload:
             border_speed=self._border_speed(request.job, duration_s - start_s),
             stop_s=assumed.stop_s,
         )
+
+    def _saves_every_s(self, request: JobRequest, duration_s: float) -> float:
+        """Seconds of work that an interruption loses at most."""
+        job, assumed = self._jobs[request.job], self._assumptions
+        parameters = job.identity.get("parameters", {})
+        if job.kind is JobKind.THEORY:
+            num_seeds: int = parameters["seeds"]["stop"] - parameters["seeds"]["first"]
+            return duration_s / max(1, num_seeds)
+        # The log of a search keeps the trials that have ended. Those that run have checkpoints, so they lose no more.
+        num_trials: int = parameters["trials"] if job.kind is JobKind.SEARCH else 1
+        most_s = duration_s / max(1, num_trials)
+        mtbf_s = request.execution.checkpoint_mtbf_s or assumed.mtbf_s
+        own_s = young_interval_s(assumed.checkpoint_stall_s, mtbf_s) if mtbf_s else _epochs_interval_s(job, duration_s)
+        return min(own_s, most_s)
 
     def lower_bound_s(self, spec: ClusterSpec) -> float:
         """Lower bound of every schedule in seconds, on a cluster that never fails and where every runner is warm."""

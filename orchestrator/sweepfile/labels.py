@@ -221,6 +221,11 @@ class _Draft:
     """The number of classes if all classes of ``base`` have samples enough; 0 = not known without the class table."""
 
 
+def _gives_one_target(space: LabelSpace) -> bool:
+    """Whether other label spaces can be made of its classes: each of the data set's has one target, for all samples."""
+    return not (space.multi_label or "random" in space.space or "split" in space.space)
+
+
 def resolve_label_spaces(
     entries: Mapping[str, LabelEntry],
     datasets: Mapping[str, Dataset],
@@ -309,6 +314,10 @@ class _LabelResolver:
             numbers = [draft.num_classes or draft.num_within for draft in drafts]
             given = entry.num_classes or ()
             found = counted_as_declared(self._complaints, name, given, dataset=dataset, known=numbers, read=found)
+            for draft in drafts:  # of other data sets the data plane says so, which reads their classes
+                if draft.base is not None and not _gives_one_target(draft.base):
+                    message = "needs a base in which each class has one target: a level, modulo, merge or binary"
+                    self._complaints.add(draft.path, f"{_rule_of(entry)} {message}")
         for draft, counted in zip(drafts, found, strict=True):
             if counted.problem:
                 self._complaints.add(draft.path, counted.problem)
@@ -362,7 +371,7 @@ class _LabelResolver:
             within = self._other(spec.within, ("labels", name, "clusters", "within"), dataset)
             if within is None:
                 return []
-            if within.multi_label or "random" in within.space or "split" in within.space:
+            if not _gives_one_target(within):
                 message = f"'{spec.within}' gives a class no single target; use a level, modulo, merge or binary"
                 self._complaints.add(("labels", name, "clusters", "within"), message)
         library, block = self._sources.kmeans, self._sources.only_block

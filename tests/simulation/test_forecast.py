@@ -10,9 +10,10 @@ from orchestrator.backends.simulated import LLAMA3_GPU_MTBF_H, ClusterSpec, Haza
 from orchestrator.cli.app import app
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.simulation import Assumptions, Forecast, forecast
-from orchestrator.simulation.forecast import Traffic
+from orchestrator.simulation.forecast import Traffic, Workload
 from orchestrator.simulation.gantt import make_chart, render_html
 from orchestrator.state.transitions import SweepState
+from tests.builders import make_job, make_plan, request_of
 from tests.simulation.sweeps import training_sweep
 
 SPOT = Hazards(gpu_mtbf_h=LLAMA3_GPU_MTBF_H, spot_loss_per_h=0.05)
@@ -114,6 +115,27 @@ def test_forecast_gang_over_several_nodes_is_slower_by_what_the_backward_pass_do
     assert makespan_s(1e9, 8) == alone
     assert makespan_s(0.3e9, 4) == pytest.approx(alone, rel=1e-3)  # 0.6 s beside 2/3 of a step
     assert makespan_s(1e9, 4) == pytest.approx(alone + work_s * (1 / 3 + 2.0 - 1.0), rel=0.02)
+
+
+def test_forecast_search_and_simulation_that_are_interrupted_lose_a_trial_and_a_seed() -> None:
+    recipe, model = {"epochs": 90, "batch_size": 64}, {"name": "resnet18", "image_size": 64}
+    trial = {"kind": "finetune", "parameters": {"model": model, "recipe": recipe}}
+    settings = {"trials": 24, "algorithm": {"random": {}}, "space": {}, "trial": trial}
+    search = make_job("search/tuned", parameters=settings, workers=32, gpus=32.0, cpus=128.0)
+    block = make_job("theory/walk", parameters={"seeds": {"first": 100, "stop": 200}})
+    plan, six_h = make_plan(search, block), 6 * 3600.0
+    workload = Workload(plan, {search.name: six_h, block.name: six_h}, Assumptions())
+    every_s = [workload.work_of(request_of(job, "file:///store")).checkpoint_every_s for job in plan.jobs]
+    assert every_s == [six_h / 24, six_h / 100]
+    found = forecast(
+        make_plan(search),
+        ClusterSpec.uniform(32, spot=True),
+        {search.name: six_h},
+        hazards=Hazards(spot_loss_per_h=0.1),
+    )
+    assert found.state is SweepState.SUCCEEDED
+    assert found.num_ends["spot"] > 0
+    assert 0.0 < found.hours["lost"] <= found.num_ends["spot"] * 32 * 6 / 24
 
 
 def test_forecast_tells_how_long_jobs_waited_for_room() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from orchestrator.controller.controller import Controller
+from orchestrator.controller.key_cache import KeyCache
 from orchestrator.core.errors import FailureKind, StorageError, StorageTimeoutError
 from orchestrator.planning.graph.plan import Job
 from orchestrator.state.snapshot import Snapshot
@@ -240,6 +241,20 @@ def test_shared_jobs_of_two_clusters_run_once() -> None:
     assert lab.launches() == Counter({job.name: 1 for job in diamond()})
     states = [view.state for sweep in ("one", "two") for view in lab.snapshot(sweep).jobs.values()]
     assert Counter(states) == {JobState.SUCCEEDED: 5, JobState.REUSED: 5}
+
+
+def test_controller_forgets_the_keys_of_sweeps_that_have_ended_once_there_are_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab = Lab(diamond())
+    keys = lab.controllers["b"]._keys
+    lab.tick_until(lambda: lab.has_ended("one", "two"))
+    assert keys.committed
+    lab.tick("b")
+    assert keys.committed, "so few are kept"
+    monkeypatch.setattr(KeyCache, "MOST_SPARE", 0)
+    lab.tick("b")
+    assert not keys.committed
 
 
 def test_waiting_job_leaves_its_room_to_others_and_says_what_it_waits_for() -> None:

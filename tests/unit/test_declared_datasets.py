@@ -118,6 +118,16 @@ def test_label_spaces_within_others_need_no_declared_number(declared: Declared) 
     assert found.labels["split/2"].num_classes == 8
 
 
+def test_label_spaces_within_random_ones_are_refused_before_any_data_is_there(declared: Declared) -> None:
+    """As where the classes are read. Otherwise the sweep would be planned, and its labels job would refuse it."""
+    outer = {"dataset": "photos", "random": {"num_classes": [2]}}
+    inner = {"dataset": "photos", "random": {"num_classes": [2], "within": "outer/2"}}
+    with pytest.raises(
+        SpecError, match=r"inner.random.num_classes.* random needs a base in which each class has one target"
+    ):
+        declared.plan({"from": declared.place, **ABSENT}, {**LABELS, "outer": outer, "inner": inner})
+
+
 def test_declared_numbers_of_classes_are_checked(declared: Declared) -> None:
     def labels(numbers: list[int], **rule: object) -> dict[str, Any]:
         return {"levels": {"dataset": "tree", "hierarchy": ["depth1", "depth2"], "num_classes": numbers, **rule}}

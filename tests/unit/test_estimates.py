@@ -273,6 +273,20 @@ def test_estimate_more_workers_are_faster_but_not_cheaper() -> None:
     assert eight.gpu_hours > one.gpu_hours
 
 
+def test_estimate_trials_that_run_at_the_same_time_make_their_steps_side_by_side() -> None:
+    search = "search: {random: {}, space: {lr: [0.1, 0.2, 0.3, 0.4]}, trials: 4, concurrent: 1}"
+    text = TEXT.replace(
+        "protocol: finetune, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}",
+        f"protocol: finetune, recipe: {{epochs: 2, batch_size: 64}}, {search}",
+    )
+    one, four = (plan_of(text.replace("concurrent: 1", f"concurrent: {number}")) for number in (1, 4))
+    (name, *_) = (job.name for job in one.jobs if job.kind is JobKind.SEARCH)
+    alone, together = (Volumes(plan).of(plan.by_name()[name]) for plan in (one, four))
+    assert (alone.work.num_steps, together.work.num_steps) == (4 * 16, 16)
+    assert alone.work.operations == together.work.operations
+    assert together.gradient_bytes == 0, "trials do not train together"
+
+
 def test_prices_give_the_cost_of_gpu_hours_and_core_hours() -> None:
     prices = PriceTable.parse("{currency: USD, A100: {hour: 2.0, spot: 0.5}, cpu: 0.1}", "prices.yaml")
     estimates = estimate(on_gpus(plan_of(), accelerator="A100"), prices=prices)

@@ -121,6 +121,40 @@ def test_work_of_trials_without_steps_shows_in_the_progress_of_the_search():
     assert (mailbox.progress.step, mailbox.progress.done) == (14, 9)
 
 
+def report(mailbox: TrialMailbox, trial: int, images: float, images_per_s: float = 0.0) -> Progress:
+    progress = Progress(phase="train", counters={"images": images}, images_per_s=images_per_s)
+    mailbox.on_report(trial, {"progress": progress.to_json()})
+    return mailbox.progress
+
+
+def test_sums_of_a_search_never_fall_so_that_each_image_counts_once():
+    """The controller takes a smaller sum for one that was restarted, and counts the whole sum anew."""
+    mailbox = TrialMailbox(GangShape(num_workers=2))
+    mailbox.expect(0)
+    mailbox.expect(1)
+    report(mailbox, 0, 1000.0)
+    assert report(mailbox, 1, 400.0).counters == {"images": 1400.0}
+    mailbox.forget(1)
+    assert report(mailbox, 1, 450.0).counters == {"images": 1450.0}, "its process has reported until it was gone"
+    mailbox.expect(1)
+    assert report(mailbox, 1, 500.0).counters == {"images": 1950.0}, "another attempt counts from zero"
+    assert report(mailbox, 0, 100.0).counters == {"images": 2050.0}, "a loader that was opened again does, too"
+    mailbox.on_report(0, {"progress": Progress(phase="write").to_json()})
+    assert mailbox.progress.counters == {"images": 2050.0}
+
+
+def test_rate_of_a_search_is_that_of_the_trials_that_run():
+    mailbox = TrialMailbox(GangShape(num_workers=2))
+    for trial in range(2):
+        mailbox.expect(trial)
+        report(mailbox, trial, 1.0, images_per_s=100.0)
+    assert mailbox.progress.images_per_s == 200.0
+    mailbox.forget(0)
+    assert mailbox.progress.images_per_s == 100.0
+    mailbox.expect(0)  # once more, by another process, which has not reported yet
+    assert report(mailbox, 1, 2.0, images_per_s=100.0).images_per_s == 100.0
+
+
 def test_time_in_which_ray_tells_nothing_loses_no_trial():
     assert silent_trial([None] * 1000) is None
 

@@ -371,6 +371,7 @@ def test_cost_prefers_what_all_attempts_of_this_sweep_took():
         ("embed", {"rows_of_earlier_attempts": 0, "measured": {"work_s": 50.0}}, 50.0),
         ("embed", {"rows_of_earlier_attempts": 600, "measured": {"work_s": 50.0}}, 125.0),
         ("embed", {"rows_of_earlier_attempts": 999, "measured": {"work_s": 50.0}}, None),  # all start and no work
+        ("knn", {"measured": {"setup_s": 10.0, "train_s": 30.0, "work_s": 40.0}}, 40.0),  # the whole and its parts
         ("labels", {"measured": {}}, None),
     ],
 )

@@ -12,12 +12,13 @@ from orchestrator.core.errors import FailureKind, UserError
 from orchestrator.search.log import (
     SearchFencedError,
     SearchLog,
+    TrialStopped,
     decode_search_event,
     encode_search_event,
     fold_search,
     kept_trials,
 )
-from orchestrator.search.outcome import commit_search
+from orchestrator.search.outcome import commit_search, risks_of
 from orchestrator.search.study import MOST_LOSSES, Study, TrialsLostError, TrialTask
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import search_log_folder, search_log_head, search_log_segment
@@ -227,6 +228,58 @@ def test_trial_that_is_shorter_than_others_is_complete_at_its_own_end(store, tmp
     ended = JobResult(attempt_id="", key=tasks[9].request.key, outcome=Outcome.COMMITTED, metrics=metrics)
     study.end(tasks[9].number, ended, 9.0)
     assert study.trials[tasks[9].number].state is TrialState.COMPLETED
+
+
+def told(epoch: float, value: float) -> Evaluation:
+    return Evaluation(step=int(epoch), epoch=epoch, metrics={"select_error": value}, spent_s=epoch)
+
+
+@pytest.mark.parametrize("epoch", [9.0, 5.0])
+def test_trial_that_was_trained_before_the_search_stands_at_no_rung_that_it_passed_then(store, tmp_path, epoch):
+    """Its result existed, or it goes on from another job's checkpoint: 9 epochs, with rungs at 1 and 3."""
+    request = search_request(store, tmp_path, ASHA)
+    study = Runner(store, request).study
+    known, other = next_of(study), next_of(study)
+    assert study.tell(known.number, told(epoch, 0.05))
+    metrics = {"select_error": 0.05}
+    ended = JobResult(attempt_id="", key=known.request.key, outcome=Outcome.ALREADY_COMMITTED, metrics=metrics)
+    study.end(known.number, ended, 1.0)
+    assert study.tell(other.number, told(1.0, 0.5))
+    assert study.tell(other.number, told(3.0, 0.4)), "in the middle of its training it was compared with a later epoch"
+    rebuilt = Study(request, store, lambda: 1.0)
+    assert rebuilt.ladder.values == study.ladder.values == {1.0: {other.number: 0.5}, 3.0: {other.number: 0.4}}
+    assert all(risk.num_pairs == 0 for risk in risks_of(rebuilt.ladder.values, rebuilt.trials))
+
+
+def test_trial_that_is_validated_seldom_stands_at_the_rung_before_its_validation(store, tmp_path, monkeypatch):
+    seldom = SWEEP.replace("epochs: 9, batch_size: 16}", "epochs: 9, batch_size: 16, eval_every_epochs: 2}")
+    monkeypatch.setattr("tests.integration.search_jobs.SWEEP", seldom)
+    study = Runner(store, search_request(store, tmp_path, ASHA.replace("{}", "{reduction: 1.5}"))).study
+    rungs = (2.0, 3.0, 4.5, 6.75)
+    assert tuple(study.ladder.values) == rungs
+    task = next_of(study)
+    for epoch in (2.0, 4.0, 6.0, 8.0):
+        assert study.tell(task.number, told(epoch, 1 / epoch))
+    assert {rung: study.ladder.values[rung][task.number] for rung in rungs} == dict(
+        zip(rungs, (1 / 2, 1 / 4, 1 / 6, 1 / 8), strict=True)
+    )
+
+
+def test_decision_in_a_log_stands_though_another_would_be_made_today(store, tmp_path):
+    """Earlier releases compared a trial with the result of one that had ended before the search."""
+    request = search_request(store, tmp_path, ASHA)
+    study = Runner(store, request).study
+    known, other, third = (next_of(study) for _ in range(3))
+    study.tell(known.number, told(9.0, 0.05))
+    study.tell(other.number, told(3.0, 0.4))
+    log = SearchLog(store, request.key)
+    log.read()
+    log.append([TrialStopped(trial=other.number, at_s=1.0, rung=3.0, cutoff=0.05, num_before=1)])
+    rebuilt = Study(request, store, lambda: 1.0)
+    assert rebuilt.trials[other.number].state is TrialState.STOPPED
+    assert not rebuilt.tell(other.number, told(9.0, 0.01)), "a stopped trial goes on"
+    assert next_of(rebuilt).number == known.number
+    assert rebuilt.tell(third.number, told(3.0, 0.3)), "later trials are compared with trials of the same epoch"
 
 
 def test_failure_that_would_come_again_is_the_trials_answer(store, tmp_path):

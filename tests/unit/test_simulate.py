@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[imp
 
 from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
+from orchestrator.core.activity import RankActivity
 from orchestrator.core.contract import ExecutionContext, Progress
 from orchestrator.core.errors import CorruptObjectError, PreemptedError, SpecError, UserError
 from orchestrator.planning.estimate.estimates import estimate
@@ -31,7 +32,9 @@ from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import part_object, read_part, read_record
 from orchestrator.storage.layout import record_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweepfile.load import load_sweep, parse_sweep, shipped_recipes
+from workloads.jobs.theory import pause_s
 from workloads.run import execute
 from workloads.theory.context import SimulationContext
 from workloads.theory.loading import ParametersError, Simulation
@@ -160,6 +163,27 @@ def test_stopped_attempt_goes_on_from_its_finished_seeds_to_the_same_bits(tmp_pa
     record = read_record(store, job.key)
     assert {name for name in record.parts if name.startswith("arrays")} == {f"arrays/{n}/steps.npy" for n in range(3)}
     assert all(read_part(store, record, name) for name in record.parts)
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_resuming_attempt_shows_that_it_reads_what_earlier_ones_finished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_threads: int
+) -> None:
+    """Thousands of folders on a distant store take longer to read than an attempt may without a sign of life."""
+    monkeypatch.setattr(RequestPool, "of", lambda uri: RequestPool(num_threads))
+    job = plan_of(SWEEP).jobs[0]
+    for _ in range(2):
+        with pytest.raises(PreemptedError):
+            run_job(job, context_of(tmp_path, should_stop=lambda: True))
+    activity = RankActivity()
+    run_job(job, context_of(tmp_path, activity=activity))
+    assert ran == [0, 1, 2]
+    assert activity.num_done >= 2, "a folder was read without a sign of life"
+
+
+def test_long_attempts_write_their_seeds_less_often() -> None:
+    """So that a resuming one has no folder per half second to read."""
+    assert [pause_s(elapsed_s) for elapsed_s in (0.0, 500.0, 36_000.0)] == [0.5, 0.5, 36.0]
 
 
 @pytest.mark.timeout(600)  # a process of its own imports torch: minutes on a busy machine

@@ -15,7 +15,8 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -36,6 +37,7 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.digests import digest_of
 from orchestrator.storage.layout import checkpoint_name, checkpoints_folder
+from orchestrator.storage.request_pool import RequestPool
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 from workloads.runtime.npy import npy_bytes
@@ -47,9 +49,10 @@ if TYPE_CHECKING:
 
 RUNS_PART: Final = "runs.parquet"
 SEED_COLUMN: Final = "seed"
-_ROWS, _MANIFEST = "rows.json", "manifest.json"
-_FLUSH_EVERY_S: Final = 0.5
-"""A killed attempt loses what was finished within this time and that of one write: less than a second."""
+_READ = _MANIFEST, _ROWS = "manifest.json", "rows.json"
+_FLUSH_EVERY_S, _FLUSH_SHARE = 0.5, 0.001
+"""Seconds between two writes, and the least share of the time that the attempt has run: each leaves a folder, which the
+next attempt reads. A killed attempt loses what was finished within this time and that of one write."""
 _METRIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,120}")
 """What MLflow takes, too."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
@@ -74,7 +77,7 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
     # Sums of linear algebra depend on the number of threads: without the limit, on the cores of the node. It holds for
     # libraries that are loaded by now, as the simulation's module is. Set again later, it would make seeds differ.
     with deterministic_numerics(num_threads), threadpool_limits(limits=num_threads):
-        with FinishedSeeds(context.store, request.key) as finished:
+        with FinishedSeeds(context.store, request.key, context.activity.tick) as finished:
             num_resumed, began_s = len(finished.rows), time.perf_counter()
             todo = [seed for seed in seeds if seed not in finished.rows]
             saved = SavedObjects(device=device)
@@ -200,6 +203,11 @@ class SavedObjects:
         self._content[f"{folder}/{{seed}}/{name}.{suffix}"] = content
 
 
+def pause_s(elapsed_s: float) -> float:
+    """Seconds between two writes of finished seeds, by those that the attempt has run."""
+    return max(_FLUSH_EVERY_S, _FLUSH_SHARE * elapsed_s)
+
+
 @dataclass(slots=True)
 class _Unwritten:
     rows: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -207,15 +215,15 @@ class _Unwritten:
 
 
 class FinishedSeeds:
-    """The finished seeds of one job, by whichever attempt; new ones are written every half second in a thread.
+    """The finished seeds of one job, by whichever attempt; a thread writes new ones, at first every half second.
 
     They lie in folders like checkpoints: ``<largest seed + 1>-<nonce>/`` with ``rows.json``, the files that were saved,
     and last a manifest, without which nothing there counts. What is not written yet at a regular end becomes part of
-    the artifact at once.
+    the artifact at once. ``on_alive`` is called again and again while those of earlier attempts are read.
     """
 
-    def __init__(self, store: ObjectStore, key: str) -> None:
-        self._store, self._root = store, checkpoints_folder(key)
+    def __init__(self, store: ObjectStore, key: str, on_alive: Callable[[], None]) -> None:
+        self._store, self._root, self._on_alive = store, checkpoints_folder(key), on_alive
         self.rows: dict[int, dict[str, float]] = {}
         """Metrics by seed."""
         self._written: dict[str, tuple[str, Entry]] = {}
@@ -226,8 +234,16 @@ class FinishedSeeds:
         self._thread = threading.Thread(target=self._write_regularly, name="finished seeds", daemon=True)
 
     def __enter__(self) -> Self:
-        for name in self._store.list_children(f"{self._root}/"):
-            self._read(f"{self._root}/{name.rstrip('/')}")
+        found: defaultdict[str, dict[str, int]] = defaultdict(dict)
+        for one in self._store.list_objects(f"{self._root}/"):
+            self._on_alive()
+            folder, _, name = one.name.removeprefix(f"{self._root}/").partition("/")
+            found[folder][name] = one.size_bytes
+        whole = [(f"{self._root}/{folder}", sizes) for folder, sizes in sorted(found.items()) if _MANIFEST in sizes]
+        with RequestPool.of(self._store.uri).batch(self._on_alive) as batch:
+            asked = [[batch.start(self._store.get, f"{folder}/{name}") for name in _READ] for folder, _ in whole]
+            for (folder, sizes), (manifest, rows) in zip(whole, asked, strict=True):
+                self._take(folder, sizes, manifest, rows)
         self._thread.start()
         return self
 
@@ -264,7 +280,8 @@ class FinishedSeeds:
             writer.add(part, content)
 
     def _write_regularly(self) -> None:
-        while not self._ended.wait(_FLUSH_EVERY_S):
+        began_s = time.monotonic()
+        while not self._ended.wait(pause_s(time.monotonic() - began_s)):
             try:
                 self._write()
             except StorageError as error:
@@ -292,18 +309,18 @@ class FinishedSeeds:
             for name in taken.files:
                 del self._unwritten.files[name]
 
-    def _read(self, folder: str) -> None:
+    def _take(
+        self, folder: str, sizes: Mapping[str, int], manifest: Callable[[], bytes], rows_read: Callable[[], bytes]
+    ) -> None:
         try:
-            entries = decode_manifest(self._store.get(f"{folder}/{_MANIFEST}"))
-            content = self._store.get(f"{folder}/{_ROWS}")
-            sizes = {name: self._store.stat(f"{folder}/{name}").size_bytes for name in entries}
+            entries, content = decode_manifest(manifest()), rows_read()
         except (NotFoundError, CorruptObjectError):
             return  # an attempt ended while it wrote them
         digests = entries[_ROWS].digests if _ROWS in entries else None
         if digests is None or not digests.match(digest_of(content, digests.algorithm)):
             return
-        # What was saved is not read: that may take longer than anything may without a report. See ``remedy_of``.
-        if any(sizes[name] != entry.size_bytes for name, entry in entries.items()):
+        # What was saved is not read: that may take longer than the seeds. See ``remedy_of``.
+        if any(sizes.get(name) != entry.size_bytes for name, entry in entries.items()):
             return
         rows: dict[str, dict[str, float]] = json.loads(content)
         if self.rows.keys() & {int(seed) for seed in rows}:

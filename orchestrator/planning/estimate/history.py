@@ -183,7 +183,6 @@ def all_attempts_s(
     """
     try:
         measured: Mapping[str, float] = summary["measured"]
-        parts = [measured[name] for name in ("setup_s", "train_s", "work_s") if name in measured]
         if summary.get("resumed_steps"):
             return (
                 float(measured.get("setup_s", 0.0))
@@ -192,6 +191,9 @@ def all_attempts_s(
         if num_earlier := int(summary.get("rows_of_earlier_attempts", 0)):
             num_rows = _rows(JobKind(identity["kind"]), identity, metrics)
             return measured["work_s"] * num_rows / _left(num_rows, num_earlier)
+        if "work_s" in measured:  # of the whole attempt: what else stands beside it are parts of it
+            return float(measured["work_s"])
+        parts = [measured[name] for name in ("setup_s", "train_s") if name in measured]
         return float(sum(parts)) if parts else None
     except (KeyError, TypeError, ValueError, LookupError, ZeroDivisionError):
         return None  # of another version, or altered: its time is unknown then

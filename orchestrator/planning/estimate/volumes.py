@@ -426,12 +426,15 @@ def _of_labels(volumes: Volumes, job: Job) -> Volume:
 def _of_search(volumes: Volumes, job: Job) -> Volume:
     """Of all trials together, which share what the search holds; their artifacts stay, those of stopped ones go."""
     trial = volumes.of(typical_trial(job))
-    number = num_full_trials(job)
+    number, num_at_once = num_full_trials(job), job.execution.num_workers
+    work = times(trial.work, number)
     return replace(
         trial,
-        work=times(trial.work, number),
+        # Workers share the operations of a step, but trials that run at the same time make their steps side by side.
+        work=replace(work, num_steps=round(work.num_steps / num_at_once)),
         kept_bytes=_RECORD_BYTES + math.ceil(number) * trial.kept_bytes,
-        checkpoint_bytes=job.execution.num_workers * trial.checkpoint_bytes,
+        checkpoint_bytes=num_at_once * trial.checkpoint_bytes,
+        gradient_bytes=0,
         is_measured=False,
     )
 

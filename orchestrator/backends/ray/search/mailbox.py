@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.backends.protocol import PLACING_WORKERS
@@ -23,6 +24,10 @@ class TrialMailbox(GangMailbox):
         self.num_ended = 0
         self.num_trials = 0
         self._progress_by_trial: dict[int, Progress] = {}
+        self._counters: dict[int, Mapping[str, float]] = {}
+        """Latest sums of each trial's newest attempt."""
+        self._past = Counter[str]()
+        """Sums of earlier attempts at trials."""
         self._silent_s: dict[int, float] = {}
         """Seconds without a report, by running trial; time counts only between polls."""
         self._not_reported: set[int] = set()
@@ -36,10 +41,12 @@ class TrialMailbox(GangMailbox):
             self._not_reported.discard(rank)
             if rank in self._silent_s:
                 self._silent_s[rank] = 0.0
-        if "progress" in news:
-            done = news.get("activity", {}).get("done", 0)
-            self._progress_by_trial[rank] = Progress.from_json(news["progress"], done=done)
-            self.progress = self._total()
+            if "progress" in news:
+                done = news.get("activity", {}).get("done", 0)
+                progress = Progress.from_json(news["progress"], done=done)
+                self._progress_by_trial[rank] = progress
+                self._count(rank, progress.counters)
+                self.progress = self._total()
         super().on_report(rank, {name: news[name] for name in ("process", "machine", "place") if name in news})
 
     def admits(self, digest: str, own: str) -> bool:
@@ -51,6 +58,10 @@ class TrialMailbox(GangMailbox):
         with self._lock:
             self._not_reported.add(trial)
             self._silent_s[trial] = 0.0
+            # Not when it ends: a trial that is stopped still reports while it writes its checkpoint.
+            self._past.update(self._counters.pop(trial, {}))
+            if trial in self._progress_by_trial:
+                self._progress_by_trial[trial] = replace(self._progress_by_trial[trial], images_per_s=0.0)
 
     def silent_trial(self, reservations: Mapping[str, bool] | None, now_s: float, limit_s: float) -> int | None:
         """Number of a trial that has not reported for ``limit_s`` seconds; None if there is no such trial.
@@ -78,6 +89,7 @@ class TrialMailbox(GangMailbox):
         with self._lock:
             self._not_reported.discard(trial)
             self._silent_s.pop(trial, None)
+            self.progress = self._total()
         self._processes.pop(trial, None)
 
     @property
@@ -85,18 +97,24 @@ class TrialMailbox(GangMailbox):
         """The processes of the trials that run."""
         return super().logged
 
+    def _count(self, trial: int, counters: Mapping[str, float]) -> None:
+        """Take a trial's sums. The controller would take a total that falls for restarted, and count all of it."""
+        before = self._counters.get(trial, {})
+        self._past.update({name: before[name] for name, value in counters.items() if value < before.get(name, 0.0)})
+        self._counters[trial] = {**before, **counters}
+
     def _total(self) -> Progress:
-        """The sum over trials: it grows while any trial makes steps, or goes on without."""
-        reported, counters = [*self._progress_by_trial.values()], Counter[str]()
-        for one in reported:
-            counters.update(one.counters)
+        """The sum over trials: it grows while any makes steps, or goes on without. The rate is of those that run."""
+        reported, counters = self._progress_by_trial, Counter(self._past)
+        for sums in self._counters.values():
+            counters.update(sums)
         if not reported:
             return Progress(phase=PLACING_WORKERS)
         return Progress(
             phase=f"{self.num_ended} of {self.num_trials} trials ended",
-            step=sum(one.step for one in reported),
-            done=sum(one.done for one in reported),
-            images_per_s=sum(one.images_per_s for one in reported),
+            step=sum(one.step for one in reported.values()),
+            done=sum(one.done for one in reported.values()),
+            images_per_s=sum(one.images_per_s for trial, one in reported.items() if trial in self._silent_s),
             counters=dict(counters),
         )
 
