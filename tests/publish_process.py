@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.publication import Publisher, publish_until_done
+from orchestrator.tracking.loop import publish_until_done
+from orchestrator.tracking.publication import Publisher
 
 if __name__ == "__main__":
     root, sweep, uri = sys.argv[1:]

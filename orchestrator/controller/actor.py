@@ -35,6 +35,8 @@ SHOW_EVERY_S: Final = 5.0
 """Ray passes values on every 10 s."""
 _LOG = logging.getLogger(__name__)
 KEEP_ALIVE_EVERY_S = 10.0
+LOOK_AT_ENDED_EVERY_S: Final = 60.0
+"""Between two looks of the publisher at a sweep that has ended and is published."""
 
 
 class ControllerMetrics:
@@ -209,8 +211,8 @@ class PublisherActor(LoopActor):
         super().__init__()
 
     def ping(self) -> dict[str, Any]:
-        """State of its loop, and the sweeps that had ended before they were published the last time."""
-        return {**super().ping(), "caught_up": sorted(self._publication.caught_up)}
+        """State of its loop, and the sweeps that it found ended and published: see ``StorePublication.ask``."""
+        return {**super().ping(), "caught_up": self._publication.ask()}
 
     def turn(self) -> float:
         """Publish what is new of every sweep."""
@@ -231,8 +233,10 @@ class StorePublication:
         store: ObjectStore,
         tracking_uri: str,
         new_publisher: Callable[[ObjectStore, str], Any] = _new_publisher,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self._store, self._clock = store, clock
         self._tracking_uri = tracking_uri
         self._new_publisher = new_publisher
         self._publishers: dict[str, Any] = {}
@@ -240,6 +244,18 @@ class StorePublication:
         self._trouble = PublishingTrouble(store)
         self.caught_up: frozenset[str] = frozenset()
         """Sweeps that had ended before they were published the last time; replaced, never changed."""
+        self._looked_at_s: dict[str, float] = {}
+        """When these were last looked at."""
+        self._passed_over: frozenset[str] = frozenset()
+        """Those at which the last pass did not look."""
+        self._is_asked = False
+
+    def ask(self) -> list[str]:
+        """Sweeps that the last pass looked at and found ended and published. The next pass looks at all sweeps: whoever
+        waits for one that was opened again must not get an answer of before.
+        """
+        self._is_asked = True
+        return sorted(self.caught_up - self._passed_over)
 
     def run(self, on_alive: Callable[[], None] = lambda: None) -> None:
         """Publish what is new of every sweep; one that fails does not keep the others.
@@ -250,7 +266,10 @@ class StorePublication:
         failures: list[Exception] = []
         sweeps = list_sweeps(self._store)
         self._ledgers = {sweep: ledger for sweep, ledger in self._ledgers.items() if sweep in sweeps}
+        self._passed_over = self._rest()
         for sweep in sweeps:
+            if sweep in self._passed_over:
+                continue
             try:
                 self._publish(sweep)
             except Exception as error:  # noqa: BLE001 - a damaged sweep may fail in any way
@@ -259,6 +278,7 @@ class StorePublication:
                     _LOG.warning("sweep %s is not published now: %s; it is tried again", sweep, why)
                 # It may have stopped between two segments that it read: read them all again.
                 self._ledgers.pop(sweep, None)
+                self.caught_up -= {sweep}
                 failures.append(error)
             else:
                 self._trouble.clear(sweep)
@@ -266,7 +286,14 @@ class StorePublication:
         if failures:
             raise failures[0]
 
+    def _rest(self) -> frozenset[str]:
+        """Sweeps at which this pass does not look: it would cost some requests of each, for ever."""
+        is_asked, self._is_asked = self._is_asked, False
+        since_s = self._clock() - LOOK_AT_ENDED_EVERY_S
+        return frozenset() if is_asked else frozenset(s for s in self.caught_up if self._looked_at_s[s] > since_s)
+
     def _publish(self, sweep: str) -> None:
+        self._looked_at_s[sweep] = self._clock()
         plan = self._ledgers.setdefault(sweep, SweepLedger(self._store, sweep)).refresh().plan
         uri = (plan.tracking_uri if plan else "") or self._tracking_uri
         uri = database_behind(uri, Path(os.environ.get(STACK_VARIABLE, "/nonexistent")))

@@ -164,6 +164,8 @@ class _Followed:
 
     next_sequence: int
     saved_sequence: int
+    num_events: int = -1
+    """Of the snapshot up to which the journal was read."""
     mark: str = ""
     """State that has not changed since ``marked_at_s``."""
     marked_at_s: float = 0.0
@@ -234,8 +236,10 @@ class Notifier:
 
     def _follow_sweep(self, snapshot: Snapshot, channels: Sequence[Channel]) -> None:
         followed = self._follow(snapshot)
-        for notice in self._events(snapshot, followed):
-            self._add_to_outbox(notice, channels)
+        if followed.num_events != snapshot.num_events:  # or else nothing was appended: no request for it
+            for notice in self._events(snapshot, followed):
+                self._add_to_outbox(notice, channels)
+            followed.num_events = snapshot.num_events
         has_budget = any(Occasion.BUDGET in channel.on for channel in channels)
         if has_budget and snapshot.plan is not None and snapshot.state.is_live:
             policy = snapshot.plan.policy

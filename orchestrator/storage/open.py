@@ -96,6 +96,11 @@ def _is_below(uri: str, entry: str) -> bool:
     return PurePosixPath(requested.path or "/").is_relative_to(PurePosixPath(allowed.path or "/"))
 
 
+def is_same_place(uri: str, other: str) -> bool:
+    """Whether two URIs name one place: links on disks are followed, and a final slash means nothing."""
+    return _is_below(uri, other) and _is_below(other, uri)
+
+
 def _places_in(query: str) -> list[tuple[str, str]]:
     """What names other hosts in the address of a database."""
     return [(name, text) for name, text in parse_qsl(query) if name in _PLACES]

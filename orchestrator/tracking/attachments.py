@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -79,9 +79,9 @@ def best_backbone(plan: Plan, report: Report) -> Best | None:
     return Best(job=jobs[name], error=sign * error, metric=report.metric, transfer=report.headlines[0].transfer)
 
 
-def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best, run_id: str) -> None:
+def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best, run_id: str) -> bool:
     """Attach the backbone's files to its run and make them a version of the model, unless they are one already; the
-    alias `best` points to it from now on.
+    alias `best` points to it from now on. False, and nothing is done, if somebody has deleted the run.
 
     Raises:
         TrackingError: the server refuses; nothing but the registry lacks anything.
@@ -102,7 +102,9 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
     if known:
         # Another one may have been the best since, or an earlier publisher died before it named this one.
         server.call_best(version.name, known)
-        return
+        return True
+    if not server.is_active(run_id):
+        return False
     record = read_record(store, best.job.key)
     with tempfile.TemporaryDirectory(prefix="orchestrator-backbone-") as folder:
         for part in _PARTS:
@@ -110,6 +112,7 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
                 store.download(part_object(record, part), Path(folder, part))
         server.attach(run_id, Path(folder), FOLDER)
     server.register(version)
+    return True
 
 
 class Attachments:
@@ -155,16 +158,23 @@ class Attachments:
         if provenance != Provenance() or self._is_origin_damaged:
             memory.submission = self._timeline.submission
 
-    def register(self, runs: Mapping[RunIdentity, RunMemory], memory: Memory) -> None:
-        """Put the best backbone of a sweep that succeeded into the model registry, if the sweep asks for it."""
+    def register(self, runs: MutableMapping[RunIdentity, RunMemory], memory: Memory) -> bool:
+        """Put the best backbone of a sweep that succeeded into the model registry, if the sweep asks for it.
+
+        False if the backbone has no run, because somebody deleted it: the next pass makes it anew and comes back.
+        """
         if not self._is_to_be_registered(memory):
-            return
+            return True
         best = best_backbone(self._plan, self._report)
-        run = None if best is None else runs.get((best.job.name, best.job.key))
-        if best is not None and run is not None:
-            register(self._store, self._server, self._plan, best, run.run_id)
+        if best is not None:
+            identity = (best.job.name, best.job.key)
+            run = runs.get(identity)
+            if run is None or not register(self._store, self._server, self._plan, best, run.run_id):
+                runs.pop(identity, None)
+                return False
         memory.registered = "-" if best is None else best.job.key
         memory.registered_for = self._timeline.submission
+        return True
 
     def _is_to_be_registered(self, memory: Memory) -> bool:
         succeeded = self._timeline.snapshot.state is SweepState.SUCCEEDED

@@ -1,15 +1,23 @@
-"""The data that is written to a tracking server, as values: runs with all of their content."""
+"""The data that is written to a tracking server, as values: runs with all of their content. And runs that it has.
+
+Other stores may have a sweep of the same name. A sweep's run names its store, runs of jobs are below it, and runs of
+trials below those of their jobs.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
-from orchestrator.tracking.facts import RunFacts, RunIdentity
+from orchestrator.storage.open import is_same_place
+from orchestrator.tracking.facts import SWEEP_RUN, RunFacts, RunIdentity
 
 PARENT_TAG = "mlflow.parentRunId"
+STORE_TAG = "store"
+"""Of a sweep's run: URI of the store that it is published from. A complete run has a parameter of this name, too, which
+is all that runs of earlier versions have."""
 _MAX_DIGEST_CHARACTERS = 32
 """MLflow keeps 36; the whole digest stands in the profile."""
 
@@ -22,6 +30,9 @@ class FoundRun:
     key: str
     run_id: str
     parent_run_id: str
+    status: str = ""
+    store: str = ""
+    """URI of the store that a sweep's run names; empty for other runs, and for one that names none (yet)."""
 
     @property
     def identity(self) -> RunIdentity:
@@ -104,3 +115,53 @@ def generated_digest(parameters: Mapping[str, object]) -> str:
 def milliseconds(at_s: float) -> int:
     """Unix time as MLflow counts it."""
     return round(1000 * at_s)
+
+
+def own_runs(
+    found: Sequence[FoundRun],
+    *,
+    stores: Collection[str],
+    known: Iterable[str],
+    look_up: Callable[[str], FoundRun | None],
+) -> list[FoundRun]:
+    """Those of ``found`` that belong to the sweep. Of runs of the sweep itself, those that name its store come first.
+
+    Args:
+        found: all runs of sweeps of this name.
+        stores: URIs of the sweep's store.
+        known: ids of runs that certainly belong to it, deleted ones included: what is below them does, too.
+        look_up: finds a run that is not in ``found``, a deleted one included; None if there is none. Asked once for
+            each missing parent: whoever deletes the sweep's run alone leaves those of its jobs.
+    """
+    by_id = {run.run_id: run for run in found}
+    answers = dict.fromkeys(known, True)
+
+    def is_named(run: FoundRun) -> bool:
+        return bool(run.store) and any(_is_same(run.store, store) for store in stores if store)
+
+    sweep_runs = [run for run in found if run.identity == SWEEP_RUN]
+    # Earlier versions named the store only when all of the sweep was published. Beside one that is certainly the
+    # sweep's, such a run is another store's.
+    takes_unnamed = not any(run.run_id in answers or is_named(run) for run in sweep_runs)
+
+    def is_own(run_id: str) -> bool:
+        if run_id not in answers:
+            answers[run_id] = False  # also if a run is below itself: the tags are not trusted
+            run = by_id.get(run_id) or look_up(run_id)
+            answers[run_id] = run is not None and belongs(run)
+        return answers[run_id]
+
+    def belongs(run: FoundRun) -> bool:
+        if run.identity == SWEEP_RUN:
+            return is_named(run) if run.store else takes_unnamed
+        return bool(run.parent_run_id) and is_own(run.parent_run_id)
+
+    own = [run for run in found if is_own(run.run_id)]
+    return sorted(own, key=lambda run: run.identity == SWEEP_RUN and not run.store)
+
+
+def _is_same(told: str, store: str) -> bool:
+    try:
+        return told == store or is_same_place(told, store)
+    except ValueError:  # what somebody wrote into the tag is no URI
+        return False

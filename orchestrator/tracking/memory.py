@@ -40,10 +40,22 @@ class RunMemory:
     said: dict[str, int] = field(default_factory=dict)
     """Last published step by number of the attempt that made it: segments of an attempt follow each other. Of a trial:
     number of its published points, by its start."""
+    sending: dict[str, int] = field(default_factory=dict)
+    """As ``said``, of a write that may have been cut off: the run may show these steps, too."""
+
+    @property
+    def shown(self) -> dict[str, int]:
+        """Last step that the run may show, by attempt."""
+        attempts = self.said.keys() | self.sending.keys()
+        return {attempt: max(self.said.get(attempt, 0), self.sending.get(attempt, 0)) for attempt in attempts}
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form; as earlier versions read it, unless a write was cut off."""
+        return {name: getattr(self, name) for name in self.__slots__ if name != "sending" or self.sending}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
-        """Inverse of ``Memory.to_json``."""
+        """Inverse of ``to_json``."""
         status = document["status"]
         return cls(**{**document, "status": None if status is None else RunStatus(status)})
 
@@ -82,7 +94,7 @@ class Memory:
         """Plain JSON form."""
         document = {name: getattr(self, name) for name in self.__slots__}
         # Not ``asdict``, which copies deeply: this is written every few seconds, for thousands of runs.
-        return {**document, "runs": [{name: getattr(run, name) for name in run.__slots__} for run in self.runs]}
+        return {**document, "runs": [run.to_json() for run in self.runs]}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -97,18 +109,19 @@ class MemoryFile:
         # Only a hash of the URI is stored: it may hold a password.
         self._name = tracking_name(sweep, sha256_hex(tracking_uri.encode())[:16])
         self._store = store
-        self._etag: str | None = None
+        self.etag: str | None = None
+        """Of the memory as it was last read or written here; None without one."""
         self._memory: Memory | None = None
-        """As stored under ``_etag``."""
+        """As stored under ``etag``."""
 
     def load(self) -> Memory:
         """The memory as stored; empty if there is none. Whoever changes it must ``save`` or ``forget`` it."""
         try:
-            if self._memory is None or self._store.stat(self._name).etag != self._etag:
+            if self._memory is None or self._store.stat(self._name).etag != self.etag:
                 content, stat = self._store.get_with_stat(self._name)
-                self._memory, self._etag = _parse(self._name, content), stat.etag
+                self._memory, self.etag = _parse(self._name, content), stat.etag
         except NotFoundError:
-            self._memory, self._etag = Memory(), None
+            self._memory, self.etag = Memory(), None
         return self._memory
 
     def forget(self) -> None:
@@ -125,10 +138,10 @@ class MemoryFile:
         # Without indentation: with it, Python's encoder takes ten times as long.
         content = seal(self._name, json.dumps(document, sort_keys=True).encode())
         self._memory = None
-        if self._etag is None:
-            self._etag = self._store.put_if_absent(self._name, content).etag
+        if self.etag is None:
+            self.etag = self._store.put_if_absent(self._name, content).etag
         else:
-            self._etag = self._store.put_if_match(self._name, content, self._etag).etag
+            self.etag = self._store.put_if_match(self._name, content, self.etag).etag
         self._memory = memory
 
 

@@ -9,23 +9,16 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import math
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from hashlib import sha256
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from orchestrator.core.errors import PreconditionFailedError
-from orchestrator.core.job_kinds import JobKind
-from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.inputs import MetricSegment
-from orchestrator.state.snapshot import JobView, Snapshot
-from orchestrator.state.transitions import JobState
+from orchestrator.state.snapshot import JobView
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.storage.trials import Trial, TrialState, read_trials
 from orchestrator.tracking.attachments import Attachments
 from orchestrator.tracking.content import (
     ContentReader,
@@ -36,7 +29,7 @@ from orchestrator.tracking.content import (
     read_all,
     sweep_params,
 )
-from orchestrator.tracking.draft import FoundRun, MetricPoint, RunDraft
+from orchestrator.tracking.draft import STORE_TAG, FoundRun, RunDraft, own_runs
 from orchestrator.tracking.facts import (
     SWEEP_RUN,
     RunFacts,
@@ -44,92 +37,21 @@ from orchestrator.tracking.facts import (
     RunStatus,
     Timeline,
     TimelineReader,
+    experiment_of,
     job_facts,
     superseded_facts,
     sweep_facts,
 )
 from orchestrator.tracking.links import shared_view
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
-from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
+from orchestrator.tracking.server import RunsRefusedError, TrackingServer
+from orchestrator.tracking.trials import TrialRun, changed_trials, owner_of
 
-_MARK = "#"
-"""Between the name of a search job and the number of a trial; no job's name holds one."""
-_STATUS = {
-    TrialState.RUNNING: RunStatus.RUNNING,
-    TrialState.COMPLETED: RunStatus.FINISHED,
-    TrialState.STOPPED: RunStatus.KILLED,
-    TrialState.FAILED: RunStatus.FAILED,
-}
 _BATCH = 200
 """Runs whose content is in memory at once; what is published is remembered in the store after some of these."""
 _SAVE_EVERY_S = 5.0
-_LOG = logging.getLogger(__name__)
-_MAX_BACKOFF_S = 60.0
-_SOON_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrialRun:
-    """A trial and its job."""
-
-    job: Job
-    facts: RunFacts
-    trial: Trial
-
-    def content(self, run: RunMemory | None) -> JobContent:
-        """What its run is to say and does not say yet."""
-        params = {name: str(value) for name, value in {**self.job.facets, **self.trial.params}.items()}
-        begun = str(self.trial.started_s)  # another log of the search may have another trial of this number
-        num_said = 0 if run is None else run.said.get(begun, 0)
-        return JobContent(
-            params={} if run is not None and run.described else params,
-            points=tuple(
-                MetricPoint(name=name, value=value, step=point.step, at_s=point.at_s)
-                for point in self.trial.points[num_said:]
-                for name, value in point.metrics.items()
-                if math.isfinite(value)
-            ),
-            is_complete=True,
-            said={begun: len(self.trial.points)},
-        )
-
-
-def owner_of(identity: RunIdentity) -> RunIdentity:
-    """The job that a trial's run belongs to; any other run's own identity."""
-    name, key = identity
-    return name.partition(_MARK)[0], key
-
-
-def changed_trials(
-    store: ObjectStore, plan: Plan, snapshot: Snapshot, runs: Mapping[RunIdentity, RunMemory]
-) -> list[TrialRun]:
-    """Trials that are not shown as they are, of all search jobs that have begun."""
-    jobs = [job for job in plan.jobs if job.kind is JobKind.SEARCH]
-    begun = [job for job in jobs if snapshot.jobs[job.name].num_attempts or snapshot.jobs[job.name].state.is_done]
-    found = [run for job in begun for run in _runs_of(store, plan.sweep, job, snapshot.jobs[job.name].state)]
-    return [run for run in found if _is_news(run.facts, runs)]
-
-
-def _runs_of(store: ObjectStore, sweep: str, job: Job, state: JobState) -> Iterable[TrialRun]:
-    for trial in read_trials(store, job.key):
-        yield TrialRun(job=job, trial=trial, facts=_facts(sweep, job, trial, state))
-
-
-def _facts(sweep: str, job: Job, trial: Trial, state: JobState) -> RunFacts:
-    status, end_s = _STATUS[trial.state], trial.ended_s
-    if state.is_final and not status.is_final:
-        # The search died before it could say how this one ended: nothing runs any more.
-        status, end_s = RunStatus.KILLED, max([trial.started_s, *(point.at_s for point in trial.points)])
-    name = f"{job.name}{_MARK}{trial.number}"
-    content = sha256(repr(trial.points).encode()).hexdigest()[:16]
-    tags = {"sweep": sweep, "job": name, "key": job.key, "kind": "trial", "state": trial.state.value}
-    tags |= {"reason": trial.reason, "content": content}  # so that new points are news
-    return RunFacts(job=name, key=job.key, status=status, start_s=trial.started_s, end_s=end_s, tags=tags)
-
-
-def _is_news(facts: RunFacts, runs: Mapping[RunIdentity, RunMemory]) -> bool:
-    run = runs.get(facts.identity)
-    return run is None or run.fingerprint != facts.fingerprint
+LOOK_EVERY_S = 15.0
+"""Between two looks at what a running job has written: each is a listing."""
 
 
 class FactsCache:
@@ -170,14 +92,23 @@ def _superseded(timeline: Timeline, identity: RunIdentity, status: RunStatus | N
     return superseded_facts(snapshot.sweep, identity, status, snapshot.accepted_at_s)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class SweepSource:
-    """Where a sweep's truth is read from; lives as long as its publisher."""
+    """Where a sweep's truth is read from, and what this process has done with it; lives as long as its publisher."""
 
     store: ObjectStore
     records: RecordCache
     facts: FactsCache
     file: MemoryFile
+    clock: Callable[[], float]
+    is_to_be_compared: bool
+    """Whether the next pass asks the server if the remembered runs are there still."""
+    searched_for: str | None = None
+    """Etag of the memory that has all runs of the server, because this process has searched for them and everything
+    that it wrote since was confirmed. Another memory is another publisher's, which may have left runs that it forgot.
+    """
+    looked_at_s: dict[RunIdentity, float] = field(default_factory=dict)
+    """When a running job's metrics were last looked for."""
 
 
 class Publication:
@@ -190,7 +121,16 @@ class Publication:
         self._attachments = Attachments(source.store, server, timeline, plan)
         self._memory = Memory()
         self._runs: dict[RunIdentity, RunMemory] = {}
+        self._lost: set[str] = set()
+        """Runs that were remembered until this pass."""
+        self._adopted: set[RunIdentity] = set()
+        """Runs of jobs, to be written in this pass, of which nobody remembers how far they are published."""
+        self._is_searched = False
+        self._found: dict[str, list[FoundRun]] = {}
+        """What a search of this pass has found, by experiment, until it is used."""
+        self._looked_at_s: dict[RunIdentity, float] = {}
         self._segments: dict[RunIdentity, list[MetricSegment]] = {}
+        self._refused: list[RunsRefusedError] = []
         self._unsaved: list[str] = []
         """Runs made since the memory was last saved."""
         self._saved_at_s = time.monotonic()
@@ -199,35 +139,52 @@ class Publication:
         """Publish; True if everything known at this moment is published.
 
         Raises:
-            TrackingError: the server cannot be reached; what it did accept is remembered.
+            TrackingError: the server cannot be reached, or refuses something; what it did accept is remembered.
             PreconditionFailedError: another publisher is at work on this sweep and server.
         """
-        self._memory = self._source.file.load()
+        source = self._source
+        self._memory = source.file.load()
         self._runs = self._memory.by_identity()
-        changed = self._changed()
-        if changed and self._has_lost_its_runs():
-            self._runs, self._memory.attached, self._memory.submission = {}, {}, ""
-            self._memory.registered = ""
-            changed = self._changed()
-        trials = changed_trials(self._source.store, self._plan, self._timeline.snapshot, self._runs)
-        if not changed and not trials and not self._memory.condemned:
-            return True
-        self._source.file.forget()
-        self._discard_superseded(changed)
+        self._is_searched = source.file.etag is not None and source.file.etag == source.searched_for
+        if source.is_to_be_compared:
+            self._compare_with_server()
+        changed, trials = self._news()
+        is_complete = True
+        if changed or trials or self._memory.condemned:
+            source.file.forget()
+            if self._has_lost_its_runs():
+                self._forget_runs()
+                changed, trials = self._news()
+            is_complete = self._publish_and_remember(changed, trials)
+        # Only now: after an error, the next pass looks at everything.
+        source.is_to_be_compared = False
+        if self._refused:
+            source.looked_at_s = {}  # or else the next pass had nothing to tell, and would not say so
+            raise self._refused[0]
+        source.looked_at_s = self._looked_at_s
+        return is_complete
+
+    def _publish_and_remember(self, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
+        self._source.searched_for = None  # until everything that this pass writes is confirmed
         try:
-            all_there = self._publish(changed, trials)
+            is_complete = self._publish(changed, trials)
         except PreconditionFailedError:
             raise
         except Exception:
             self._save()  # whatever the server accepted before it failed is remembered
             raise
         self._save()
-        return all_there
+        self._source.searched_for = self._source.file.etag if self._is_searched else None
+        return is_complete
 
     # ---------------------------------------------------------------------------------------------------------- facts
+    def _news(self) -> tuple[list[RunFacts], list[TrialRun]]:
+        return self._changed(), changed_trials(self._source.store, self._plan, self._timeline.snapshot, self._runs)
+
     def _changed(self) -> list[RunFacts]:
         """What is to be told anew; the sweep's own run first."""
         facts = self._source.facts.all(self._timeline, self._plan, self._runs)
+        self._look_at_running(facts)
         has_news = {run.identity for run in facts if self._has_news(run)}
         # The run of a backbone shows its analyses too, which end long after it.
         for name, key in tuple(has_news):
@@ -237,20 +194,27 @@ class Publication:
                 has_news.add((backbone.name, backbone.key))
         return [run for run in facts if run.identity in has_news]
 
-    def _has_news(self, facts: RunFacts) -> bool:
+    def _look_at_running(self, facts: Sequence[RunFacts]) -> None:
+        """List what jobs have written that run as they did: many at once, and each job only now and then."""
+        # All segments were there before an end was on record: of a job that has ended there is nothing to look for.
+        running = [run for run in facts if run.identity != SWEEP_RUN and not run.status.is_final and self._is_told(run)]
+        now, looked_at_s = self._source.clock(), self._source.looked_at_s
+        due = [run for run in running if now - looked_at_s.get(run.identity, -math.inf) >= LOOK_EVERY_S]
+        read_all(self._list_segments, due)
+        before = {run.identity: looked_at_s[run.identity] for run in running if run.identity in looked_at_s}
+        self._looked_at_s = before | {run.identity: now for run in due}
+
+    def _is_told(self, facts: RunFacts) -> bool:
         run = self._runs.get(facts.identity)
-        if run is None or run.fingerprint != facts.fingerprint:
+        return run is not None and run.fingerprint == facts.fingerprint
+
+    def _has_news(self, facts: RunFacts) -> bool:
+        if not self._is_told(facts):
             return True
         if facts.identity == SWEEP_RUN:
             return self._attachments.has_news(self._memory)
-        if facts.status.is_final:
-            return False  # all segments were there before the end was on record: nothing to look for
-        return last_steps(self._list_segments(facts)) != run.said
-
-    def _has_lost_its_runs(self) -> bool:
-        """Whether the server does not have the sweep's run (any more), and so none that belongs to it."""
-        sweep_run = self._runs.get(SWEEP_RUN)
-        return sweep_run is not None and not self._server.is_active(sweep_run.run_id)
+        segments = None if facts.status.is_final else self._segments.get(facts.identity)
+        return segments is not None and last_steps(segments) != self._runs[facts.identity].said
 
     def _list_segments(self, facts: RunFacts) -> list[MetricSegment]:
         job = self._jobs.get(facts.job)
@@ -262,7 +226,10 @@ class Publication:
 
     # --------------------------------------------------------------------------------------------------------- memory
     def _save(self) -> None:
-        self._memory.runs = list(self._runs.values())
+        # Runs that were found are remembered once they are written: until then, whoever finds them must doubt them.
+        self._memory.runs = [
+            run for identity, run in self._runs.items() if run.fingerprint or identity not in self._adopted
+        ]
         try:
             self._source.file.save(self._memory)
         except PreconditionFailedError:
@@ -276,15 +243,56 @@ class Publication:
         taken = {run.run_id for run in self._source.file.load().runs}
         self._server.delete_runs([run_id for run_id in self._unsaved if run_id not in taken])
 
+    def _has_lost_its_runs(self) -> bool:
+        """Whether the server does not have the sweep's run (any more), and so none that belongs to it."""
+        sweep_run = self._runs.get(SWEEP_RUN)
+        return sweep_run is not None and not self._server.is_active(sweep_run.run_id)
+
+    def _forget_runs(self) -> None:
+        """All of the sweep is published anew; runs that are there still are found again, below the lost ones too."""
+        self._lost |= {run.run_id for run in self._runs.values()}
+        self._runs, self._adopted, self._is_searched = {}, set(), False
+        self._memory.experiment_id = ""
+        self._forget_attachments()
+
+    def _forget_attachments(self) -> None:
+        self._source.file.forget()
+        self._memory.attached, self._memory.submission, self._memory.registered = {}, "", ""
+
+    def _compare_with_server(self) -> None:
+        """Forget what the server does not have, or not as remembered: it may be another one, or older, than it was."""
+        if not self._runs:
+            return
+        found = self._server.find_runs(self._memory.experiment_id, self._plan.sweep)
+        self._found[self._memory.experiment_id] = found
+        status = {run.run_id: run.status for run in found}
+        if SWEEP_RUN not in self._runs or self._runs[SWEEP_RUN].run_id not in status:
+            self._forget_runs()
+            return
+        current = {(view.name, view.key) for view in self._timeline.snapshot.jobs.values()} | {SWEEP_RUN}
+        for identity, run in tuple(self._runs.items()):
+            if run.run_id not in status:
+                del self._runs[identity]
+                self._lost.add(run.run_id)
+            elif owner_of(identity) in current and run.status is not None and run.status != status[run.run_id]:
+                self._runs[identity] = RunMemory(job=run.job, key=run.key, run_id=run.run_id)
+                if identity == SWEEP_RUN:
+                    self._forget_attachments()
+                elif identity in current:
+                    self._adopted.add(identity)
+
     def _discard_superseded(self, changed: list[RunFacts]) -> None:
         """Replace runs that show steps which a later attempt repeated: MLflow cannot take a metric back."""
         known = [facts for facts in changed if facts.identity in self._runs and not facts.is_superseded]
-        told = [facts for facts in known if self._runs[facts.identity].said]
+        told = [run for run in known if run.identity in self._adopted or self._runs[run.identity].shown]
         read_all(self._list_segments, told)
         for facts in told:
-            valid = last_steps(self._list_segments(facts))
-            if any(step > valid.get(attempt, 0) for attempt, step in self._runs[facts.identity].said.items()):
-                self._memory.discarded.append(self._runs.pop(facts.identity).run_id)
+            segments, shown = self._list_segments(facts), self._runs[facts.identity].shown
+            valid = last_steps(segments)
+            # How far an attempt was told that others followed is not known of a run that was found.
+            is_doubtful = facts.identity in self._adopted and any(segment.attempt > 1 for segment in segments)
+            if is_doubtful or any(step > valid.get(attempt, 0) for attempt, step in shown.items()):
+                self._memory.discarded.append(self._drop(facts.identity))
         self._delete_discarded()
 
     def _delete_discarded(self) -> None:
@@ -297,16 +305,22 @@ class Publication:
 
     # -------------------------------------------------------------------------------------------------------- publish
     def _publish(self, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
-        experiment_id = self._server.ensure_experiment(self._plan.experiment or self._plan.sweep)
+        experiment_id = self._experiment_id()
+        if self._runs and experiment_id != self._memory.experiment_id:
+            self._forget_runs()  # MLflow cannot move them
+            changed, trials = self._news()
         is_new_plan = self._memory.submission != self._timeline.submission
         if self._memory.experiment_id != experiment_id or is_new_plan:
             self._server.tag_experiment(experiment_id, shared_view(self._plan))
             self._memory.experiment_id = experiment_id
-        found_more = self._adopt(experiment_id, [*changed, *(trial.facts for trial in trials)])
+        found_more = self._adopt(experiment_id, changed, trials)
+        self._discard_superseded(changed)
         sweep = [facts for facts in changed if facts.identity == SWEEP_RUN]
         if SWEEP_RUN not in self._runs:  # first: it is the parent of the others
             self._write(experiment_id, [self._unfinished(sweep[0])], {})
             self._save()
+            if SWEEP_RUN not in self._runs:
+                return False  # refused, or deleted in this moment
         jobs = [facts for facts in changed if facts.identity != SWEEP_RUN]
         batches = [jobs[start : start + _BATCH] for start in range(0, len(jobs), _BATCH)]
         # Last, the sweep: its end says that all is there. Stops at nothing but errors.
@@ -319,29 +333,49 @@ class Publication:
         )
         return is_all_there and not found_more
 
-    def _adopt(self, experiment_id: str, changed: list[RunFacts]) -> bool:
+    def _experiment_id(self) -> str:
+        return self._server.ensure_experiment(
+            experiment_of(self._plan),
+            known_id=self._memory.experiment_id,
+            earlier_names=self._timeline.experiments,
+        )
+
+    def _adopt(self, experiment_id: str, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
         """Find runs that a crash, between making them and saving the memory, left to their tags alone.
 
         True if there are others as well, of earlier revisions: the next pass says so of them.
         """
-        missing = {facts.identity for facts in changed} - self._runs.keys()
-        if not missing:
+        jobs = {facts.identity for facts in changed}
+        missing = (jobs | {trial.facts.identity for trial in trials}) - self._runs.keys()
+        if not missing or self._is_searched:
             return False
         found = self._find(experiment_id)
         unknown = [run for run in found if run.identity not in self._runs]
         for run in unknown:
             self._runs.setdefault(run.identity, RunMemory(job=run.job, key=run.key, run_id=run.run_id))
+        self._adopted |= {run.identity for run in unknown} & jobs - {SWEEP_RUN}
         self._remove_doubles(found)
+        self._is_searched = True
         return any(run.identity not in missing for run in unknown)
 
     def _find(self, experiment_id: str) -> list[FoundRun]:
+        """The sweep's runs on the server: those of other stores with a sweep of this name are not among them."""
+        found = self._found.pop(experiment_id, None)
+        if found is None:
+            found = self._server.find_runs(experiment_id, self._plan.sweep)
         discarded = set(self._memory.discarded)
-        return [run for run in self._server.find_runs(experiment_id, self._plan.sweep) if run.run_id not in discarded]
+        own = own_runs(
+            found,
+            stores=(self._source.store.uri, self._plan.store_uri),
+            known={*self._lost, *discarded, *(run.run_id for run in self._runs.values())},
+            look_up=self._server.find_run,
+        )
+        return [run for run in own if run.run_id not in discarded]
 
     def _remove_doubles(self, found: Sequence[FoundRun]) -> None:
         """Delete second runs of a job: made by requests whose answers came too late for whoever sent them.
 
-        Only runs below the same parent: other stores may publish sweeps of this name to the same server.
+        Only runs below the same parent: of others nobody knows why they are there.
         """
         parents = {run.run_id: run.parent_run_id for run in found}
         known = [(run, self._runs.get(run.identity)) for run in found if run.parent_run_id]
@@ -357,22 +391,41 @@ class Publication:
     ) -> bool:
         """Write runs and remember them; False if one was deleted meanwhile, so that the next pass makes it anew."""
         all_there = True
-        # Remembered one by one as the server confirms them: after an error, those before it are not told again.
-        for draft, run_id in self._server.write(experiment_id, drafts):
-            facts = draft.facts
-            if not run_id:
-                del self._runs[facts.identity]
-                all_there = False
-                continue
-            if not draft.run_id:
-                self._runs[facts.identity] = RunMemory(job=facts.job, key=facts.key, run_id=run_id)
-                self._unsaved.append(run_id)
-            run = self._runs[facts.identity]
-            run.status, run.fingerprint = facts.status, facts.fingerprint
-            content = contents.get(facts.identity)
-            if content is not None:
-                run.described, run.said = content.is_complete, dict(content.said)
+        try:
+            # Remembered one by one as the server confirms them: after an error, those before it are not told again.
+            for draft, run_id in self._server.write(experiment_id, drafts):
+                if run_id:
+                    self._remember(draft, run_id, contents.get(draft.facts.identity))
+                else:
+                    self._drop(draft.facts.identity)
+                    all_there = False
+        except RunsRefusedError as error:
+            self._refused.append(error)
+            all_there = False
+            for draft, answer in error.refused:
+                self._adopted.discard(draft.facts.identity)
+                if answer.run_id and not draft.run_id:  # it is there: tried again, and not made again
+                    self._make(draft, answer.run_id)
         return all_there
+
+    def _drop(self, identity: RunIdentity) -> str:
+        """Forget a run, which is to be made anew; its id, empty if there is none."""
+        self._adopted.discard(identity)
+        run = self._runs.pop(identity, None)
+        return "" if run is None else run.run_id
+
+    def _make(self, draft: RunDraft, run_id: str) -> None:
+        facts = draft.facts
+        self._runs[facts.identity] = RunMemory(job=facts.job, key=facts.key, run_id=run_id)
+        self._unsaved.append(run_id)
+
+    def _remember(self, draft: RunDraft, run_id: str, content: JobContent | None) -> None:
+        if not draft.run_id:
+            self._make(draft, run_id)
+        run = self._runs[draft.facts.identity]
+        run.status, run.fingerprint = draft.facts.status, draft.facts.fingerprint
+        if content is not None:
+            run.described, run.said, run.sending = content.is_complete, dict(content.said), {}
 
     # ----------------------------------------------------------------------------------------------------------- jobs
     def _publish_jobs(self, experiment_id: str, some: Sequence[RunFacts]) -> bool:
@@ -380,10 +433,24 @@ class Publication:
         # The run of a job of an earlier revision is there; that of a trial is a job's.
         parent = self._runs[SWEEP_RUN].run_id
         drafts = [self._draft(facts, contents[facts.identity], "" if facts.is_superseded else parent) for facts in some]
+        self._announce(contents)
         all_there = self._write(experiment_id, drafts, contents)
         if time.monotonic() - self._saved_at_s > _SAVE_EVERY_S:
             self._save()
         return all_there
+
+    def _announce(self, contents: Mapping[RunIdentity, JobContent | None]) -> None:
+        """Remember what runs may show from now on: this process may die before it notes what they do show."""
+        growing = [
+            (run, content)
+            for identity, content in contents.items()
+            if content is not None and content.points and (run := self._runs.get(identity)) is not None
+        ]
+        ahead = [(run, content) for run, content in growing if content.said != run.said]
+        for run, content in ahead:
+            run.sending = dict(content.said)
+        if ahead:
+            self._save()
 
     def _content(self, facts: RunFacts) -> JobContent | None:
         """None for a job that the plan no longer has."""
@@ -426,7 +493,12 @@ class Publication:
     # ---------------------------------------------------------------------------------------------------------- sweep
     def _unfinished(self, facts: RunFacts) -> RunDraft:
         """The sweep's run as it is made: whatever became of the sweep, its jobs are not there yet."""
-        return RunDraft(name=self._plan.sweep, facts=replace(facts, status=RunStatus.RUNNING, end_s=None))
+        facts = replace(facts, status=RunStatus.RUNNING, end_s=None)
+        return RunDraft(name=self._plan.sweep, facts=facts, tags=self._store_tag())
+
+    def _store_tag(self) -> dict[str, str]:
+        # Not among the facts: runs of earlier versions are not told anew for it.
+        return {STORE_TAG: self._source.store.uri}
 
     def _publish_sweep(self, experiment_id: str, sweep: Sequence[RunFacts]) -> bool:
         if not sweep or SWEEP_RUN not in self._runs:
@@ -435,22 +507,35 @@ class Publication:
             self._remove_doubles(self._find(experiment_id))
         run = self._runs[SWEEP_RUN]
         params = {} if run.described else sweep_params(self._plan)
-        tags = self._attachments.tags()
+        tags = {**self._attachments.tags(), **self._store_tag()}
         draft = RunDraft(name=self._plan.sweep, facts=sweep[0], run_id=run.run_id, params=params, tags=tags)
         if not self._write(experiment_id, [draft], {}):
             return False
         run.described = True
         # Last: a server that takes no files still shows how every job ended.
         self._attachments.publish(run.run_id, self._memory)
-        self._attachments.register(self._runs, self._memory)
-        return True
+        return self._attachments.register(self._runs, self._memory)
 
 
 class Publisher:
-    """Needs the store and the tracking server, no cluster. ``tracking_uri``: see ``TrackingServer``."""
+    """Needs the store and the tracking server, no cluster.
 
-    def __init__(self, store: ObjectStore, tracking_uri: str) -> None:
-        self._store = store
+    Args:
+        store: of the sweeps.
+        tracking_uri: see ``TrackingServer``.
+        compares: whether the first pass of a sweep asks the server if it has what is remembered as published.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        tracking_uri: str,
+        *,
+        compares: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store, self._compares, self._clock = store, compares, clock
         self._server = TrackingServer(tracking_uri, artifact_root=store.uri)
         self._records = RecordCache(store)
         self._readers: dict[str, TimelineReader] = {}
@@ -497,72 +582,10 @@ class Publisher:
                 records=self._records,
                 facts=FactsCache(),
                 file=MemoryFile(self._store, sweep, self._server.uri),
+                clock=self._clock,
+                is_to_be_compared=self._compares,
             )
         return self._sources[sweep]
 
     def _reader(self, sweep: str) -> TimelineReader:
         return self._readers.setdefault(sweep, TimelineReader(self._store, sweep))
-
-
-class PublishesSweeps(Protocol):
-    """What the loop needs of a ``Publisher``."""
-
-    @property
-    def num_written(self) -> int:
-        """Runs that the tracking server took so far."""
-
-    def publish_once(self, sweep: str) -> bool:
-        """Publish what is new; True if everything known at this moment is published."""
-
-    def has_ended(self, sweep: str) -> bool:
-        """Whether nothing more will happen to the sweep."""
-
-
-def publish_until_done(
-    publisher: PublishesSweeps,
-    sweep: str,
-    *,
-    poll_s: float = 2.0,
-    give_up_s: float | None = None,
-    wait: Callable[[float], object] | None = None,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Publish until the sweep has ended and all of it is published.
-
-    Args:
-        publisher: what to publish with.
-        sweep: its name.
-        poll_s: pause between two looks at the journal.
-        give_up_s: longest outage of the tracking server to sit out; None for any. A server that refuses is given up at
-            once, unless it is None.
-        wait: sleeps for some seconds (replaced in tests; may raise to end the loop).
-        clock: seconds, monotonic.
-
-    Raises:
-        TrackingError: an outage lasted longer than ``give_up_s``.
-    """
-    pause = wait or threading.Event().wait
-    outage_since: float | None = None
-    backoff_s, told, num_written = poll_s, "", publisher.num_written
-    while True:
-        try:
-            # Asked first: what happens after the answer may be missed, what happened before it is published.
-            ended = publisher.has_ended(sweep)
-            published = publisher.publish_once(sweep)
-        except TrackingError as error:
-            now = clock()
-            if publisher.num_written > num_written:  # it works now and then: this is another outage
-                outage_since, backoff_s, num_written = None, poll_s, publisher.num_written
-            outage_since = now if outage_since is None else outage_since
-            if give_up_s is not None and (isinstance(error, TrackingRefusedError) or now - outage_since >= give_up_s):
-                raise
-            if str(error) != told:
-                _LOG.warning("%s; trying again", error)
-            told = str(error)
-            pause(backoff_s)
-            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
-            continue
-        if ended and published:
-            return
-        outage_since, backoff_s, told = None, poll_s, ""
-        pause(poll_s if published else _SOON_S)

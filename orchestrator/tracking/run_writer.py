@@ -10,10 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from orchestrator.tracking.draft import PARENT_TAG, DatasetUse, FoundRun, RunDraft, milliseconds
+from orchestrator.tracking.draft import PARENT_TAG, STORE_TAG, DatasetUse, FoundRun, RunDraft, milliseconds
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -29,8 +30,20 @@ _MAX_NAME = 250
 _NO_END = 0
 """An end time that MLflow reads as no end; its client cannot remove one."""
 
+INVALID = "INVALID_PARAMETER_VALUE"
+"""MLflow's error code for what it refuses whenever it is asked."""
+_ABSENT = "RESOURCE_DOES_NOT_EXIST"
 _DATABASE_REFUSAL = "BAD_REQUEST"
 """MLflow's error code for a write that the database refused; another writer at the same moment causes it, too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRun:
+    """A run that MLflow does not take as it is: it refuses a name or a value."""
+
+    run_id: str
+    """Of the run, which is incomplete; empty if it was not made."""
+    error: Exception
 
 
 class RunWriter:
@@ -61,39 +74,54 @@ class RunWriter:
             if not token:
                 return found
 
-    def write(self, experiment_id: str, drafts: Sequence[RunDraft]) -> Iterator[str]:
-        """Write each draft; yields its run id, or nothing but an empty string where the run was deleted meanwhile."""
+    def write(self, experiment_id: str, drafts: Sequence[RunDraft]) -> Iterator[str | RefusedRun]:
+        """Write each draft; yields its run id, or nothing but an empty string where the run was deleted meanwhile.
+
+        A run that is refused does not keep the others.
+        """
         with ThreadPoolExecutor(max_workers=self._num_threads, thread_name_prefix="mlflow") as threads:
             yield from threads.map(lambda draft: self._write_or_miss(experiment_id, draft), drafts)
 
     def is_active(self, run_id: str) -> bool:
         """Whether a run exists and is not deleted."""
+        run = self._get(run_id)
+        return run is not None and bool(run.info.lifecycle_stage == "active")
+
+    def find_run(self, run_id: str) -> FoundRun | None:
+        """A run by its id, a deleted one included; None if there is none."""
+        run = self._get(run_id)
+        return None if run is None else _found(run)
+
+    def _get(self, run_id: str) -> Run | None:
         from mlflow.exceptions import MlflowException
 
         try:
-            return bool(self._client.get_run(run_id).info.lifecycle_stage == "active")
+            return self._client.get_run(run_id)
         except MlflowException as error:
-            if error.error_code == "RESOURCE_DOES_NOT_EXIST":
-                return False
+            if error.error_code == _ABSENT:
+                return None
             raise
 
-    def _write_or_miss(self, experiment_id: str, draft: RunDraft) -> str:
+    def _write_or_miss(self, experiment_id: str, draft: RunDraft) -> str | RefusedRun:
         from mlflow.exceptions import MlflowException
 
+        run_id = draft.run_id
         try:
-            return self._write(experiment_id, draft)
+            run_id = run_id or self._create(experiment_id, draft)
+            self._fill(run_id, draft)
         except MlflowException as error:
-            if draft.run_id and _is_refusal(error) and not self.is_active(draft.run_id):
+            if run_id and _is_refusal(error) and not self.is_active(run_id):
                 return ""
+            if error.error_code == INVALID:
+                return RefusedRun(run_id=run_id, error=error)
             raise
+        return run_id
 
-    def _write(self, experiment_id: str, draft: RunDraft) -> str:
-        run_id = draft.run_id or self._create(experiment_id, draft)
+    def _fill(self, run_id: str, draft: RunDraft) -> None:
         self._log(run_id, draft, is_new=not draft.run_id)
         if draft.datasets:
             self._log_datasets(run_id, draft.datasets)
         self._end(run_id, draft)
-        return run_id
 
     def _create(self, experiment_id: str, draft: RunDraft) -> str:
         """Make a run that can be found by its tags from its first moment on."""
@@ -148,8 +176,14 @@ class RunWriter:
 
 def _found(run: Run) -> FoundRun:
     tags = run.data.tags
-    parent = tags.get(PARENT_TAG, "")
-    return FoundRun(job=tags.get("job", ""), key=tags.get("key", ""), run_id=run.info.run_id, parent_run_id=parent)
+    return FoundRun(
+        job=tags.get("job", ""),
+        key=tags.get("key", ""),
+        run_id=run.info.run_id,
+        parent_run_id=tags.get(PARENT_TAG, ""),
+        status=run.info.status,
+        store=tags.get(STORE_TAG, "") or run.data.params.get(STORE_TAG, ""),
+    )
 
 
 def _calls(
@@ -180,9 +214,4 @@ def _dataset_input(use: DatasetUse) -> DatasetInput:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether the server refused the request; an outage is not a refusal."""
-    return getattr(error, "error_code", "") in {
-        "INVALID_PARAMETER_VALUE",
-        "INVALID_STATE",
-        "RESOURCE_DOES_NOT_EXIST",
-        _DATABASE_REFUSAL,
-    }
+    return getattr(error, "error_code", "") in {INVALID, "INVALID_STATE", _ABSENT, _DATABASE_REFUSAL}

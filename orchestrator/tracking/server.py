@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -20,10 +20,11 @@ from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
 from orchestrator.core.security.urls import forbidden_host
 from orchestrator.tracking.draft import FoundRun, RunDraft
-from orchestrator.tracking.run_writer import RunWriter
+from orchestrator.tracking.run_writer import INVALID, RefusedRun, RunWriter
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Experiment
 
 
 _MAX_CAUSE_CHARACTERS = 300
@@ -55,6 +56,14 @@ class TrackingError(OrchestratorError):
 
 class TrackingRefusedError(TrackingError):
     """What will not pass by itself: somebody must change the sweep, the server or the environment first."""
+
+
+class RunsRefusedError(TrackingRefusedError):
+    """MLflow refuses some runs as they are; all others were written. ``refused`` has what it said, by draft."""
+
+    def __init__(self, message: str, refused: Sequence[tuple[RunDraft, RefusedRun]] = ()) -> None:
+        super().__init__(message)
+        self.refused = tuple(refused)
 
 
 @contextmanager
@@ -98,6 +107,8 @@ def _remedy(error: Exception) -> str:
         return f"set {login} to those of a user who may write there"
     if any(sign in text for sign in _READ_ONLY):
         return "let the publisher write there, or name another tracking.uri"
+    if getattr(error, "error_code", "") == INVALID:
+        return "it refuses this whenever it is asked: change what it names"
     return ""
 
 
@@ -219,14 +230,21 @@ class TrackingServer:
         # A database's own socket has no host name, and may have a user and password all the same.
         return address.hostname or f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
 
-    def ensure_experiment(self, name: str) -> str:
+    def ensure_experiment(self, name: str, *, known_id: str = "", earlier_names: Collection[str] = ()) -> str:
         """Id of the experiment with this name, made if there is none.
+
+        Args:
+            name: what the sweep calls it.
+            known_id: of the experiment that was used so far; if somebody renamed it on the server, it is used further.
+            earlier_names: what the sweep has called it until now. If the known one is called so, the sweep was changed.
 
         Raises:
             TrackingError: the server does not answer, or the experiment is deleted or somebody else's.
         """
         with failures_named(f"finding the experiment {name!r}", self.shown):
-            found = self._client.get_experiment_by_name(name)
+            found = self._known_experiment(known_id) if known_id else None
+            if found is None or (found.name != name and found.name in earlier_names):
+                found = self._client.get_experiment_by_name(name)
             if found is None:
                 return self._create_experiment(name)
             if found.lifecycle_stage == _DELETED:
@@ -247,7 +265,7 @@ class TrackingServer:
                     self._client.set_experiment_tag(experiment_id, name, value)
 
     def find_runs(self, experiment_id: str, sweep: str) -> list[FoundRun]:
-        """The sweep's runs that are not deleted, oldest first."""
+        """Runs of sweeps of this name that are not deleted, oldest first."""
         with failures_named(f"searching the runs of sweep {sweep}", self.shown):
             return self._writer.find_runs(experiment_id, sweep)
 
@@ -255,17 +273,38 @@ class TrackingServer:
         """Write runs; yields each draft with its run id once it is there, empty where it was deleted meanwhile.
 
         A caller that stops at an error has been given all that was written for certain.
+
+        Raises:
+            RunsRefusedError: MLflow refuses some of them as they are; raised behind the others.
+            TrackingError: the server does not answer.
         """
+        refused: list[tuple[RunDraft, RefusedRun]] = []
         with failures_named("writing runs", self.shown):
             written = self._writer.write(experiment_id, drafts)
-            for draft, run_id in zip(drafts, written, strict=True):
+            for draft, answer in zip(drafts, written, strict=True):
+                if isinstance(answer, RefusedRun):
+                    refused.append((draft, answer))
+                    continue
                 self.num_written += 1
-                yield draft, run_id
+                yield draft, answer
+        if refused:
+            draft, answer = refused[0]
+            more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+            raise RunsRefusedError(
+                f"MLflow ({self.shown}) refuses the run of {draft.name}{more}: {_cause(answer.error)}; training goes "
+                "on, and all other runs are published; change in the sweep what MLflow names, and submit it again",
+                refused,
+            ) from answer.error
 
     def is_active(self, run_id: str) -> bool:
         """Whether a run exists and is not deleted."""
         with failures_named(f"reading run {run_id}", self.shown):
             return self._writer.is_active(run_id)
+
+    def find_run(self, run_id: str) -> FoundRun | None:
+        """A run by its id, a deleted one included; None if there is none."""
+        with failures_named(f"reading run {run_id}", self.shown):
+            return self._writer.find_run(run_id)
 
     def delete_runs(self, run_ids: Iterable[str]) -> None:
         """Mark runs deleted; one that is gone already is success."""
@@ -356,6 +395,18 @@ class TrackingServer:
         return RunWriter(self._client, num_threads=1 if _sqlite_path(self.uri) else _NUM_THREADS)
 
     # ----------------------------------------------------------------------------------------------------- experiments
+    def _known_experiment(self, experiment_id: str) -> Experiment | None:
+        """None if it is deleted, or not there any more."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            found = self._client.get_experiment(experiment_id)
+        except MlflowException as error:
+            if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+                raise
+            return None
+        return None if found.lifecycle_stage == _DELETED else found
+
     def _create_experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
 

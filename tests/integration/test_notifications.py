@@ -84,6 +84,26 @@ def test_end_of_a_sweep_is_told_once_whoever_looks(tmp_path: Path) -> None:
     assert notice.jobs == {"succeeded": 5}
 
 
+def test_ended_sweep_costs_no_request_until_it_is_opened_again(tmp_path: Path, monkeypatch) -> None:
+    world = Told(tmp_path, WEBHOOK)
+    world.send()
+    world.finish()
+    world.notifier.turn()
+    asked: list[str] = []
+    with monkeypatch.context() as patched:
+        for name in ("exists", "get", "list_children"):
+            patched.setattr(world.store, name, asked.append)
+        world.notifier.turn()
+    assert asked == []
+    world.clock.advance(1.0)
+    plan = replace(make_plan(*diamond(), store_uri=world.store.uri, max_failures=2), notify=world.channels)
+    world.last_message["sweep"] = client.submit(world.store, plan, "name: sweep\n", CLUSTER, now=world.clock())
+    world.tick_until(lambda: world.last_message["sweep"] in world.snapshot().handled)
+    world.finish()
+    world.notifier.turn()
+    assert world.sent.occasions == ["finished", "finished"]
+
+
 def test_each_end_of_a_sweep_that_is_opened_again_is_told(tmp_path: Path) -> None:
     backend = ScriptedBackend(LocalStore(tmp_path), {"pretrain/a": [Fail(), Succeed()]})
     world = Told(tmp_path, WEBHOOK, backend=backend)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.tracking.publication import publish_until_done
+from orchestrator.tracking.loop import publish_until_done
 from orchestrator.tracking.server import TrackingError
 
 

@@ -256,6 +256,31 @@ def test_registry_better_backbone_of_a_later_submit_is_registered_too(client, st
     assert sorted(version.tags["label_space"] for version in versions) == ["levels/depth3", "levels/depth4"]
 
 
+@pytest.mark.parametrize("is_noticed", [False, True], ids=["unnoticed", "noticed"])
+def test_registry_best_backbone_whose_run_was_deleted_gets_another(client, store, plan, uri, is_noticed):
+    plan = replace(plan, register="best")
+    journal = SampleJournal(store, plan)
+    backbone = plan.by_name()["pretrain/levels/depth3/seed1"]
+    for job in plan.jobs:
+        if job is not backbone or not is_noticed:
+            journal.run(job)
+    if is_noticed:
+        journal.launch(backbone)
+    publisher = Publisher(store, uri)
+    assert publisher.publish_once(plan.sweep)
+    deleted = _runs(client, plan)[backbone.name].info.run_id
+    client.delete_run(deleted)
+    if is_noticed:  # by the pass that writes its end
+        journal.succeed(backbone)
+    journal.finish()
+
+    assert not publisher.publish_once(plan.sweep)
+    assert publisher.publish_once(plan.sweep)
+
+    (version,) = client.search_model_versions(f"name = '{plan.sweep}'")
+    assert version.run_id == _runs(client, plan)[backbone.name].info.run_id != deleted
+
+
 def test_registry_sweep_that_does_not_ask_registers_nothing(client, store, plan, uri):
     SampleJournal(store, plan).run_all()
     assert Publisher(store, uri).publish_once(plan.sweep)

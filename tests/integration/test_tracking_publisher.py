@@ -16,8 +16,9 @@ from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import record_name, report_name, tracking_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.memory import Memory, MemoryFile
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publication import LOOK_EVERY_S, Publisher
 from orchestrator.tracking.server import TrackingError, TrackingServer
+from tests.commands import run_command
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.report_sweeps import REPORT_FILES
@@ -242,6 +243,58 @@ def test_publisher_steps_superseded_after_publishing_do_not_stay(client, store, 
     assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
 
 
+@pytest.mark.parametrize("forgets", [False, True], ids=["cut_off", "memory_lost"])
+def test_publisher_superseded_steps_that_nobody_noted_do_not_stay(
+    *, client, store, plan, tracking_uri, forgets, monkeypatch
+):
+    """They were sent by a publisher that died at once, or the memory was lost since."""
+    journal = SampleJournal(store, plan)
+    job = plan.jobs[0]
+    journal.launch(job)
+    write_segment(store, job.key, 1, 0, [5.0])
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+    write_segment(store, job.key, 1, 1, [9.0])
+    write = TrackingServer.write
+
+    def write_and_die(*arguments):
+        yield from write(*arguments)
+        raise _CrashedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrackingServer, "write", write_and_die)
+        with pytest.raises(_CrashedError):
+            Publisher(store, tracking_uri).publish_once(plan.sweep)
+    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 9.0)]
+    if forgets:
+        store.delete(_memory_of(store, plan))
+    journal.fail(job)
+    journal.launch(job)
+    write_segment(store, job.key, 2, 1, [4.0], at_s=START_S + 100)
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
+
+
+def _memory_of(store: LocalStore, plan: Plan) -> str:
+    (stat,) = store.list_objects(f"sweeps/{plan.sweep}/tracking/")
+    return stat.name
+
+
+def test_publisher_looks_at_running_jobs_now_and_then(client, store, plan, tracking_uri):
+    journal, now = SampleJournal(store, plan), 0.0
+    job = plan.jobs[0]
+    journal.launch(job)
+    publisher = Publisher(store, tracking_uri, clock=lambda: now)
+    for step in range(2):
+        write_segment(store, job.key, 1, step, [2.0 - step])
+        assert publisher.publish_once(plan.sweep)  # at the second call, it looks for the first time
+    found = []
+    for now in (LOOK_EVERY_S / 2, LOOK_EVERY_S):  # noqa: B007 - the publisher reads it
+        write_segment(store, job.key, 1, 2, [0.0])
+        assert publisher.publish_once(plan.sweep)
+        found.append(len(_history(client, _runs(client, plan)[job.name], "train_loss")))
+    assert found == [2, 3]
+
+
 @pytest.mark.parametrize("survives", ["nothing", "sweep_run", "first_memory"])
 def test_publisher_crash_before_the_memory_is_written_leaves_no_duplicate(
     *, client, store, plan, publisher, tracking_uri, survives, monkeypatch
@@ -392,6 +445,35 @@ def test_publisher_sweep_nobody_accepted_yet_publishes_nothing(client, store, pl
     assert publisher.publish_once(plan.sweep)
     assert not publisher.has_ended(plan.sweep)
     assert _runs(client, plan) == {}
+
+
+def test_publish_by_hand_fills_a_server_that_lost_what_it_had(*, finished, tracking_uri, tmp_path, monkeypatch, capsys):
+    uri, sweep = new_database(tmp_path / "mlflow.db"), finished.plan.sweep
+    empty = TrackingServer(uri).client
+    MemoryFile(finished.store, sweep, uri).save(MemoryFile(finished.store, sweep, tracking_uri).load())
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert run_command(capsys, "publish", sweep, "--store", finished.store.uri).code == 0
+    runs = _runs(empty, finished.plan)
+    assert set(runs) == {"(sweep)", *finished.plan.by_name()}
+    assert PAGE in {file.path for file in empty.list_artifacts(runs["(sweep)"].info.run_id)}
+
+    # Restored from a backup of before: one run is not there, one had not ended.
+    deleted, running = (job.name for job in finished.plan.jobs[:2])
+    empty.delete_run(runs[deleted].info.run_id)
+    empty.update_run(runs[running].info.run_id, status="RUNNING")
+    assert run_command(capsys, "publish", sweep, "--store", finished.store.uri).code == 0
+    again = _runs(empty, finished.plan)
+    assert set(again) == set(runs)
+    assert again[running].info.status == "FINISHED"
+    kept = {name for name in runs if again[name].info.run_id == runs[name].info.run_id}
+    assert kept == set(runs) - {deleted}
+
+
+def test_publish_by_hand_of_what_is_published_asks_the_server(finished, tracking_uri):
+    sweep, away = finished.plan.sweep, "http://127.0.0.1:9"  # the discard port: nothing listens
+    MemoryFile(finished.store, sweep, away).save(MemoryFile(finished.store, sweep, tracking_uri).load())
+    with pytest.raises(TrackingError, match="nothing is lost"):
+        Publisher(finished.store, away, compares=True).publish_once(finished.plan.sweep)
 
 
 class _CrashedError(BaseException):

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
 from orchestrator.core.errors import StorageError
+from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.layout import plan_name, record_name
 from orchestrator.testing.faults import FaultyStore, Harm, ReadFault
-from orchestrator.tracking.publication import Publisher, publish_until_done
-from orchestrator.tracking.server import TrackingError, TrackingServer
+from orchestrator.tracking.loop import publish_until_done
+from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
 from tests.mlflow_servers import new_database
 from tests.tracking_sweeps import big_sweep, problems
 
@@ -104,6 +109,39 @@ def test_publisher_database_of_another_release_is_refused_and_not_migrated(datab
     with sqlite3.connect(database) as connection:
         assert connection.execute("SELECT version_num FROM alembic_version").fetchall() == [(version,)]
         assert not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchall()
+
+
+def test_publisher_name_that_mlflow_refuses_is_told_and_keeps_no_other_run(database, monkeypatch):
+    """One run has a parameter, one a metric that is refused; all others are written, those of later batches, too."""
+    monkeypatch.setattr("orchestrator.tracking.publication._BATCH", 2)
+    big, uri = big_sweep(6), f"sqlite:///{database}"
+    tagged, measured = (big.plan.jobs[position] for position in (1, 2))
+    plan = json.loads(big.store.get(plan_name("big", 1)))
+    for job in plan["jobs"]:
+        if job["name"] == tagged.name:
+            job["facets"]["factor.mixing (strong)"] = "yes"
+    big.store.put(plan_name("big", 1), json.dumps(plan).encode())
+    record = read_record(big.store, measured.key)
+    wrong = replace(record, metrics={**record.metrics, "loss/": 1.0})
+    big.store.put(record_name(measured.key), wrong.to_bytes())
+    publisher = Publisher(big.store, uri)
+    for _ in range(2):
+        with pytest.raises(TrackingRefusedError, match=r"refuses the run of probe/top/00001.*mixing \(strong\)"):
+            publisher.publish_once("big")
+    client = _client(database)
+    runs = client.search_runs([client.get_experiment_by_name("big").experiment_id])
+    assert sorted((run.data.tags["job"], run.info.status) for run in runs) == [
+        ("(sweep)", "FINISHED"),
+        *((job.name, "RUNNING" if job in (tagged, measured) else "FINISHED") for job in big.plan.jobs),
+    ]
+
+    big.store.put(record_name(measured.key), record.to_bytes())
+    with pytest.raises(TrackingRefusedError, match="refuses the run of probe/top/00001: "):
+        publisher.publish_once("big")
+    del plan["jobs"][1]["facets"]["factor.mixing (strong)"]
+    big.store.put(plan_name("big", 1), json.dumps(plan).encode())
+    assert Publisher(big.store, uri).publish_once("big")
+    assert problems(database, big) == []
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.links import share_key
+from orchestrator.tracking.links import find_run_links, share_key
 from orchestrator.tracking.publication import Publisher
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
@@ -103,3 +103,44 @@ def test_revision_is_told_once_whoever_publishes(client, store, plan, tracking_u
         plan.jobs[0].name: "FINISHED",
         plan.jobs[1].name: "KILLED",
     }
+
+
+def _jobs_in(client: MlflowClient, experiment: str) -> list[str]:
+    found = client.get_experiment_by_name(experiment)
+    return [] if found is None else sorted(run.data.tags["job"] for run in client.search_runs([found.experiment_id]))
+
+
+def test_revision_with_another_experiment_has_all_runs_there(client, store, plan, tracking_uri):
+    plan = replace(plan, experiment="first")
+    journal, publisher = SampleJournal(store, plan), Publisher(store, tracking_uri)
+    journal.run(plan.jobs[0])
+    assert publisher.publish_once(plan.sweep)
+    journal.accept(replace(plan, experiment="second", revision=2))
+    journal.run(plan.jobs[1])
+    expected = ["(sweep)", *sorted(job.name for job in plan.jobs[:2])]
+    for one in (publisher, Publisher(store, tracking_uri)):
+        assert one.publish_once(plan.sweep)
+        assert _jobs_in(client, "second") == expected
+    assert _jobs_in(client, "first") == ["(sweep)", plan.jobs[0].name]
+    second = client.get_experiment_by_name("second").experiment_id
+    links = find_run_links(store, plan.sweep, tracking_uri, "http://host")
+    assert sorted(links) == expected
+    runs = {run.info.run_id for run in client.search_runs([second])}
+    assert {link.rpartition("/")[2] for link in links.values()} == runs
+
+    journal.accept(replace(plan, revision=3))
+    assert publisher.publish_once(plan.sweep)
+    assert _jobs_in(client, "first") == expected, "those that were there are found again"
+
+
+def test_revision_after_its_experiment_was_renamed_on_the_server_goes_on_there(client, store, plan, tracking_uri):
+    plan = replace(plan, experiment="first")
+    journal, publisher = SampleJournal(store, plan), Publisher(store, tracking_uri)
+    journal.run(plan.jobs[0])
+    assert publisher.publish_once(plan.sweep)
+    client.rename_experiment(client.get_experiment_by_name("first").experiment_id, "ours, of July")
+    journal.accept(replace(plan, revision=2))
+    journal.run(plan.jobs[1])
+    assert publisher.publish_once(plan.sweep)
+    assert _jobs_in(client, "ours, of July") == ["(sweep)", *sorted(job.name for job in plan.jobs[:2])]
+    assert client.get_experiment_by_name("first") is None

@@ -15,13 +15,15 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.tracking.draft import DatasetUse, MetricPoint, RunDraft
 from orchestrator.tracking.facts import RunFacts, RunStatus
 from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.run_writer import RunWriter
-from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.server import TrackingError, TrackingServer
+from tests.builders import SweepJournal, launched, make_job, make_plan
 from tests.mlflow_servers import new_database
-from tests.tracking_sweeps import big_sweep, problems
+from tests.tracking_sweeps import BigSweep, big_sweep, problems
 
 START_S = 1_800_000_000.0
 DATASET = DatasetUse(name="tree", digest="d" * 64, source="s3://bucket/tree", num_samples=4096)
@@ -207,6 +209,94 @@ def test_publisher_request_that_lands_after_its_publisher_died_leaves_no_second_
     assert client.get_run(first.info.run_id).info.lifecycle_stage == "active"
     client.delete_run(other)
     assert problems(database, over) == []
+
+
+def _forget(big: BigSweep) -> None:
+    for stat in list(big.store.list_objects("sweeps/big/tracking/")):
+        big.store.delete(stat.name)
+
+
+def _shown(client: Any, experiment_id: str) -> dict[str, tuple[str, str, str]]:
+    """Job, state and parent of every run."""
+    tags = {run.info.run_id: run.data.tags for run in client.search_runs([experiment_id])}
+    return {
+        run_id: (told["job"], told["state"], told.get("mlflow.parentRunId", ""))
+        for run_id, told in sorted(tags.items())
+    }
+
+
+@pytest.mark.parametrize("is_former", [False, True], ids=["this_version", "former_version"])
+def test_publisher_sweep_of_this_name_in_another_store_has_runs_of_its_own(tmp_path, is_former):
+    """Of an earlier version, a run of a sweep says in a parameter alone from which store it is."""
+    uri = new_database(tmp_path / "mlflow.db")
+    first, second = big_sweep(3), big_sweep(4)
+    assert Publisher(first.store, uri).publish_once("big")
+    client: Any = TrackingServer(uri).client
+    experiment_id = client.get_experiment_by_name("big").experiment_id
+    before = _shown(client, experiment_id)
+    (parent,) = (run_id for run_id, shown in before.items() if shown[0] == "(sweep)")
+    if is_former:
+        client.delete_tag(parent, "store")
+
+    assert Publisher(second.store, uri).publish_once("big")
+    _forget(first)
+    assert Publisher(first.store, uri).publish_once("big")
+
+    after = _shown(client, experiment_id)
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 5
+    assert {state for _, state, _ in after.values()} == {"succeeded"}
+
+    client.delete_run(parent)  # those below it stay, and are found again
+    _forget(first)
+    assert Publisher(first.store, uri).publish_once("big")
+    last = _shown(client, experiment_id)
+    assert last.keys() & before.keys() == before.keys() - {parent}
+    assert len(last) == len(after)
+
+
+def test_publisher_asks_for_all_runs_once_and_again_where_one_may_be_unknown(tmp_path, monkeypatch):
+    uri, store, searches = new_database(tmp_path / "mlflow.db"), MemoryStore(), Counter[str]()
+    jobs = [make_job(f"probe/top/{number}") for number in range(7)]
+    plan = make_plan(*jobs, sweep="few", revision=1, store_uri=store.uri)
+    journal = SweepJournal(store, "few")
+    journal.accept(plan)
+    find_runs = TrackingServer.find_runs
+
+    def counted(server: TrackingServer, experiment_id: str, sweep: str):
+        searches[sweep] += 1
+        return find_runs(server, experiment_id, sweep)
+
+    monkeypatch.setattr(TrackingServer, "find_runs", counted)
+    publisher = Publisher(store, uri)
+    for job in jobs[:3]:
+        journal.tell(launched(job))
+        assert publisher.publish_once("few")
+    assert searches["few"] == 1
+
+    create_run = SqlAlchemyStore.create_run
+
+    def without_an_answer(*arguments, **options):
+        create_run(*arguments, **options)
+        raise ConnectionError("the answer is lost")
+
+    journal.tell(launched(jobs[3]))
+    with monkeypatch.context() as patch:
+        patch.setattr(SqlAlchemyStore, "create_run", without_an_answer)
+        with pytest.raises(TrackingError, match="the answer is lost"):
+            publisher.publish_once("few")
+    assert publisher.publish_once("few")
+    journal.tell(launched(jobs[4]))
+    assert publisher.publish_once("few")
+    assert searches["few"] == 2
+
+    for one in (Publisher(store, uri), publisher):  # a new process, and what it wrote as the other one sees it
+        journal.tell(launched(jobs[sum(searches.values()) + 3]))
+        assert one.publish_once("few")
+    assert searches["few"] == 4
+    client: Any = TrackingServer(uri).client
+    told = client.search_runs([client.get_experiment_by_name("few").experiment_id])
+    assert sorted(run.data.tags["job"] for run in told) == ["(sweep)", *(job.name for job in jobs)]
 
 
 class _KilledError(BaseException):

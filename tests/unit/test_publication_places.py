@@ -40,7 +40,7 @@ class Publishers:
     def __init__(self) -> None:
         self.uris: list[str] = []
 
-    def __call__(self, _: Any, uri: str) -> Publishers:
+    def __call__(self, _: Any, uri: str, **__: Any) -> Publishers:
         self.uris.append(uri)
         return self
 

@@ -21,7 +21,14 @@ from orchestrator.core.security.references import is_reference, resolve_secret
 from orchestrator.core.security.secret_patterns import names_secret, points_to_secret
 from orchestrator.core.security.secret_values import read_small, secret_values
 from orchestrator.core.security.urls import check_url
-from orchestrator.storage.open import VARIABLE, check_allowed, find_objects, is_initialised, open_store
+from orchestrator.storage.open import (
+    VARIABLE,
+    check_allowed,
+    find_objects,
+    is_initialised,
+    is_same_place,
+    open_store,
+)
 
 ROOT = Path(__file__).parents[2]
 SECRET = "correct horse battery"  # noqa: S105 - nobody's
@@ -257,6 +264,15 @@ def test_allowed_uris_follow_links_on_disks(tmp_path: Path, monkeypatch: pytest.
         check_allowed(f"{(tmp_path / 'data').as_uri()}/link/x")
     with pytest.raises(StorageDeniedError):
         open_store(next(iter(find_objects([f"{(tmp_path / 'secret').as_uri()}/a.tar"]).values()))[0])
+
+
+def test_places_are_the_same_whatever_spells_them(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "store")
+    assert is_same_place((tmp_path / "store").as_uri(), f"{(tmp_path / 'link').as_uri()}/")
+    assert is_same_place("s3://lab/a", "S3://lab/a/")
+    for uri, other in [("s3://lab/a", "s3://lab/a/b"), ("s3://lab", "s3://second"), ("s3://lab/a", "file:///lab/a")]:
+        assert not is_same_place(uri, other)
+        assert not is_same_place(other, uri)
 
 
 def test_json_of_others_is_a_value_error_whatever_is_wrong() -> None:

@@ -81,8 +81,12 @@ def threads(
     yield from ({"end": float(max(library["num_threads"] for library in threadpool_info()))} for _ in seeds)
 
 
+NO_PATHS = ("a//b", "loss/", "a/./b", "a/..")
+
+
 def bad(parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext) -> Iterator[Any]:
     kinds = {"nan": {"end": float("nan")}, "text": {"end": "x"}, "list": [1.0], "seed": {"seed": 1.0}}
+    kinds |= {f"path{number}": {name: 1.0} for number, name in enumerate(NO_PATHS)}
     yield from (kinds[parameters["what"]] for _ in seeds) if parameters["what"] in kinds else ()
 
 
@@ -223,6 +227,7 @@ def main() -> None:
         ("text", "is 'x' for seed 0; yield numbers"),
         ("list", "yielded list for seed 0"),
         ("seed", "calls a metric 'seed'"),
+        *((f"path{number}", f"calls a metric '{name}'") for number, name in enumerate(NO_PATHS)),
         ("none", "ended before seed 0"),
     ],
 )

@@ -2,12 +2,13 @@
 
 from collections import Counter
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.controller.actor import StorePublication
+from orchestrator.controller.actor import LOOK_AT_ENDED_EVERY_S, StorePublication
 from orchestrator.storage.journal import JournalDamagedError
 from orchestrator.storage.layout import journal_folder, journal_segment
 from orchestrator.storage.local import LocalStore
@@ -65,6 +66,30 @@ def test_publication_of_sweeps_without_news_reads_no_object(store: CountingStore
     assert store.num_reads["get"] == 0
 
 
+def test_publication_looks_at_ended_sweeps_now_and_then_or_for_who_waits(store: CountingStore) -> None:
+    publisher, now = NotingPublisher(), 0.0
+    publication = StorePublication(store, "", lambda *_: publisher, clock=lambda: now)
+    publication.run()
+    for _ in range(2):
+        now += 0.4 * LOOK_AT_ENDED_EVERY_S
+        publication.run()
+    assert publisher.published == list(SWEEPS)
+    assert publication.ask() == [], "what it knows may be old"
+    publication.run()
+    assert publisher.published == list(SWEEPS) * 2
+    assert publication.ask() == list(SWEEPS)
+    publisher.failing = {"b"}
+    with pytest.raises(KeyError):
+        publication.run()
+    assert publication.ask() == ["a", "c"]
+    publisher.failing = set()
+    publication.run()
+    publisher.published.clear()
+    now += LOOK_AT_ENDED_EVERY_S
+    publication.run()
+    assert publisher.published == list(SWEEPS)
+
+
 def test_publication_of_a_sweep_that_fails_does_not_keep_the_others(store: CountingStore) -> None:
     publisher = NotingPublisher()
     publication = StorePublication(store, "", lambda *_: publisher)
@@ -100,7 +125,8 @@ def test_publication_of_a_journal_that_lost_a_segment_names_it(store: CountingSt
 
 def test_publication_same_failure_is_told_once_and_again_after_it_worked(store: CountingStore, caplog) -> None:
     publisher = NotingPublisher()
-    publication = StorePublication(store, "", lambda *_: publisher)
+    clock = count(0.0, LOOK_AT_ENDED_EVERY_S).__next__
+    publication = StorePublication(store, "", lambda *_: publisher, clock=clock)
     for failing in ({"a"}, {"a"}, set(), {"a"}):
         publisher.failing = failing
         with suppress(KeyError):

@@ -54,7 +54,8 @@ _FLUSH_EVERY_S, _FLUSH_SHARE = 0.5, 0.001
 """Seconds between two writes, and the least share of the time that the attempt has run: each leaves a folder, which the
 next attempt reads. A killed attempt loses what was finished within this time and that of one write."""
 _METRIC: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_./-]{0,120}")
-"""What MLflow takes, too."""
+_NO_PARTS: Final = frozenset({"", ".", ".."})
+"""Between the slashes of a metric's name: MLflow reads it as a path, and refuses one that has a shorter form."""
 _NAME: Final = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
@@ -119,9 +120,10 @@ def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
         raise UserError(f"{message}; yield {{name: number}}")
     plain: dict[str, float] = {}
     for metric, value in metrics.items():
-        if not isinstance(metric, str) or not _METRIC.fullmatch(metric) or metric == SEED_COLUMN:
+        if not isinstance(metric, str) or not _is_metric(metric):
             message = (
-                f"the simulation {name!r} calls a metric {metric!r}; use letters, digits, '_', '-', '.' and '/', and"
+                f"the simulation {name!r} calls a metric {metric!r}; use letters, digits, '_', '-', '.' and '/', no "
+                "empty part, '.' or '..' between slashes, and"
             )
             raise UserError(f"{message} another name than {SEED_COLUMN!r}")
         try:
@@ -133,6 +135,12 @@ def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
             message = f"metric {metric} of the simulation {name!r} is {plain[metric]} for seed {seed}; leave it out"
             raise UserError(f"{message} for a seed that has none, or choose parameters under which it is finite")
     return plain
+
+
+def _is_metric(name: str) -> bool:
+    """Whether the table of runs and MLflow can both hold a metric of this name."""
+    is_well_formed = _METRIC.fullmatch(name) is not None and _NO_PARTS.isdisjoint(name.split("/"))
+    return is_well_formed and name != SEED_COLUMN
 
 
 def _tick(request: JobRequest, context: ExecutionContext, *, done: int, total: int, eta_s: float) -> None:

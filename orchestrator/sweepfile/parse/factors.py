@@ -67,11 +67,12 @@ def with_factors(tree: Tree) -> Tree:
     whole = Located(tree.value, tree.places).child("pretrain")
     is_single = bool(PretrainSpec.model_fields.keys() & whole.value.keys())
     blocks = {"": whole} if is_single else {name: whole.child(name) for name in whole.value}
-    designs = {
+    declared = {
         name: _Design(tree, ("pretrain", name) if name else ("pretrain",), name, block)
         for name, block in blocks.items()
-        if _has_design(block.value)
+        if isinstance(block.value, Mapping) and block.value.get(_FACTORS) is not None
     }
+    designs = {name: design for name, design in declared.items() if design.has_cells}
     if not designs:
         return tree
     found: dict[str, Located] = {}
@@ -99,14 +100,6 @@ def with_factors(tree: Tree) -> Tree:
     )
 
 
-def _has_design(block: object) -> bool:
-    """Whether a block has a factor whose value it does not give itself."""
-    factors = block.get(_FACTORS) if isinstance(block, Mapping) else None
-    if factors is None or not isinstance(factors, Mapping):
-        return factors is not None
-    return any(isinstance(values, Mapping | list) for values in factors.values())
-
-
 class _Design:
     """The factors of one block."""
 
@@ -118,6 +111,11 @@ class _Design:
         self._fixed: dict[str, Located] = {}
         """Factors of which the block itself is a value."""
         self._read_factors()
+
+    @property
+    def has_cells(self) -> bool:
+        """Whether the block has a factor whose value it does not give itself."""
+        return bool(self._factors)
 
     def cells(self) -> Iterator[tuple[str, str, Located]]:
         """Name, values as text and body of each cell's block, in the order of the design."""
