@@ -14,7 +14,7 @@ from hypothesis import settings
 GROUPS = {"ray_cluster": "ray", "pool": "ranks"}
 """Fixtures that take seconds to make, and the group of tests that shares each."""
 
-FOREIGN_PREFIXES = ("AWS_", "MLFLOW_", "ORCHESTRATOR_", "RAY_")
+FOREIGN_PREFIXES = ("AWS_", "MLFLOW_", "ORCHESTRATOR_", "RAY_", "SLURM_")
 
 # A caller's cluster, tracking server or credentials must neither decide a result nor receive one.
 for name in [name for name in os.environ if name.startswith(FOREIGN_PREFIXES)]:

@@ -260,9 +260,12 @@ class Study:
         value is of a later epoch, or of the end, and trials in the middle of their training would lose against it.
         """
         rung = max((rung for rung in self._rungs if rung <= event.epoch), default=math.inf)
-        params = self._state[event.trial].params
-        is_end = event.epoch >= self.plan.epochs_of(params)  # evaluated whenever it comes: before the next validation
-        if event.epoch - rung >= self.plan.eval_every_of(params) or (is_end and event.epoch != rung):
+        view = self._state[event.trial]
+        first = min((*view.values, event.epoch))
+        is_end = event.epoch >= self.plan.epochs_of(
+            view.params
+        )  # evaluated whenever it comes: before the next validation
+        if first - rung >= self.plan.eval_every_of(view.params) or (is_end and event.epoch != rung):
             return None
         return self._ladder.judge(event.trial, event.epoch, event.value)
 

@@ -221,9 +221,9 @@ class _Draft:
     """The number of classes if all classes of ``base`` have samples enough; 0 = not known without the class table."""
 
 
-def _gives_one_target(space: LabelSpace) -> bool:
-    """Whether other label spaces can be made of its classes: each of the data set's has one target, for all samples."""
-    return not (space.multi_label or "random" in space.space or "split" in space.space)
+def _is_drawn(space: LabelSpace) -> bool:
+    """Whether its targets are drawn for each sample: then no class of the data set has one target."""
+    return "random" in space.space or "split" in space.space
 
 
 def resolve_label_spaces(
@@ -315,7 +315,7 @@ class _LabelResolver:
             given = entry.num_classes or ()
             found = counted_as_declared(self._complaints, name, given, dataset=dataset, known=numbers, read=found)
             for draft in drafts:  # of other data sets the data plane says so, which reads their classes
-                if draft.base is not None and not _gives_one_target(draft.base):
+                if draft.base is not None and _is_drawn(draft.base):
                     message = "needs a base in which each class has one target: a level, modulo, merge or binary"
                     self._complaints.add(draft.path, f"{_rule_of(entry)} {message}")
         for draft, counted in zip(drafts, found, strict=True):
@@ -371,7 +371,7 @@ class _LabelResolver:
             within = self._other(spec.within, ("labels", name, "clusters", "within"), dataset)
             if within is None:
                 return []
-            if not _gives_one_target(within):
+            if within.multi_label or _is_drawn(within):
                 message = f"'{spec.within}' gives a class no single target; use a level, modulo, merge or binary"
                 self._complaints.add(("labels", name, "clusters", "within"), message)
         library, block = self._sources.kmeans, self._sources.only_block

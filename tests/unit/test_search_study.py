@@ -251,6 +251,16 @@ def test_trial_that_was_trained_before_the_search_stands_at_no_rung_that_it_pass
     assert all(risk.num_pairs == 0 for risk in risks_of(rebuilt.ladder.values, rebuilt.trials))
 
 
+def test_trial_whose_value_at_a_rung_was_lost_is_compared_by_the_next_one(store, tmp_path):
+    """Its search could not take the value: the store was away, and the attempt ended with a checkpoint behind it."""
+    study = Runner(store, search_request(store, tmp_path, ASHA)).study
+    first, second = next_of(study), next_of(study)
+    assert study.tell(first.number, told(1.0, 0.5))
+    assert study.tell(second.number, told(1.0, 0.4))
+    assert study.tell(second.number, told(3.0, 0.1))
+    assert not study.tell(first.number, told(4.0, 0.3)), "it escaped a rung"
+
+
 def test_trial_that_is_validated_seldom_stands_at_the_rung_before_its_validation(store, tmp_path, monkeypatch):
     seldom = SWEEP.replace("epochs: 9, batch_size: 16}", "epochs: 9, batch_size: 16, eval_every_epochs: 2}")
     monkeypatch.setattr("tests.integration.search_jobs.SWEEP", seldom)

@@ -30,7 +30,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import part_object, read_part, read_record
-from orchestrator.storage.layout import record_name
+from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweepfile.load import load_sweep, parse_sweep, shipped_recipes
@@ -179,10 +179,13 @@ def test_resuming_attempt_shows_that_it_reads_what_earlier_ones_finished(
     for _ in range(2):
         with pytest.raises(PreemptedError):
             run_job(job, context_of(tmp_path, should_stop=lambda: True))
+    names = [one.name for one in context_of(tmp_path).store.list_objects(f"{checkpoints_folder(job.key)}/")]
+    folders = {name.rpartition("/checkpoints/")[2].partition("/")[0] for name in names}
+    assert len(folders) == 2
     activity = RankActivity()
     run_job(job, context_of(tmp_path, activity=activity))
     assert ran == [0, 1, 2]
-    assert activity.num_done >= 2, "a folder was read without a sign of life"
+    assert activity.num_done >= len(names) + len(folders), "a folder was read without a sign of life"
 
 
 def test_long_attempts_write_their_seeds_less_often() -> None:
