@@ -1,15 +1,20 @@
 """What comes back out of the trash, and how often a folder may live."""
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
+from orchestrator.core.errors import StorageError
 from orchestrator.retention.gc import LOCK_DURATION_S, Collector
 from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots, Tally
-from orchestrator.retention.roots import forget, remove_pin
+from orchestrator.retention.inventory import pin_name
+from orchestrator.retention.roots import Pin, forget, remove_pin
 from orchestrator.state.events import SweepReopened
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name
+from orchestrator.storage.seals import seal
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from tests.gc_store import GRACE_S, TRASH_S, Lab, contents, make_job
 
@@ -39,6 +44,21 @@ def test_collect_pin_protects_lineage_until_it_is_removed(lab) -> None:
     lab.collect_until_freed()
     assert [is_committed(lab.store, job.key) for job in JOBS] == [True, True, False]
     remove_pin(lab.store, "best")
+    lab.collect_until_freed()
+    assert lab.payload() == set()
+
+
+def test_collect_pin_with_a_slash_in_its_name_protects_until_it_is_removed(lab) -> None:
+    """Earlier versions made such pins."""
+    with pytest.raises(StorageError, match="'paper/final' of a pin has a '/'"):
+        lab.pin("paper/final", INDEX.key)
+    pin, name = Pin(name="paper/final", keys=(INDEX.key,), created_at_s=1.0), pin_name("paper/final")
+    lab.store.put(name, seal(name, json.dumps(asdict(pin)).encode()))
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    lab.collect_until_freed()
+    assert [is_committed(lab.store, job.key) for job in JOBS] == [True, True, False]
+    remove_pin(lab.store, "paper/final")
     lab.collect_until_freed()
     assert lab.payload() == set()
 
