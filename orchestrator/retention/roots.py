@@ -155,11 +155,14 @@ class RootReader:
         kept = {sweep: found for sweep, found in self._sweeps.items() if not found.is_forgotten}
         found = kept.values()
         searches = frozenset[str]().union(*(sweep.searches for sweep in found))
-        planned = frozenset[str]().union(*(sweep.planned for sweep in found), self._read_trials(searches))
+        trials = frozenset[str]().union(*map(self._read_trials, searches))
+        planned = trials.union(*(sweep.planned for sweep in found))
         references = frozenset(pinned).union(*(sweep.inputs for sweep in found))
         lineage = self._follow(references, planned)
+        keys = planned | lineage
+        self._searches = {key: reader for key, reader in self._searches.items() if key in keys}
         return Roots(
-            keys=planned | lineage,
+            keys=keys,
             checkpoints=checkpoints_among(references | {ref for key in lineage for ref in self._inputs.get(key, ())}),
             live=frozenset[str]().union(*(sweep.live for sweep in found)),
             sweeps=frozenset(kept),
@@ -197,23 +200,21 @@ class RootReader:
             inbox=inbox,
         )
 
-    def _read_trials(self, searches: Iterable[str]) -> set[str]:
-        """Keys of the trials of searches: jobs like any other, which no plan names.
+    def _read_trials(self, search: str) -> set[str]:
+        """Keys of the trials of a search, by its key: jobs like any other, which no plan names.
 
         Raises:
-            ControllerError: the log of a search is damaged, so that what it needs is unknown.
+            ControllerError: the log of the search is damaged, so that what it needs is unknown.
         """
-        known, self._searches = self._searches, {}  # those that go on; none is left after an error
-        found: set[str] = set()
-        for key in searches:
-            reader = known.get(key) or SearchReader(self._store, key, on_alive=self._tell_alive)
-            try:
-                found |= kept_trials(self._store, key, reader)
-            except (ValueError, KeyError, TypeError) as error:
-                message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
-                raise ControllerError(message + "repair it, or delete searches/" + key) from error
-            self._searches[key] = reader
-            self._on_alive()
+        # One that failed is not used again.
+        reader = self._searches.pop(search, None) or SearchReader(self._store, search, on_alive=self._tell_alive)
+        try:
+            found = kept_trials(self._store, search, reader)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"the log of search {search} is damaged ({error!r}): which trials it needs is unknown; "
+            raise ControllerError(message + "repair it, or delete searches/" + search) from error
+        self._searches[search] = reader
+        self._on_alive()
         return found
 
     def _follow(self, references: Iterable[str], planned: frozenset[str]) -> set[str]:
@@ -225,6 +226,8 @@ class RootReader:
             if key not in reached and key not in planned:
                 reached.add(key)
                 waiting += self._inputs_of(key)
+                if key.startswith(f"{JobKind.SEARCH.value}-"):
+                    waiting += self._read_trials(key)  # the best one is in no identity
         return reached
 
     def _inputs_of(self, key: str) -> tuple[str, ...]:
