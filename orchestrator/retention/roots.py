@@ -421,7 +421,7 @@ def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:
         if isinstance(message, Submit):
             try:
                 yield Plan.from_json(message.plan)
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, LookupError, AttributeError):
                 continue  # the controller cannot read it either, and refuses it
 
 
