@@ -373,7 +373,8 @@ class Collector:
 
     # --------------------------------------------------------------------------------------------------------- effects
     def _hide(self, units: Sequence[Unit]) -> None:
-        tombstones = [Tombstone.of(unit, self._read(unit.heads), self._started_s) for unit in units]
+        # Their time in the trash begins now: a large collection takes hours.
+        tombstones = [Tombstone.of(unit, self._read(unit.heads), self._now()) for unit in units]
         # The tombstones are durable before anything disappears: a crash in between hides nothing.
         batch = self._trash.add_batch(tombstones)
         roots = self._roots(self._lock.keep)

@@ -132,6 +132,27 @@ def test_collect_key_that_a_root_reaches_since_the_survey_is_restored_not_destro
     lab.check_intact([DATASET])
 
 
+def test_collect_folder_that_a_long_collection_hides_late_has_its_whole_time_in_the_trash(lab) -> None:
+    lab.commit(DATASET)
+    lab.clock.advance(GRACE_S + 1)
+
+    times_s = iter([TRASH_S])
+
+    def read_slowly(_: Callable[[], None]) -> Roots:
+        lab.clock.advance(next(times_s, 0.0))
+        return Roots()
+
+    graces = Graces(age_s=GRACE_S, trash_s=TRASH_S)
+    Collector(lab.store, read_slowly, graces=graces, now=lab.clock).collect()
+    assert not is_committed(lab.store, DATASET.key)
+    lab.clock.advance(TRASH_S - 1)
+    assert tally_actions(lab.collect()) == {GcAction.WAIT_IN_TRASH}
+    lab.pin("late", DATASET.key)
+    lab.collect()
+    assert is_committed(lab.store, DATASET.key)
+    lab.check_intact([DATASET])
+
+
 def test_collect_half_destroyed_artifact_is_not_restored(lab) -> None:
     lab.write_parts(DATASET, 3).commit(now=lab.clock())
     lab.clock.advance(GRACE_S + 1)
