@@ -510,7 +510,7 @@ class Collector:
         limit_s = self._started_s - self._graces.age_s
         found = [(self._store.delete, self._store.list_objects(PROBES))]
         if isinstance(self._store, HasLeftovers):
-            found.append((self._store.delete_leftover, self._store.leftovers()))
+            found.append((self._store.delete_leftover, self._store.leftovers(until_s=limit_s)))
         for delete, stats in found:
             yield from ((delete, stat) for stat in stats if stat.modified_at_s <= limit_s)
 

@@ -12,6 +12,7 @@ there; ``flock`` needs NFSv4 or a lock daemon.
 from __future__ import annotations
 
 import errno
+import math
 import os
 import secrets
 import shutil
@@ -197,12 +198,14 @@ class LocalStore:
             except OSError:
                 break  # not empty
 
-    def leftovers(self) -> Iterator[ObjectStat]:
+    def leftovers(self, *, until_s: float = math.inf) -> Iterator[ObjectStat]:
         """See ``gc_rules.HasLeftovers``: temporary files of writes, of dead writers and of those at work."""
         with our_errors(f"listing temporary files in {self.uri}"), suppress(FileNotFoundError):
             for path in self._staging.iterdir():
                 with suppress(FileNotFoundError):  # published meanwhile
-                    yield _stat_of(path.name, path.stat())
+                    found = _stat_of(path.name, path.stat())
+                    if found.modified_at_s <= until_s:
+                        yield found
 
     def delete_leftover(self, name: str) -> None:
         """See ``gc_rules.HasLeftovers``."""
