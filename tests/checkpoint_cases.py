@@ -75,6 +75,12 @@ class HookedStore(LocalStore):
         self.after(name)
         return stat
 
+    def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
+        self.before(name)
+        stat = super().put_if_match(name, content, etag)
+        self.after(name)
+        return stat
+
     def delete(self, name: str) -> None:
         self.before(name)
         super().delete(name)

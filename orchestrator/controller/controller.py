@@ -312,6 +312,7 @@ class Controller:
                 owned_sweep.ledger,
                 message,
                 now=self._now(),
+                pool=self._pool,
                 on_alive=self._stay_alive,
                 why_not=self._backend.why_not,
             )

@@ -373,7 +373,8 @@ class Collector:
 
     # --------------------------------------------------------------------------------------------------------- effects
     def _hide(self, units: Sequence[Unit]) -> None:
-        tombstones = [Tombstone.of(unit, self._read(unit.heads), self._started_s) for unit in units]
+        # Their time in the trash begins now: a large collection takes hours.
+        tombstones = [Tombstone.of(unit, self._read(unit.heads), self._now()) for unit in units]
         # The tombstones are durable before anything disappears: a crash in between hides nothing.
         batch = self._trash.add_batch(tombstones)
         roots = self._roots(self._lock.keep)
@@ -509,7 +510,7 @@ class Collector:
         limit_s = self._started_s - self._graces.age_s
         found = [(self._store.delete, self._store.list_objects(PROBES))]
         if isinstance(self._store, HasLeftovers):
-            found.append((self._store.delete_leftover, self._store.leftovers()))
+            found.append((self._store.delete_leftover, self._store.leftovers(until_s=limit_s)))
         for delete, stats in found:
             yield from ((delete, stat) for stat in stats if stat.modified_at_s <= limit_s)
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
@@ -109,8 +110,8 @@ class Unit:
 class HasLeftovers(Protocol):
     """A store in which dead writers leave temporary objects that listings do not show."""
 
-    def leftovers(self) -> Iterator[ObjectStat]:
-        """All of them, also of active writers; the names are only for ``delete_leftover``."""
+    def leftovers(self, *, until_s: float = math.inf) -> Iterator[ObjectStat]:
+        """Those of that time and earlier, also of active writers; the names are only for ``delete_leftover``."""
 
     def delete_leftover(self, name: str) -> None:
         """Delete one; deleting a missing one is success."""

@@ -19,7 +19,7 @@ from orchestrator.core.errors import (
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc_rules import Roots
-from orchestrator.retention.inventory import PINS, forgotten_name, pin_name
+from orchestrator.retention.inventory import PINS, forgotten_name, pin_name, whole_artifact
 from orchestrator.search.log import SearchReader, kept_trials
 from orchestrator.state.events import PlanAccepted, decode_event, event_type
 from orchestrator.state.fold import apply
@@ -29,6 +29,7 @@ from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.journal import Event, Journal, JournalDamagedError, journal_exists, read_snapshots
 from orchestrator.storage.layout import (
+    checkpoints_folder,
     inbox_folder,
     is_plan,
     journal_segment,
@@ -58,7 +59,10 @@ class Pin:
 
 
 def add_pin(store: ObjectStore, pin: Pin) -> None:
-    """Write a pin. Raises ``StorageError`` if another one has this name."""
+    """Write a pin. Raises ``StorageError`` if another one has this name, or if no pin may have it."""
+    if "/" in pin.name:
+        message = f"the name {pin.name!r} of a pin has a '/': use letters, digits and ._=@+,#~- (no leading dot)"
+        raise StorageError(message)
     name = pin_name(pin.name)
     try:
         store.put_if_absent(name, seal(name, json.dumps(asdict(pin)).encode()))
@@ -78,9 +82,12 @@ def remove_pin(store: ObjectStore, name: str) -> None:
 
 def read_pins(store: ObjectStore) -> Iterator[Pin]:
     """All pins. Raises ``CorruptObjectError`` for one that cannot be read: what it protects is unknown."""
-    for name in store.list_children(PINS):
-        with suppress(NotFoundError):  # removed meanwhile
-            yield _decode(f"{PINS}{name}", store.get(f"{PINS}{name}"))
+    # Earlier versions made pins whose names have a "/": they are no children of the folder. Only among its children is
+    # what is no object (a link out of the store), which cannot be read.
+    children = {f"{PINS}{child}" for child in store.list_children(PINS)}
+    for name in sorted(children | {stat.name for stat in store.list_objects(PINS)}):
+        with suppress(NotFoundError):  # removed meanwhile, or a folder
+            yield _decode(name, store.get(name))
 
 
 def split_reference(reference: str) -> tuple[str, bool]:
@@ -148,11 +155,14 @@ class RootReader:
         kept = {sweep: found for sweep, found in self._sweeps.items() if not found.is_forgotten}
         found = kept.values()
         searches = frozenset[str]().union(*(sweep.searches for sweep in found))
-        planned = frozenset[str]().union(*(sweep.planned for sweep in found), self._read_trials(searches))
+        trials = frozenset[str]().union(*map(self._read_trials, searches))
+        planned = trials.union(*(sweep.planned for sweep in found))
         references = frozenset(pinned).union(*(sweep.inputs for sweep in found))
         lineage = self._follow(references, planned)
+        keys = planned | lineage
+        self._searches = {key: reader for key, reader in self._searches.items() if key in keys}
         return Roots(
-            keys=planned | lineage,
+            keys=keys,
             checkpoints=checkpoints_among(references | {ref for key in lineage for ref in self._inputs.get(key, ())}),
             live=frozenset[str]().union(*(sweep.live for sweep in found)),
             sweeps=frozenset(kept),
@@ -190,23 +200,21 @@ class RootReader:
             inbox=inbox,
         )
 
-    def _read_trials(self, searches: Iterable[str]) -> set[str]:
-        """Keys of the trials of searches: jobs like any other, which no plan names.
+    def _read_trials(self, search: str) -> set[str]:
+        """Keys of the trials of a search, by its key: jobs like any other, which no plan names.
 
         Raises:
-            ControllerError: the log of a search is damaged, so that what it needs is unknown.
+            ControllerError: the log of the search is damaged, so that what it needs is unknown.
         """
-        known, self._searches = self._searches, {}  # those that go on; none is left after an error
-        found: set[str] = set()
-        for key in searches:
-            reader = known.get(key) or SearchReader(self._store, key, on_alive=self._tell_alive)
-            try:
-                found |= kept_trials(self._store, key, reader)
-            except (ValueError, KeyError, TypeError) as error:
-                message = f"the log of search {key} is damaged ({error!r}): which trials it needs is unknown; "
-                raise ControllerError(message + "repair it, or delete searches/" + key) from error
-            self._searches[key] = reader
-            self._on_alive()
+        # One that failed is not used again.
+        reader = self._searches.pop(search, None) or SearchReader(self._store, search, on_alive=self._tell_alive)
+        try:
+            found = kept_trials(self._store, search, reader)
+        except (ValueError, KeyError, TypeError) as error:
+            message = f"the log of search {search} is damaged ({error!r}): which trials it needs is unknown; "
+            raise ControllerError(message + "repair it, or delete searches/" + search) from error
+        self._searches[search] = reader
+        self._on_alive()
         return found
 
     def _follow(self, references: Iterable[str], planned: frozenset[str]) -> set[str]:
@@ -218,6 +226,8 @@ class RootReader:
             if key not in reached and key not in planned:
                 reached.add(key)
                 waiting += self._inputs_of(key)
+                if key.startswith(f"{JobKind.SEARCH.value}-"):
+                    waiting += self._read_trials(key)  # the best one is in no identity
         return reached
 
     def _inputs_of(self, key: str) -> tuple[str, ...]:
@@ -365,11 +375,26 @@ def current_plans(store: ObjectStore) -> Iterator[Plan]:
 
 
 def check_reference(store: ObjectStore, reference: str) -> None:
-    """Raise ``NotFoundError`` if a pin could not protect what it names."""
-    key, _ = split_reference(reference)
-    if not is_committed(store, key) and not store.list_children(f"{reference}/"):
+    """Raise ``NotFoundError`` if a pin could not protect what it names.
+
+    The objects of an unfinished job, and of an artifact in the trash, are in its folder: a pin protects them, too.
+    """
+    key, is_checkpoint = split_reference(reference)
+    if not is_checkpoint:
+        if is_committed(store, key) or _has_objects(store, whole_artifact(key)):
+            return
         message = f"{key} is not committed in {store.uri}: a pin would protect nothing; see `orchestrator ls artifacts`"
         raise NotFoundError(message)
+    _, *parts = reference.split("/")
+    if len(parts) != 2 or parts[0] != "checkpoints":
+        message = f"{reference!r} is neither a key nor KEY/checkpoints/STEP-NONCE: a pin of it would protect nothing"
+        raise NotFoundError(message)
+    if not parts[1] or not _has_objects(store, f"{checkpoints_folder(key)}/{parts[1]}/"):
+        raise NotFoundError(f"there is no checkpoint {reference} in {store.uri}: a pin would protect nothing")
+
+
+def _has_objects(store: ObjectStore, folder: str) -> bool:
+    return any(True for _ in store.list_objects(folder))
 
 
 def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
@@ -396,7 +421,7 @@ def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:
         if isinstance(message, Submit):
             try:
                 yield Plan.from_json(message.plan)
-            except (ValueError, TypeError, KeyError):
+            except (ValueError, TypeError, LookupError, AttributeError):
                 continue  # the controller cannot read it either, and refuses it
 
 

@@ -12,6 +12,8 @@ there; ``flock`` needs NFSv4 or a lock daemon.
 from __future__ import annotations
 
 import errno
+import fcntl
+import math
 import os
 import secrets
 import shutil
@@ -96,12 +98,16 @@ class LocalStore:
 
     def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
         """See ``ObjectStore.put_if_match``."""
-        with self._locked(name):
+        target = self._path(name)
+        # On disk before the lock is taken: other writers of the name wait for it.
+        with self._staged(lambda file: _write(file, content)) as staged, self._locked(name):
             found = self._etag_of_opened(name)
             if found != etag:
                 message = f"{name} has etag {found}, expected {etag}: another writer was first; read it again"
                 raise PreconditionFailedError(message)
-            return self.put(name, content)
+            stat = _stat_of(name, staged.stat())
+            self._publish(target, lambda: _move(staged, target))
+            return stat
 
     def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
@@ -184,6 +190,7 @@ class LocalStore:
         with (
             our_errors(f"deleting {name} in {self.uri}"),
             suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
+            self._after_comparing(name),
         ):
             path.unlink()  # also a pipe or a link, never its target
         # Also for a missing name: the process that deleted it may have died before it removed the folders.
@@ -197,12 +204,14 @@ class LocalStore:
             except OSError:
                 break  # not empty
 
-    def leftovers(self) -> Iterator[ObjectStat]:
+    def leftovers(self, *, until_s: float = math.inf) -> Iterator[ObjectStat]:
         """See ``gc_rules.HasLeftovers``: temporary files of writes, of dead writers and of those at work."""
         with our_errors(f"listing temporary files in {self.uri}"), suppress(FileNotFoundError):
             for path in self._staging.iterdir():
                 with suppress(FileNotFoundError):  # published meanwhile
-                    yield _stat_of(path.name, path.stat())
+                    found = _stat_of(path.name, path.stat())
+                    if found.modified_at_s <= until_s:
+                        yield found
 
     def delete_leftover(self, name: str) -> None:
         """See ``gc_rules.HasLeftovers``."""
@@ -306,7 +315,12 @@ class LocalStore:
     def _replace(self, name: str, staged: Path) -> ObjectStat:
         target = self._path(name)
         stat = _stat_of(name, staged.stat())
-        self._publish(target, lambda: _move(staged, target))
+
+        def move() -> bool:
+            with self._after_comparing(name):
+                return _move(staged, target)
+
+        self._publish(target, move)
         return stat
 
     def _publish(self, target: Path, publish: Callable[[], bool]) -> bool:
@@ -351,11 +365,35 @@ class LocalStore:
     def _locked(self, name: str) -> Iterator[None]:
         from filelock import FileLock  # with asyncio and more, which no command needs that only reads
 
+        lock = FileLock(self._lock_path(name))
         with our_errors(f"locking {name} in {self.uri}"):
             self._locks.mkdir(parents=True, exist_ok=True)
             self._check_inside(self._locks.name, real_folder(self._locks))
-            with FileLock(self._locks / sha256(name.encode()).hexdigest()[:32]):
-                yield
+            lock.acquire()
+        try:
+            yield
+        finally:
+            lock.release()
+
+    @contextmanager
+    def _after_comparing(self, name: str) -> Iterator[None]:
+        """For a write without a condition: it happens before a conditional write of the name compares, or after that.
+
+        A name has a lock file since its first conditional write. Most names have none, and none is made here. The lock
+        is a shared one: NFS gives it to all who can read the file, which another user may own. Others do not wait.
+        """
+        lock = None
+        with suppress(OSError):
+            lock = os.open(self._lock_path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+    def _lock_path(self, name: str) -> str:
+        return f"{self._root}/.locks/{sha256(name.encode()).hexdigest()[:32]}"
 
 
 def _write(file: BinaryIO, content: bytes) -> None:

@@ -76,7 +76,7 @@ def _read(store: ObjectStore, cluster: str) -> tuple[Drain, ObjectStat] | None:
         return decode_value(Drain, parse_sealed(drain_name(cluster), content)), stat
     except NotFoundError:
         return None
-    except (ValueError, TypeError, TooLargeError) as error:
+    except (ValueError, TypeError, LookupError, AttributeError, TooLargeError) as error:
         message = (
             f"{drain_name(cluster)} in {store.uri} cannot be read ({error!r}), so whether cluster {cluster} may work "
             "is unknown and nothing is started; drain it again, or end the drain"

@@ -30,6 +30,7 @@ from orchestrator.state.events import (
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.protocol import ObjectStore, check_name
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweepfile.policy import policy_problem
 from orchestrator.sweeps.ledger import SweepLedger, misaddressed, write_provenance
 from orchestrator.sweeps.requests import ClientMessage, Consent, Message, RefusalError, Submit, Superseded, Unreadable
@@ -43,6 +44,7 @@ def handle_request(
     message: Message,
     *,
     now: float,
+    pool: RequestPool,
     on_alive: Callable[[], None],
     why_not: Callable[[Plan], str],
 ) -> list[Event]:
@@ -56,7 +58,7 @@ def handle_request(
     try:
         _check_sender(ledger.snapshot, message)
         if isinstance(message, Submit):
-            return _handle_submit(store, ledger, message, now=now, on_alive=on_alive, why_not=why_not)
+            return _handle_submit(store, ledger, message, now=now, pool=pool, on_alive=on_alive, why_not=why_not)
         event = message.to_event(ledger.snapshot, now)
     except RefusalError as refusal:
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=str(refusal))]
@@ -67,7 +69,7 @@ def handle_request(
     snapshot = ledger.snapshot
     if isinstance(event, JobsRetried) and snapshot.state.is_final and snapshot.plan is not None:
         # Since the sweep ended, results that the retried jobs read may have been deleted.
-        return [event, *missed_artifacts(store, snapshot, snapshot.plan, now, on_alive)]
+        return [event, *missed_artifacts(store, snapshot, snapshot.plan, now, pool=pool, on_alive=on_alive)]
     return [event]
 
 
@@ -88,6 +90,7 @@ def _handle_submit(
     message: Submit,
     *,
     now: float,
+    pool: RequestPool,
     on_alive: Callable[[], None],
     why_not: Callable[[Plan], str],
 ) -> list[Event]:
@@ -99,7 +102,7 @@ def _handle_submit(
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=plan)]
     snapshot = ledger.snapshot
     event = _submission(store, ledger, message, _owned(plan, message, snapshot), now)
-    return [event, *missed_artifacts(store, snapshot, plan, now, on_alive)]
+    return [event, *missed_artifacts(store, snapshot, plan, now, pool=pool, on_alive=on_alive)]
 
 
 def check_plan(plan: Plan, *, sweep: str, store_uri: str) -> str:
@@ -212,7 +215,13 @@ def _owned(plan: Plan, message: Submit, snapshot: Snapshot) -> Plan:
 
 
 def missed_artifacts(
-    store: ObjectStore, snapshot: Snapshot, plan: Plan, now: float, on_alive: Callable[[], None]
+    store: ObjectStore,
+    snapshot: Snapshot,
+    plan: Plan,
+    now: float,
+    *,
+    pool: RequestPool,
+    on_alive: Callable[[], None],
 ) -> list[Event]:
     """Jobs that stay in the plan as done, but whose record was deleted since."""
     views = [snapshot.jobs.get(job.name) for job in plan.jobs]
@@ -222,8 +231,11 @@ def missed_artifacts(
         if view is not None and view.key == job.key and view.state.is_done
     ]
     missed: list[Event] = []
-    for view in kept:
-        on_alive()
-        if not is_committed(store, view.key):
-            missed.append(ArtifactMissed(at_s=now, job=view.name, key=view.key))
+    for start in range(0, len(kept), pool.num_threads):
+        some = kept[start : start + pool.num_threads]
+        with pool.batch(on_alive) as batch:
+            answers = [batch.start(is_committed, store, view.key) for view in some]
+            for view, is_there in zip(some, answers, strict=True):
+                if not is_there():
+                    missed.append(ArtifactMissed(at_s=now, job=view.name, key=view.key))
     return missed

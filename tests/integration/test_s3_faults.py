@@ -186,6 +186,26 @@ def test_multipart_upload_of_a_dead_writer_is_found_and_discarded(
     assert list(impatient.leftovers()) == []
 
 
+def test_upload_that_ends_while_unfinished_ones_are_listed_is_left_out(
+    store: S3Store, faults: Faults, tmp_path: Path
+) -> None:
+    other = s3_store(tmp_path)
+    for name in ("a", "b"):
+        other._bucket.repeat("create_multipart_upload", other._key(name))
+    ended, stays = other.leftovers()
+    seen = itertools.count()
+
+    def end_before_its_parts_are_listed(method: str, path: str) -> None:
+        if method == "GET" and "uploadId=" in path and next(seen) == 0:
+            other.delete_leftover(ended.name)
+
+    faults.schedule = end_before_its_parts_are_listed
+    assert list(store.leftovers()) == [stays]
+    faults.seen.clear()
+    assert list(store.leftovers(until_s=stays.modified_at_s - 1)) == []
+    assert len(faults.seen) == 1, "the parts of younger ones are not asked for"
+
+
 @pytest.mark.parametrize(
     ("damage", "error"),
     [

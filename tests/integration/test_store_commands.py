@@ -11,13 +11,13 @@ from typer.testing import CliRunner, Result
 
 from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
-from orchestrator.core.errors import ControllerError, NotFoundError
+from orchestrator.core.errors import ControllerError, NotFoundError, StorageError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.retention.fsck import Depth, check_store
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
-from orchestrator.storage.layout import artifact_folder, log_name, parts_folder
+from orchestrator.storage.layout import artifact_folder, checkpoints_folder, log_name, parts_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.client import load_snapshot
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
@@ -29,6 +29,7 @@ from tests.sample_sweep import SWEEP, sample_plan
 __all__ = ["s3_server"]
 
 SPACES = ("levels/depth1", "levels/depth2")
+CHECKPOINT = "000000000005-ab"
 
 
 @pytest.fixture
@@ -130,11 +131,58 @@ def test_gc_pin_keeps_one_artifact_and_what_it_was_made_from(orchestrator, store
 
 
 @pytest.mark.parametrize(
+    "target",
+    [
+        "logs",
+        "artifacts/pretrain/{key}",
+        "{key}/",
+        "{key}/parts",
+        "{key}/checkpoint/{name}",
+        "{key}/checkpoints/",
+        "{key}/checkpoints/{name}0",
+        "{key}/checkpoints/{name}/manifest.json",
+    ],
+)
+def test_gc_pin_that_would_protect_nothing_is_refused(orchestrator, store, plan, target) -> None:
+    key = next(job.key for job in plan.jobs if job.kind is JobKind.PRETRAIN)
+    store.put(f"{checkpoints_folder(key)}/{CHECKPOINT}/manifest.json", b"{}")
+    result = orchestrator("gc", "--pin", "x=" + target.format(key=key, name=CHECKPOINT))
+    assert isinstance(result.exception, NotFoundError)
+    assert "would protect nothing" in str(result.exception)
+    assert store.list_children("pins/") == []
+
+
+@pytest.mark.parametrize("key", ["pretrain-unfinished-0123", ""])
+def test_gc_pin_of_a_checkpoint_keeps_it_whether_its_job_is_committed_or_not(
+    orchestrator, store, plan, root, key
+) -> None:
+    key = key or next(job.key for job in plan.jobs if job.kind is JobKind.PRETRAIN)
+    kept = f"{checkpoints_folder(key)}/{CHECKPOINT}/manifest.json"
+    store.put(kept, b"{}")
+    age(root, 90_000)
+    orchestrator("gc", "--apply", "--pin", f"best={key}/checkpoints/{CHECKPOINT}")
+    assert [pin["keys"] for pin in document(orchestrator("ls", "pins", "-o", "json"))] == [
+        [f"{key}/checkpoints/{CHECKPOINT}"]
+    ]
+    assert store.exists(kept)
+
+
+def test_gc_pin_of_an_artifact_in_the_trash_restores_it(orchestrator, store, plan, root) -> None:
+    age(root, 90_000)
+    orchestrator("gc", "--apply", "--forget", SWEEP)
+    probe = next(job for job in plan.jobs if job.kind is JobKind.PROBE)
+    assert not is_committed(store, probe.key)
+    orchestrator("gc", "--apply", "--pin", f"best={probe.key}")
+    assert is_committed(store, probe.key)
+
+
+@pytest.mark.parametrize(
     ("arguments", "error"),
     [
         (("--forget", "no-such-sweep"), NotFoundError),
         (("--unpin", "no-such-pin"), NotFoundError),
         (("--pin", "x=pretrain-nothing-0123"), NotFoundError),
+        (("--pin", f"paper/final={SWEEP}", "--forget", SWEEP), StorageError),
         (("--forget", "running"), ControllerError),
     ],
 )

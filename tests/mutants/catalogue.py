@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         name="a missing artifact is not noticed",
         where="orchestrator.sweeps.request_handling:missed_artifacts",
-        old="not is_committed(store, view.key)",
+        old="not is_there()",
         new="False",
     ),
     # Attempts

@@ -225,10 +225,11 @@ class Collections(RuleBasedStateMachine):
         kept = {sweep: jobs for sweep, jobs in self.planned.items() if sweep not in self.forgotten}
         asked = [job for jobs in (*kept.values(), *self.posted.values()) for job in jobs]
         asked += [job for job, _ in self.running.values()]
-        if self.search in asked:
+        pinned = {reference.partition("/")[0] for reference in self.pins.values()}
+        if self.search in asked or self.search.key in pinned:
             wanted = kept_trials(self.lab.store, self.search.key)
             asked += [trial for trial in self.trials if trial.key in wanted]
-        keys = {reference.partition("/")[0] for reference in self.pins.values()} | {job.key for job in asked}
+        keys = pinned | {job.key for job in asked}
         by_key = {job.key: job for job in (*self.jobs, *self.trials)}
         waiting = [key for job in asked for key in job.identity["inputs"].values()] + sorted(keys)
         while waiting:

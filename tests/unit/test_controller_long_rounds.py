@@ -15,6 +15,7 @@ from orchestrator.controller.controller import LOOK_UP_S, Controller
 from orchestrator.core.contract import Execution, Resources
 from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage import request_pool
 from orchestrator.storage.layout import MARKERS, sweep_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
@@ -111,6 +112,34 @@ def test_first_look_into_many_inboxes_keeps_the_lease(tmp_path: Path, monkeypatc
     monkeypatch.setattr(world.store, "list_children", list_slowly)
     world.slow.clock = world.clock
     world.controller.tick()
+
+
+def test_long_look_for_the_records_of_a_sweep_that_is_submitted_again_keeps_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_pool, "_LOCAL", ())
+    monkeypatch.setattr(request_pool, "NUM_THREADS", 2)
+    world = SlowWorld(tmp_path)
+    jobs = [make_job(f"probe/{number}") for number in range(NUM_JOBS)]
+    world.submit(*jobs)
+    world.finish()
+    exists, looked, late = world.store.exists, list[str](), list[str]()
+
+    def look_slowly(name: str) -> bool:
+        if name.endswith("record.json"):
+            looked.append(name)
+            world.clock.advance(2 * REQUEST_S)
+            lease = read_lease(LocalStore(tmp_path), CLUSTER)
+            if lease is None or lease.expires_at_s <= world.clock():
+                late.append(name)
+        return exists(name)
+
+    monkeypatch.setattr(world.store, "exists", look_slowly)
+    world.submit(*jobs)
+    world.finish()
+    assert len(looked) == NUM_JOBS
+    assert late == []
+    assert world.longest_silence_s() < LEASE_DURATION_S
 
 
 @pytest.mark.parametrize("slow", ["controller.controller.estimate", "scheduling.scheduler.SweepIndex"])

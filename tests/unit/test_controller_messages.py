@@ -377,10 +377,11 @@ def test_drain_with_checkpoints_preempts_what_runs_and_says_why(tmp_path: Path) 
     assert world.job("dataset/tree").num_attempts == 2
 
 
-def test_drain_of_a_newer_version_starts_nothing_and_what_runs_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b'{"cluster": "c", "running": "levitate"}', b"[]", b"null", b"{}", b"\xff"])
+def test_drain_that_cannot_be_read_starts_nothing_and_what_runs_ends(tmp_path: Path, content: bytes) -> None:
     world = make_world(tmp_path, dataset_tree=[Succeed(after_observes=2)])
     start(world, "dataset/tree")
-    world.store.put(f"controllers/{CLUSTER}/drain.json", b'{"cluster": "c", "running": "levitate"}')
+    world.store.put(f"controllers/{CLUSTER}/drain.json", content)
     world.tick_until(lambda: world.job("dataset/tree").state is JobState.SUCCEEDED)
     for _ in range(5):
         world.tick()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from pathlib import Path
-from threading import Lock
+from threading import Condition, Lock
 from time import sleep
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from orchestrator.backends.protocol import ANYWHERE, Placement
 from orchestrator.core.contract import JobRequest, Resources
 from orchestrator.storage import request_pool
+from orchestrator.storage.layout import record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.testing import ScriptedBackend
@@ -84,6 +85,43 @@ def test_events_of_one_sweep_are_never_appended_by_two_threads(
     assert set(store.most.values()) == {1}
     assert not caplog.records
     assert sorted(world.launches()) == ["dataset/a", "dataset/b", "dataset/shared"]
+
+
+class MeetingStore(LocalStore):
+    """While ``num_expected`` is set, a look for a record waits for as many to be under way at the same time."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self._changed = Condition()
+        self._under_way = self.most = self.num_expected = 0
+
+    def exists(self, name: str) -> bool:
+        if not self.num_expected or not name.endswith("/record.json"):
+            return super().exists(name)
+        with self._changed:
+            self._under_way += 1
+            self.most = max(self.most, self._under_way)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most >= self.num_expected, timeout=1)
+            self._under_way -= 1
+        return super().exists(name)
+
+
+def test_records_of_a_sweep_that_is_submitted_again_are_looked_for_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_pool, "_LOCAL", ())
+    store = MeetingStore(tmp_path)
+    world, jobs = World(tmp_path, store=store), [make_job(f"dataset/{number}") for number in range(5)]
+    world.submit(*jobs)
+    world.finish()
+    for job in (jobs[1], jobs[4]):
+        store.delete(record_name(job.key))
+    store.num_expected = len(jobs)
+    world.submit(*jobs)
+    world.finish()
+    assert store.most == len(jobs)
+    assert sorted(world.launches()[5:]) == ["dataset/1", "dataset/4"]
 
 
 @pytest.mark.parametrize("nth", range(1, 4))

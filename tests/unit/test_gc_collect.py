@@ -1,7 +1,7 @@
 """What one garbage collection keeps, hides, destroys and brings back."""
 
 import json
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -14,7 +14,7 @@ from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.journal import write_snapshot
-from orchestrator.storage.layout import journal_folder, journal_segment, metrics_folder, record_name
+from orchestrator.storage.layout import inbox_message, journal_folder, journal_segment, metrics_folder, record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, with_own_key
 
@@ -188,6 +188,16 @@ def test_collect_submit_that_waits_in_the_inbox_protects(lab) -> None:
     lab.post("waiting", JOBS)
     lab.collect_until_freed()
     assert all(is_committed(lab.store, job.key) for job in JOBS)
+
+
+def test_collect_submit_whose_plan_cannot_be_read_keeps_nothing_and_stops_nothing(lab) -> None:
+    """A controller refuses it."""
+    lab.commit(DATASET)
+    plan: dict[str, Any] = {"jobs": [], "simulations": [{"factors": []}]}
+    message = {"type": "submit", "sender": "me", "cluster": "cluster", "plan": plan, "spec_text": ""}
+    lab.store.put(inbox_message("odd", "1"), json.dumps(message).encode())
+    lab.collect_until_freed()
+    assert lab.payload() == set()
 
 
 def test_collect_damaged_record_keeps_everything_of_its_key(lab) -> None:

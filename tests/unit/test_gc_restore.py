@@ -1,15 +1,20 @@
 """What comes back out of the trash, and how often a folder may live."""
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
 
 import pytest
 
+from orchestrator.core.errors import StorageError
 from orchestrator.retention.gc import LOCK_DURATION_S, Collector
 from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots, Tally
-from orchestrator.retention.roots import forget, remove_pin
+from orchestrator.retention.inventory import pin_name
+from orchestrator.retention.roots import Pin, forget, remove_pin
 from orchestrator.state.events import SweepReopened
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name
+from orchestrator.storage.seals import seal
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from tests.gc_store import GRACE_S, TRASH_S, Lab, contents, make_job
 
@@ -39,6 +44,21 @@ def test_collect_pin_protects_lineage_until_it_is_removed(lab) -> None:
     lab.collect_until_freed()
     assert [is_committed(lab.store, job.key) for job in JOBS] == [True, True, False]
     remove_pin(lab.store, "best")
+    lab.collect_until_freed()
+    assert lab.payload() == set()
+
+
+def test_collect_pin_with_a_slash_in_its_name_protects_until_it_is_removed(lab) -> None:
+    """Earlier versions made such pins."""
+    with pytest.raises(StorageError, match="'paper/final' of a pin has a '/'"):
+        lab.pin("paper/final", INDEX.key)
+    pin, name = Pin(name="paper/final", keys=(INDEX.key,), created_at_s=1.0), pin_name("paper/final")
+    lab.store.put(name, seal(name, json.dumps(asdict(pin)).encode()))
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    lab.collect_until_freed()
+    assert [is_committed(lab.store, job.key) for job in JOBS] == [True, True, False]
+    remove_pin(lab.store, "paper/final")
     lab.collect_until_freed()
     assert lab.payload() == set()
 
@@ -108,6 +128,27 @@ def test_collect_key_that_a_root_reaches_since_the_survey_is_restored_not_destro
     graces = Graces(age_s=GRACE_S, trash_s=TRASH_S)
     Collector(lab.store, roots, graces=graces, now=lab.clock).collect()
     assert num_readings > 2
+    assert is_committed(lab.store, DATASET.key)
+    lab.check_intact([DATASET])
+
+
+def test_collect_folder_that_a_long_collection_hides_late_has_its_whole_time_in_the_trash(lab) -> None:
+    lab.commit(DATASET)
+    lab.clock.advance(GRACE_S + 1)
+
+    times_s = iter([TRASH_S])
+
+    def read_slowly(_: Callable[[], None]) -> Roots:
+        lab.clock.advance(next(times_s, 0.0))
+        return Roots()
+
+    graces = Graces(age_s=GRACE_S, trash_s=TRASH_S)
+    Collector(lab.store, read_slowly, graces=graces, now=lab.clock).collect()
+    assert not is_committed(lab.store, DATASET.key)
+    lab.clock.advance(TRASH_S - 1)
+    assert tally_actions(lab.collect()) == {GcAction.WAIT_IN_TRASH}
+    lab.pin("late", DATASET.key)
+    lab.collect()
     assert is_committed(lab.store, DATASET.key)
     lab.check_intact([DATASET])
 

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.gc import LOCK_DURATION_S
 from orchestrator.retention.gc_rules import GcAction, Reason
-from orchestrator.retention.roots import RootReader, forget
+from orchestrator.retention.roots import RootReader, forget, remove_pin
 from orchestrator.search.log import SearchLog, TrialAsked, kept_trials
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import search_log_folder, search_log_head
@@ -25,6 +26,9 @@ SEARCHED = make_search(DATASET)
 WON, LOST = make_job(8, DATASET), make_job(13, DATASET)
 """Trials: no plan has them."""
 BACKBONE = make_job(3, DATASET)
+INDEX = make_job(1)
+FROM_INDEX = make_job(23, INDEX)
+TRANSFER = make_job(4, SEARCHED)
 MAX_REQUESTS = 400
 
 
@@ -226,6 +230,33 @@ def test_collect_artifact_that_gives_trials_their_initial_weights_stays_with_the
     forget(lab.store, "before", now=lab.clock())
     lab.collect_until_freed()
     assert is_committed(lab.store, BACKBONE.key)
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("pinned", [(DATASET, SEARCHED), (TRANSFER,)], ids=["sweep", "transfer"])
+def test_collect_pin_that_leads_to_a_search_keeps_its_trials_that_completed(
+    pinned: tuple[Job, ...], is_late: bool
+) -> None:
+    """The backbone that a transfer reads is the best trial: only the log and the record of the search name it."""
+    lab = finished(is_forgotten=True)
+    lab.commit(INDEX)
+    lab.ask_trial(SEARCHED, FROM_INDEX, completed=True)
+    lab.commit(TRANSFER)
+    before = contents(lab.store, of_search(lab))
+    if is_late:
+        lab.clock.advance(GRACE_S + 1)
+        lab.collect()
+        assert not is_committed(lab.store, WON.key)
+    lab.pin("paper", *(job.key for job in pinned))
+    lab.collect_until_freed()
+    kept = [DATASET, INDEX, SEARCHED, WON, FROM_INDEX, *pinned]
+    assert [job.name for job in kept if not is_committed(lab.store, job.key)] == []
+    lab.check_intact(kept)
+    assert contents(lab.store, of_search(lab)) == before
+    assert not lab.names(f"artifacts/{LOST.kind}/{LOST.key}/")
+    remove_pin(lab.store, "paper")
+    lab.collect_until_freed()
+    assert lab.payload() == set()
 
 
 def test_collect_log_of_which_a_segment_is_gone_is_not_brought_back() -> None:

@@ -1,7 +1,9 @@
 """What is particular to the local store: other processes, left-overs, names on disk."""
 
+import fcntl
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -91,3 +93,48 @@ def test_conditional_write_goes_by_the_file_itself_not_by_what_nfs_remembers(tmp
     with pytest.raises(PreconditionFailedError):
         store.put_if_match("lease", b"three", former.etag)
     assert store.get("lease") == b"two"
+
+
+@pytest.mark.parametrize("write", ["put", "delete"])
+def test_write_that_comes_while_a_conditional_one_compares_is_not_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str
+) -> None:
+    """``drain --end`` while the controller notes that the cluster is drained: the drain must not come back."""
+    store, arrived = LocalStore(tmp_path), threading.Event()
+    former = store.put("drain", b"one")
+    compare, lock = store._etag_of_opened, fcntl.flock
+
+    def write_meanwhile() -> None:
+        if write == "put":
+            LocalStore(tmp_path).put("drain", b"two")
+        else:
+            LocalStore(tmp_path).delete("drain")
+        arrived.set()
+
+    writer = threading.Thread(target=write_meanwhile)
+
+    def compare_and_pause(name: str) -> str | None:
+        found = compare(name)
+        writer.start()
+        assert arrived.wait(10)
+        return found
+
+    def wait_for_lock(descriptor: int, operation: int) -> None:
+        if threading.current_thread() is writer:
+            arrived.set()
+        lock(descriptor, operation)
+
+    monkeypatch.setattr(store, "_etag_of_opened", compare_and_pause)
+    monkeypatch.setattr(fcntl, "flock", wait_for_lock)
+    store.put_if_match("drain", b"noted", former.etag)
+    writer.join()
+    assert store.exists("drain") is (write == "put")
+    if write == "put":
+        assert store.get("drain") == b"two"
+
+
+def test_write_without_a_condition_makes_no_lock_file(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    store.put("a", b"one")
+    store.delete("a")
+    assert not (tmp_path / ".locks").exists()

@@ -7,6 +7,7 @@ writers win, and any order of listings across ``/``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from hashlib import md5
@@ -173,9 +174,9 @@ class S3Store:
         except NotFoundError:
             return  # some servers report this, others return success
 
-    def leftovers(self) -> Iterator[ObjectStat]:
+    def leftovers(self, *, until_s: float = math.inf) -> Iterator[ObjectStat]:
         """See ``gc_rules.HasLeftovers``: multipart uploads that nobody completed or discarded."""
-        return unfinished_uploads(self._bucket, self._root)
+        return unfinished_uploads(self._bucket, self._root, until_s)
 
     def delete_leftover(self, name: str) -> None:
         """See ``gc_rules.HasLeftovers``."""

@@ -123,22 +123,30 @@ def _checksums(response: Response) -> Response:
     return {name: response[name] for name in ("ChecksumCRC32", "ChecksumCRC64NVME") if name in response}
 
 
-def unfinished_uploads(bucket: Bucket, prefix: str) -> Iterator[ObjectStat]:
-    """Uploads to keys below a prefix that are neither completed nor discarded, those at work included."""
+def unfinished_uploads(bucket: Bucket, prefix: str, until_s: float) -> Iterator[ObjectStat]:
+    """Uploads to keys below a prefix that are neither completed nor discarded, those at work included; without those
+    that began after ``until_s`` (unix seconds): the size of each takes a request.
+    """
     marker: Response = {}
     while True:
         page = bucket.repeat("list_multipart_uploads", Prefix=prefix, **marker)
         for entry in page.get("Uploads", []):
-            parts = bucket.repeat("list_parts", entry["Key"], UploadId=entry["UploadId"]).get("Parts", [])
-            yield ObjectStat(
-                name=f"{entry['UploadId']}{_SEPARATOR}{entry['Key']}",
-                size_bytes=sum(part["Size"] for part in parts),  # of its first thousand parts
-                etag=entry["UploadId"],
-                modified_at_s=entry["Initiated"].timestamp(),
-            )
+            if entry["Initiated"].timestamp() <= until_s:
+                with suppress(NotFoundError):  # completed or discarded meanwhile
+                    yield _unfinished_upload(bucket, entry)
         if not page.get("IsTruncated"):
             return
         marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+
+
+def _unfinished_upload(bucket: Bucket, entry: Response) -> ObjectStat:
+    parts = bucket.repeat("list_parts", entry["Key"], UploadId=entry["UploadId"]).get("Parts", [])
+    return ObjectStat(
+        name=f"{entry['UploadId']}{_SEPARATOR}{entry['Key']}",
+        size_bytes=sum(part["Size"] for part in parts),  # of its first thousand parts
+        etag=entry["UploadId"],
+        modified_at_s=entry["Initiated"].timestamp(),
+    )
 
 
 def discard_upload(bucket: Bucket, name: str) -> None:
