@@ -259,6 +259,8 @@ def test_two_folders_of_one_split_are_refused_unless_they_are_one(source: Path) 
     message = "'val' and 'validation', which are both the split 'val'; .* --split train=train --split val=val"
     with pytest.raises(UserError, match=message):
         listed(source)
+    with pytest.raises(UserError, match=r"name those to read: splits: \{train: train, val: val\}$"):
+        ask_listing(source_arguments(ConversionSpec(format="imagefolder", source=str(source))))
     chosen = ConvertRequest(source=source, splits={"train": "train", "val": "validation"})
     assert CONVERTERS["imagefolder"](chosen).splits["val"].name(0) == "cat/3.jpg"
 
