@@ -68,6 +68,7 @@ _FIELDS: Final = {
     **{name.replace("_", "-"): name for name in ("val_fraction", "labels", "separator", "path_column", "label_column")},
     "follow-links": "follow_links: true",
 }
+_SPLIT: Final = r"--split ([\w.-]+)=([^\s;,]+)"
 _FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
 _ANSWER_TIMEOUT_S: Final = 300.0
 _COUNTING: Final = "label spaces could not be counted"
@@ -197,8 +198,14 @@ def ask_listing(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _in_fields(message: str) -> str:
     """A message of the converters, with the flags of ``orchestrator data shard`` replaced by fields of the sweep."""
-    message = re.sub(r"--split (\w+)=([^\s;,]+)", r"splits: {\1: \2}", message)
+    # Splits that follow each other are one field: a second field of the same name would replace the first.
+    message = re.sub(rf"{_SPLIT}(?: {_SPLIT})*", lambda run: _splits_field(run.group()), message)
     return _FLAG.sub(lambda flag: _FIELDS[flag.group(1)], message)
+
+
+def _splits_field(flags: str) -> str:
+    places = (f"{split}: {place}" for split, place in re.findall(_SPLIT, flags))
+    return f"splits: {{{', '.join(places)}}}"
 
 
 def _absolute(path: str) -> str:

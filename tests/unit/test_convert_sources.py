@@ -227,6 +227,8 @@ def test_files_that_are_no_images_by_their_names_are_counted_and_told(source: Pa
         ("imagefolder", "train/cat/raw", {"train/cat/raw/0.gif": b"?"}),
         ("imagefolder", "train/bird", {"train/bird/0001": b"?"}),
         ("imagefolder", "val/cat", {"val/cat/0.jfif": b"?"}),
+        ("imagefolder", "train/bird", {"train/bird/images.tar.gz": b"?"}),
+        ("imagefolder", "train/bird", {"train/bird/0.jpg.part": b"?"}),
         ("imagenet21k", "train/n00000002", {"train/n00000002/raw/0.tif": b"?"}),
         ("imagenet21k", "train/n00000002.tar", {"train/n00000002.tar": tar_of([("0.tif", b"?")])}),
         ("imagenet1k", "val/n00000001", {"val/n00000001/0.gif": b"?"}),
@@ -250,6 +252,34 @@ def test_class_in_a_tar_of_tars_of_which_no_file_is_an_image_is_refused(tmp_path
         listed(source, "imagenet21k")
 
 
+def test_other_files_than_images_make_no_class(source: Path) -> None:
+    before = listing_digest(CONVERTERS["imagefolder"](ConvertRequest(source=source)))
+    others = ("cat/masks/0.npy", "cache/x.pkl", "video/0.mp4", "tables/a.csv.gz", "about/LICENSE", "about/README.gz")
+    fill(source / "train", dict.fromkeys(others, b"?"))
+    conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
+    assert listing_digest(conversion) == before
+    assert conversion.notes == {"left_out": {".gz": 2, ".pkl": 1, ".npy": 1, ".mp4": 1, "": 1}}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("other", ["n00000002.tar.gz", "n00000002.tar.part", "n00000002.tar.aria2", "n00000002.zip"])
+def test_synset_that_is_there_only_in_a_form_that_is_not_read_is_refused(
+    tmp_path: Path, other: str, *, whole: bool
+) -> None:
+    files = {"n00000001.tar": tar_of([("0.JPEG", photo(0))]), other: b"?", "n00000003.txt": b"?"}
+
+    def packed(files: dict[str, bytes]) -> Path:
+        if whole:
+            return fill(tmp_path / str(len(files)), {"winter21_whole.tar": tar_of(list(files.items()))})
+        fill(tmp_path / str(len(files)) / "winter21_whole", files)
+        return tmp_path / str(len(files))
+
+    with pytest.raises(UserError, match=rf"n00000002 has {other} in .*/winter21_whole.* no images in n00000002\.tar"):
+        listed(packed(files), "imagenet21k")
+    beside = {**files, "n00000002.tar": tar_of([("1.JPEG", photo(1))])}
+    assert listed(packed(beside), "imagenet21k") == ["0.JPEG", "1.JPEG"]
+
+
 def test_two_folders_of_one_split_are_refused_unless_they_are_one(source: Path) -> None:
     fill(source, {"val/cat/2.jpg": photo(2)})
     (source / "validation").symlink_to("val")
@@ -259,6 +289,8 @@ def test_two_folders_of_one_split_are_refused_unless_they_are_one(source: Path) 
     message = "'val' and 'validation', which are both the split 'val'; .* --split train=train --split val=val"
     with pytest.raises(UserError, match=message):
         listed(source)
+    with pytest.raises(UserError, match=r"name those to read: splits: \{train: train, val: val\}$"):
+        ask_listing(source_arguments(ConversionSpec(format="imagefolder", source=str(source))))
     chosen = ConvertRequest(source=source, splits={"train": "train", "val": "validation"})
     assert CONVERTERS["imagefolder"](chosen).splits["val"].name(0) == "cat/3.jpg"
 

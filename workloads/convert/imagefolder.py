@@ -22,8 +22,8 @@ def convert(request: ConvertRequest) -> Conversion:
     """List a tree of class folders, by split.
 
     Raises:
-        UserError: there are no images, images without a class folder, class folders of other files alone, or links that
-            may not be followed.
+        UserError: there are no images, images without a class folder, class folders whose images are all of forms that
+            are not read, or links that may not be followed.
     """
     folders = split_folders(request)
     rule = LinkRule.within(request.source, *folders.values(), follow_links=request.follow_links)

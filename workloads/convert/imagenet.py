@@ -24,8 +24,9 @@ from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import open_regular, read_regular
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, is_image
-from workloads.convert.left_out import LeftOut
+from workloads.convert.left_out import LeftOut, may_be_image
 from workloads.convert.matlab import read_matlab
+from workloads.data.reasons import printable
 from workloads.data.scan import DamagedArchiveError, check_end
 
 SYNSET = re.compile(r"n\d{8}")
@@ -133,24 +134,37 @@ def _link_rule(request: ConvertRequest) -> LinkRule:
 
 
 def _by_synset(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[_Image]:
-    """Images whose tar or folder is named by their synset. Raises ``UserError``: one holds other files only."""
+    """Images whose tar or folder is named by their synset.
+
+    Raises:
+        UserError: images of a synset are there, but in other forms alone, such as a compressed tar.
+    """
     kept: set[str] = set()
-    for name, images in _synsets(place, rule, left_out):
+    others: dict[str, str] = {}
+    for name, images in _synsets(place, rule, left_out, others):
         for image in images:
             kept.add(name)
             yield image
     left_out.check_classes(place, kept, depth=1)
+    lost = sorted(others.keys() - {Path(name).stem for name in kept})
+    if lost:
+        more = f" (so have {len(lost) - 1} more synsets)" if len(lost) > 1 else ""
+        message = f"{lost[0]} has {others[lost[0]]} in {place} and no images in {lost[0]}.tar or a folder {lost[0]}"
+        message += f"{more}, so its class would be missing, and later ones would have other numbers: unpack it to "
+        raise UserError(printable(f"{message}{lost[0]}.tar, download it again, or move it out of the source"))
 
 
-def _synsets(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[tuple[str, Iterator[_Image]]]:
-    """Name of each tar or folder of a synset, with its images."""
+def _synsets(
+    place: Path, rule: LinkRule, left_out: LeftOut, others: dict[str, str]
+) -> Iterator[tuple[str, Iterator[_Image]]]:
+    """Name of each tar or folder of a synset, with its images. Into ``others`` goes a file of other forms by synset."""
     if place.is_file():
         for entry in tar_entries(place):
             path = Path(entry.name)
-            if SYNSET.fullmatch(path.stem):
+            if path.suffix in {"", ".tar"} and SYNSET.fullmatch(path.stem):
                 yield path.name, _in_tar(place, path.stem, entry, left_out)
             else:
-                left_out.add(place, path.name)
+                _leave_out(place, path.name, left_out, others)
         return
     for path in sorted(place.iterdir()):
         if path.suffix == ".tar" and SYNSET.fullmatch(path.stem):
@@ -160,7 +174,14 @@ def _synsets(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[tuple[s
                 rule.check(path)
             yield path.name, _in_folder(path, rule, left_out)
         elif SYNSET.match(path.name):
-            left_out.add(place, path.name)  # such as a compressed tar
+            _leave_out(place, path.name, left_out, others)
+
+
+def _leave_out(place: Path, name: str, left_out: LeftOut, others: dict[str, str]) -> None:
+    left_out.add(place, name)
+    synset = SYNSET.match(name)
+    if synset and may_be_image(name):
+        others.setdefault(synset.group(), name)
 
 
 def _in_folder(path: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[_Image]:

@@ -1,7 +1,8 @@
 """Files of a source that are not converted, because their names are not those of images.
 
-They are counted, so that people are told. A class of which every file is left out would vanish, and later classes would
-get other numbers: it is refused, unless it holds documents only, as a folder of annotations beside the classes does.
+They are counted, so that people are told. A class whose images are all left out would vanish, and later classes would
+get other numbers: it is refused. Only files that may be images make a class; others, such as masks in ``.npy`` files or
+a folder of annotations, lie beside the classes of many sources.
 """
 
 from __future__ import annotations
@@ -13,18 +14,22 @@ from typing import Any, Final
 
 from orchestrator.core.errors import UserError
 from workloads.data.reasons import printable
-from workloads.data.scan import IMAGE_EXTENSIONS
+from workloads.data.scan import IMAGE_EXTENSIONS, SPARE_IMAGE_EXTENSIONS
 
 _FIELD: Final = "left_out"
-_DOCUMENTS: Final = frozenset(
+_OTHER_IMAGES: Final = frozenset(
     (
-        *(".txt", ".md", ".rst", ".pdf", ".html", ".htm", ".log"),
-        *(".json", ".jsonl", ".xml", ".yaml", ".yml", ".csv", ".tsv", ".mat"),
-        *(".db", ".ini", ".py", ".sh"),  # Thumbs.db, desktop.ini
+        *("tif", "tiff", "heic", "heif", "avif", "jp2", "jxl", "tga", "psd", "svg"),
+        *("raw", "dng", "cr2", "nef", "arw"),  # of cameras
     )
 )
-"""Extensions of files that nobody takes for images."""
+_ARCHIVES: Final = frozenset(("tar", "tgz", "zip", "7z", "rar"))
+_MAY_BE_IMAGES: Final = frozenset((*IMAGE_EXTENSIONS, *SPARE_IMAGE_EXTENSIONS, *_OTHER_IMAGES, *_ARCHIVES))
+"""Photographs are published in these forms and archives. Forms that hold other data, too, are no reason to refuse."""
+_WRAPPERS: Final = frozenset(("gz", "bz2", "xz", "zst", "part", "partial", "crdownload", "aria2"))
+"""Extensions that compression and unfinished downloads append to a name."""
 _NAMES_OF_DOCUMENTS: Final = ("readme", "license", "copying")
+"""Without an extension; any other name without one may be an image's."""
 _NUM_NAMED: Final = 8
 
 
@@ -33,8 +38,8 @@ class LeftOut:
 
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
-        self._others: dict[Path, Counter[str]] = {}
-        """Without documents."""
+        self._images: dict[Path, Counter[str]] = {}
+        """Those that may be images."""
 
     def add(self, folder: Path, name: str) -> None:
         """Count a file."""
@@ -42,8 +47,8 @@ class LeftOut:
         if base.startswith("."):
             return
         self._counts[extension] += 1
-        if extension not in _DOCUMENTS and not base.lower().startswith(_NAMES_OF_DOCUMENTS):
-            self._others.setdefault(folder, Counter())[extension] += 1
+        if may_be_image(base):
+            self._images.setdefault(folder, Counter())[extension] += 1
 
     def notes(self) -> dict[str, Any]:
         """For `Conversion`: number of files by extension, the most frequent first; empty if there are none."""
@@ -58,10 +63,10 @@ class LeftOut:
             depth: how many parts of a path name a class; None = all of them.
 
         Raises:
-            UserError: a class has files, and none of them is an image.
+            UserError: a class has files that may be images, and none that is converted.
         """
         lost: dict[PurePosixPath, Counter[str]] = {}
-        for folder, extensions in self._others.items():
+        for folder, extensions in self._images.items():
             if root in folder.parents:
                 name = PurePosixPath(*folder.relative_to(root).parts[:depth])
                 lost.setdefault(name, Counter()).update(extensions)
@@ -74,9 +79,22 @@ class LeftOut:
         more = f" (so do {len(lost) - 1} more)" if len(lost) > 1 else ""
         message = f"{root / first} holds {_named(lost[first])} and no image{more}, so its class would be missing, and "
         message += "later ones would have other numbers: convert the files to one of the forms that are read "
-        message += f"({', '.join(IMAGE_EXTENSIONS)}; .jfif and .jpe are JPEGs: rename them to .jpg), or move it out of "
-        message += "the source"
+        message += f"({', '.join(IMAGE_EXTENSIONS)}; .jfif and .jpe are JPEGs: rename them to .jpg), unpack "
+        message += "archives, complete downloads, or move it out of the source"
         raise UserError(printable(message))
+
+
+def may_be_image(name: str) -> bool:
+    """Whether a file may be an image or an archive of images, also a compressed or an unfinished one."""
+    path = PurePosixPath(PurePosixPath(name).name)
+    while _extension(path) in _WRAPPERS:
+        path = PurePosixPath(path.stem)
+    extension = _extension(path)
+    return extension in _MAY_BE_IMAGES if extension else not path.name.lower().startswith(_NAMES_OF_DOCUMENTS)
+
+
+def _extension(path: PurePosixPath) -> str:
+    return path.suffix.removeprefix(".").lower()
 
 
 def describe_notes(notes: Mapping[str, Any]) -> list[str]:

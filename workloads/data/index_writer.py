@@ -205,7 +205,7 @@ class SplitColumns:
         """Count broken shards by the samples that they probably held: the budget is a share of the split.
 
         Nobody knows how many these are. Their unread bytes count as many as the same bytes of the split hold. A shard
-        that is cut off or compressed was longer, so it counts as at least as long as most whole shards.
+        that is cut off or compressed was longer, so it counts as at least as long as the median of the whole shards.
         """
         broken = self._broken.values()
         num_read = self.num_samples + self.bad.total
