@@ -100,6 +100,15 @@ def test_record_with_metrics_that_are_none_raises(store: LocalStore) -> None:
         read_record(store, KEY)
 
 
+@pytest.mark.parametrize("size_bytes", [-1, 7.0, "7", None])
+def test_record_with_a_part_of_no_size_raises(store: LocalStore, size_bytes: object) -> None:
+    document = version_1(store)
+    next(iter(document["parts"].values()))["size_bytes"] = size_bytes
+    store.put(record_name(KEY), json.dumps(document).encode())
+    with pytest.raises(CorruptObjectError):
+        read_record(store, KEY)
+
+
 def version_1(store: LocalStore) -> dict[str, Any]:
     """A committed record as programs wrote it before records were sealed."""
     commit(store)

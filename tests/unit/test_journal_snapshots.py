@@ -88,6 +88,17 @@ def test_damaged_snapshot_is_passed_over(world: World, damage) -> None:
     assert client.load_snapshot(world.store, "sweep") == truth
 
 
+def test_snapshot_of_an_earlier_version_has_no_seal_but_a_digest(world: World) -> None:
+    newest = f"{snapshots_folder('sweep')}{names(world)[-1]}"
+    header, body = world.store.get(newest).split(b"\n", 1)
+    fields = json.loads(header)
+    del fields[next(iter(fields))]
+    assert list(fields) == ["next_sequence", "journal_sha256", "sha256"]
+    for digest, expected in ((fields["sha256"], KEPT), ("f" * 64, KEPT - 1), ("0" * 64, KEPT - 1)):
+        world.store.put(newest, json.dumps({**fields, "sha256": digest}).encode() + b"\n" + body)
+        assert len(list(read_snapshots(world.store, "sweep"))) == expected
+
+
 def test_snapshot_of_another_version_is_passed_over(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     truth = client.load_snapshot(world.store, "sweep")
     monkeypatch.setattr("orchestrator.state.snapshot.SNAPSHOT_VERSION", 99)

@@ -29,6 +29,7 @@ from orchestrator.storage.logs import (
     find_logs,
     finish_log,
     format_time,
+    plain_text,
     put_segment,
     read_log,
     search_logs,
@@ -183,6 +184,9 @@ def test_plain_log_of_an_earlier_version_is_read_with_times_and_levels() -> None
     assert [one.level for one in records] == ["info", "warning", "error", "error", "error", "info"]
     assert records[1].source == "some.module"
     assert records[1].message == "careful: a colon"
+    assert plain_text(replace(records[1], time="2026-11-21T10:00:59.250000Z")) == (
+        "2026-11-21 10:00:59,250 WARNING some.module: careful: a colon"
+    )
     assert records[5].time == records[1].time.replace("Z", "Z"), "a line without a time has that of the one before"
     assert records[1].time.endswith(":00.250000Z")
 
