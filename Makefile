@@ -43,16 +43,14 @@ demo: $(VENV)/.installed ## install, then run the quickstart sweep
 
 # Whole suites run in several processes, by file and in the order of the files: the folders with long tests come first.
 # With ARGS one process runs what was asked for, so that -s, -x and --pdb mean what they say.
-PROCESSES = 2
-PARALLEL = $(if $(ARGS),,-n $(PROCESSES) --dist loadgroup --no-loadscope-reorder)
+# One process more than the two cores of CI: tests of servers, clusters and deaths wait a good part of their time.
+PARALLEL = $(if $(ARGS),,-n 3 --dist loadgroup --no-loadscope-reorder)
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## install, then run the test suite (ARGS="tests/unit/test_ids.py -x": some of it)
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
-# Tests of deaths and of cut links mostly wait.
 .PHONY: test-all
-test-all: PROCESSES = 3
 test-all: $(VENV)/.installed-dev ## every test, the slow ones included
 	$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
