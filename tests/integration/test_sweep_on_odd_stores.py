@@ -5,12 +5,12 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
-from orchestrator.core.errors import FailureKind, NoSpaceError, StorageDeniedError, StorageError
+from orchestrator.core.errors import FailureKind, NoSpaceError, StorageDeniedError, StorageError, StorageTimeoutError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.local import LocalStore
@@ -26,6 +26,7 @@ __all__ = ["s3_server"]
 
 SHORT_S = 0.2
 NUM_BAD_ROUNDS = 6
+NUM_LATE_ANSWERS = 50
 DISK_BYTES = 512 * 1024
 
 
@@ -52,6 +53,15 @@ def tick_through(world: World) -> list[str]:
             world.clock.advance(1.0)
             told.append(str(error))
     return told
+
+
+def finish(world: World) -> None:
+    """A busy machine's server may answer later than a store waits here: then the next round goes on."""
+    for _ in range(NUM_LATE_ANSWERS):
+        with suppress(StorageTimeoutError):
+            world.finish()
+            return
+    pytest.fail("the store is back, and too slow for one round")
 
 
 def check_ended_well(world: World) -> None:
@@ -95,7 +105,7 @@ def test_sweep_whose_store_fails_in_the_middle_ends_once_it_is_back(
     told = tick_through(world)
     assert proxy[1].seen, "no request met the fault"
     proxy[1].schedule = lambda _method, _path: None
-    world.finish()
+    finish(world)
     check_ended_well(world)
     assert all("\n" not in message for message in told)
 

@@ -98,14 +98,16 @@ class WatchedCluster(SimulatedCluster):
         autoscaler a quarter more, or one attempt). Whoever waited long for nodes gave its room to others.
         """
         now = self.clock()
-        held = [
-            attempt.resources
+        asked = [
+            attempt.resources.gpus
             for attempt in self.working()
             if not (attempt.phase is Phase.WAITING and now - attempt.launched_at_s > ROOM_KEPT_S)
         ]
         total = sum(node.group.shape.gpus for node in self.nodes.values())
-        gpus = resources.gpus + sum(shape.gpus for shape in held)
-        limit = total + (max(total / 4.0, resources.gpus) if self.spec.grows else 0.0)
+        asked.append(resources.gpus)
+        gpus = sum(asked)
+        # The one that is more than a quarter may be another: beside it, what nodes have room for is started.
+        limit = total + (max(total / 4.0, *asked) if self.spec.grows else 0.0)
         require(gpus <= limit + 1e-6, f"{gpus:g} GPUs are asked for in all, of {limit:g}")
 
     def _check_nodes(self, share: Resources, placement: Placement) -> None:
