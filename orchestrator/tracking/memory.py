@@ -82,6 +82,8 @@ class Memory:
     """Id of the submit whose origin the sweep's run tells."""
 
     @property
+    experiment: str = ""
+    """What the plan called that experiment when it was chosen; empty where an earlier version has chosen it."""
     def condemned(self) -> list[str]:
         """Runs that are to be deleted still."""
         return self.discarded[self.num_deleted :]
@@ -91,8 +93,8 @@ class Memory:
         return {(run.job, run.key): run for run in self.runs}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form."""
-        document = {name: getattr(self, name) for name in self.__slots__}
+        """Plain JSON form, without ``experiment``."""
+        document = {name: getattr(self, name) for name in self.__slots__ if name != "experiment"}
         # Not ``asdict``, which copies deeply: this is written every few seconds, for thousands of runs.
         return {**document, "runs": [run.to_json() for run in self.runs]}
 
@@ -149,7 +151,13 @@ def _parse(name: str, content: bytes) -> Memory:
     """Of another version, or damaged, nothing is used: everything is found again on the server."""
     try:
         document = parse_sealed(name, content)
-        return Memory.from_json(document["memory"]) if document["version"] == MEMORY_VERSION else Memory()
+        # Beside the memory: earlier versions pass over what they do not know here, and refuse it in there.
+        document |= {"experiment": memory.experiment} if memory.experiment else {}
+        if document["version"] != MEMORY_VERSION:
+            return Memory()
+        memory = Memory.from_json(document["memory"])
+        memory.experiment = str(document.get("experiment", ""))
+        return memory
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         _LOG.warning("%s is damaged (%s): what it held is found again on the tracking server", name, error)
         return Memory()

@@ -305,7 +305,10 @@ class Publication:
 
     # -------------------------------------------------------------------------------------------------------- publish
     def _publish(self, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
-        experiment_id = self._experiment_id()
+        name = experiment_of(self._plan)
+        experiment_id = self._server.ensure_experiment(
+            name, known_id=self._memory.experiment_id, known_as=self._memory.experiment
+        )
         if self._runs and experiment_id != self._memory.experiment_id:
             self._forget_runs()  # MLflow cannot move them
             changed, trials = self._news()
@@ -319,6 +322,7 @@ class Publication:
         if SWEEP_RUN not in self._runs:  # first: it is the parent of the others
             self._write(experiment_id, [self._unfinished(sweep[0])], {})
             self._save()
+        self._memory.experiment = name
             if SWEEP_RUN not in self._runs:
                 return False  # refused, or deleted in this moment
         jobs = [facts for facts in changed if facts.identity != SWEEP_RUN]
@@ -332,13 +336,6 @@ class Publication:
             ]
         )
         return is_all_there and not found_more
-
-    def _experiment_id(self) -> str:
-        return self._server.ensure_experiment(
-            experiment_of(self._plan),
-            known_id=self._memory.experiment_id,
-            earlier_names=self._timeline.experiments,
-        )
 
     def _adopt(self, experiment_id: str, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
         """Find runs that a crash, between making them and saving the memory, left to their tags alone.

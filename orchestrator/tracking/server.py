@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -230,20 +230,22 @@ class TrackingServer:
         # A database's own socket has no host name, and may have a user and password all the same.
         return address.hostname or f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
 
-    def ensure_experiment(self, name: str, *, known_id: str = "", earlier_names: Collection[str] = ()) -> str:
+    def ensure_experiment(self, name: str, *, known_id: str = "", known_as: str = "") -> str:
         """Id of the experiment with this name, made if there is none.
 
         Args:
             name: what the sweep calls it.
-            known_id: of the experiment that was used so far; if somebody renamed it on the server, it is used further.
-            earlier_names: what the sweep has called it until now. If the known one is called so, the sweep was changed.
+            known_id: of the experiment that was used so far. It is used further unless the sweep was changed, also if
+                somebody renamed it on the server.
+            known_as: what the sweep called it when it was chosen; empty if that is not known, so that it is taken to
+                be its name on the server.
 
         Raises:
             TrackingError: the server does not answer, or the experiment is deleted or somebody else's.
         """
         with failures_named(f"finding the experiment {name!r}", self.shown):
             found = self._known_experiment(known_id) if known_id else None
-            if found is None or (found.name != name and found.name in earlier_names):
+            if found is None or name not in {found.name, known_as}:
                 found = self._client.get_experiment_by_name(name)
             if found is None:
                 return self._create_experiment(name)
