@@ -159,7 +159,9 @@ class Publication:
         # Only now: after an error, the next pass looks at everything.
         source.is_to_be_compared = False
         if self._refused:
-            source.looked_at_s = {}  # or else the next pass had nothing to tell, and would not say so
+            # Looked at again by the next pass, which had nothing to tell of them otherwise, and would not say so.
+            refused = {draft.facts.identity for error in self._refused for draft, _ in error.refused}
+            source.looked_at_s = {run: at_s for run, at_s in self._looked_at_s.items() if run not in refused}
             raise self._refused[0]
         source.looked_at_s = self._looked_at_s
         return is_complete

@@ -294,7 +294,8 @@ class TrackingServer:
             more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
             raise RunsRefusedError(
                 f"MLflow ({self.shown}) refuses the run of {draft.name}{more}: {_cause(answer.error)}; training goes "
-                "on, and all other runs are published; change in the sweep what MLflow names, and submit it again",
+                "on, and all other runs are published; change in the sweep what MLflow names, and submit it again (a "
+                "metric of a committed record stays as it is, and the run of its job incomplete)",
                 refused,
             ) from answer.error
 

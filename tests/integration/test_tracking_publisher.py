@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,11 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.render.page import PAGE
 from orchestrator.state.events import SweepEnding
 from orchestrator.storage.artifacts import part_object, read_record
-from orchestrator.storage.layout import record_name, report_name, tracking_name
+from orchestrator.storage.layout import metrics_segment, record_name, report_name, tracking_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.memory import Memory, MemoryFile
 from orchestrator.tracking.publication import LOOK_EVERY_S, Publisher
-from orchestrator.tracking.server import TrackingError, TrackingServer
+from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
 from tests.commands import run_command
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
@@ -303,6 +304,24 @@ def test_publisher_crash_before_the_memory_is_written_leaves_no_duplicate(
     journal = SampleJournal(store, plan)
     job = plan.jobs[0]
     write_segment(store, job.key, 1, 0, [3.0, 2.0])
+def test_publisher_refused_run_has_no_other_job_looked_at_more_often(client, store, plan, tracking_uri):
+    journal, now = SampleJournal(store, plan), 0.0
+    refused, other = plan.jobs[:2]
+    for job in (refused, other):
+        journal.launch(job)
+    publisher = Publisher(store, tracking_uri, clock=lambda: now)
+    assert publisher.publish_once(plan.sweep)
+    line = {"step": 1, "epoch": 0.1, "at_s": START_S, "metrics": {"loss/": 1.0}}
+    store.put(metrics_segment(refused.key, 1, 0, 1), json.dumps(line).encode())
+    found = []
+    for step, now in enumerate((0.0, LOOK_EVERY_S / 2, LOOK_EVERY_S)):  # noqa: B007 - the publisher reads it
+        write_segment(store, other.key, 1, step, [2.0 - step])
+        with pytest.raises(TrackingRefusedError, match=f"refuses the run of {refused.name}: "):
+            publisher.publish_once(plan.sweep)
+        found.append(len(_history(client, _runs(client, plan)[other.name], "train_loss")))
+    assert found == [1, 1, 3]
+
+
     if survives == "first_memory":
         journal.run(job)
         publisher.publish_once(plan.sweep)
