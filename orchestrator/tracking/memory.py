@@ -10,7 +10,7 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from orchestrator.core.errors import NotFoundError
@@ -55,6 +55,14 @@ class RunMemory:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
+    def has_ended_as(self, status: str) -> bool:
+        """Whether the run was published to its end, with this status."""
+        return self.status is not None and self.status.is_final and self.status == status
+
+    def unsent(self) -> Self:
+        """The same run, of which everything is to be sent once more; the server drops values that it has."""
+        return replace(self, status=None, fingerprint="", described=False, said={}, sending=self.shown)
+
         """Inverse of ``to_json``."""
         status = document["status"]
         return cls(**{**document, "status": None if status is None else RunStatus(status)})

@@ -262,7 +262,10 @@ class Publication:
         self._memory.attached, self._memory.submission, self._memory.registered = {}, "", ""
 
     def _compare_with_server(self) -> None:
-        """Forget what the server does not have, or not as remembered: it may be another one, or older, than it was."""
+        """Forget what the server does not have, or may not have as remembered: it may be another one, or older.
+
+        A run that had ended, and has the same status there, is taken to be whole.
+        """
         if not self._runs:
             return
         found = self._server.find_runs(self._memory.experiment_id, self._plan.sweep)
@@ -276,8 +279,9 @@ class Publication:
             if run.run_id not in status:
                 del self._runs[identity]
                 self._lost.add(run.run_id)
-            elif owner_of(identity) in current and run.status is not None and run.status != status[run.run_id]:
-                self._runs[identity] = RunMemory(job=run.job, key=run.key, run_id=run.run_id)
+            elif owner_of(identity) in current and not run.has_ended_as(status[run.run_id]):
+                # It shows no more than is remembered: steps that were superseded are in runs that were replaced.
+                self._runs[identity] = run.unsent()
                 if identity == SWEEP_RUN:
                     self._forget_attachments()
                 elif identity in current:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -477,6 +479,36 @@ def test_publish_by_hand_fills_a_server_that_lost_what_it_had(*, finished, track
     assert PAGE in {file.path for file in empty.list_artifacts(runs["(sweep)"].info.run_id)}
 
     # Restored from a backup of before: one run is not there, one had not ended.
+def test_publish_by_hand_fills_curves_after_an_older_backup_was_restored(store, plan, tmp_path):
+    from mlflow import MlflowClient
+
+    uri, backup = (new_database(tmp_path / name) for name in ("mlflow.db", "backup.db"))
+    journal, (running, ended) = SampleJournal(store, plan), plan.jobs[:2]
+    for job in (running, ended):  # each with two attempts
+        journal.launch(job)
+        write_segment(store, job.key, 1, 0, [3.0])
+        journal.fail(job)
+        journal.launch(job)
+        write_segment(store, job.key, 2, 1, [2.0])
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as of, closing(sqlite3.connect(tmp_path / "backup.db")) as to:
+        of.backup(to)
+    for job in (running, ended):
+        write_segment(store, job.key, 2, 2, [1.0])
+    journal.succeed(ended)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    MemoryFile(store, plan.sweep, backup).save(MemoryFile(store, plan.sweep, uri).load())
+
+    assert Publisher(store, backup, compares=True).publish_once(plan.sweep)
+    first, again = MlflowClient(tracking_uri=uri), MlflowClient(tracking_uri=backup)
+    for job in (running, ended):
+        before, after = _runs(first, plan)[job.name], _runs(again, plan)[job.name]
+        assert (after.info.run_id, after.info.status) == (before.info.run_id, before.info.status)
+        history = _history(again, after, "train_loss")
+        assert history == _history(first, before, "train_loss")
+        assert history[:3] == [(1, 3.0), (2, 2.0), (3, 1.0)]
+
+
     deleted, running = (job.name for job in finished.plan.jobs[:2])
     empty.delete_run(runs[deleted].info.run_id)
     empty.update_run(runs[running].info.run_id, status="RUNNING")
