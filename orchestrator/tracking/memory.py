@@ -21,6 +21,10 @@ from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.tracking.facts import RunIdentity, RunStatus
 
 MEMORY_VERSION = 2
+_IF_SET = frozenset({"sending", "doubtful"})
+"""Fields of a run that are stored only if they have a value: earlier versions, which do not know them, read a memory
+that has one as they read a damaged one.
+"""
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,6 +46,8 @@ class RunMemory:
     number of its published points, by its start."""
     sending: dict[str, int] = field(default_factory=dict)
     """As ``said``, of a write that may have been cut off: the run may show these steps, too."""
+    doubtful: bool = False
+    """Whether the run was found on the server and not written since: nobody remembers what it shows."""
 
     @property
     def shown(self) -> dict[str, int]:
@@ -49,12 +55,6 @@ class RunMemory:
         attempts = self.said.keys() | self.sending.keys()
         return {attempt: max(self.said.get(attempt, 0), self.sending.get(attempt, 0)) for attempt in attempts}
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain JSON form; as earlier versions read it, unless a write was cut off."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "sending" or self.sending}
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Self:
     def has_ended_as(self, status: str) -> bool:
         """Whether the run was published to its end, with this status."""
         return self.status is not None and self.status.is_final and self.status == status
@@ -63,6 +63,12 @@ class RunMemory:
         """The same run, of which everything is to be sent once more; the server drops values that it has."""
         return replace(self, status=None, fingerprint="", described=False, said={}, sending=self.shown)
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON form; as earlier versions read it, unless a write was cut off or the run is doubtful."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) or name not in _IF_SET}
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Inverse of ``to_json``."""
         status = document["status"]
         return cls(**{**document, "status": None if status is None else RunStatus(status)})
@@ -76,6 +82,8 @@ class Memory:
     """At most one per (job, key); the sweep's own has the job ``facts.SWEEP_JOB``."""
     experiment_id: str = ""
     """Where they are; empty before the first one."""
+    experiment: str = ""
+    """What the plan called that experiment when it was chosen; empty where an earlier version has chosen it."""
     discarded: list[str] = field(default_factory=list)
     """Runs that showed steps which were superseded afterwards: replaced, and never adopted again."""
     num_deleted: int = 0
@@ -90,8 +98,6 @@ class Memory:
     """Id of the submit whose origin the sweep's run tells."""
 
     @property
-    experiment: str = ""
-    """What the plan called that experiment when it was chosen; empty where an earlier version has chosen it."""
     def condemned(self) -> list[str]:
         """Runs that are to be deleted still."""
         return self.discarded[self.num_deleted :]
@@ -145,6 +151,8 @@ class MemoryFile:
             PreconditionFailedError: another publisher wrote it since this one read or wrote it.
         """
         document = {"version": MEMORY_VERSION, "nonce": secrets.token_hex(8), "memory": memory.to_json()}
+        # Beside the memory: earlier versions pass over what they do not know here, and refuse it in there.
+        document |= {"experiment": memory.experiment} if memory.experiment else {}
         # Without indentation: with it, Python's encoder takes ten times as long.
         content = seal(self._name, json.dumps(document, sort_keys=True).encode())
         self._memory = None
@@ -159,8 +167,6 @@ def _parse(name: str, content: bytes) -> Memory:
     """Of another version, or damaged, nothing is used: everything is found again on the server."""
     try:
         document = parse_sealed(name, content)
-        # Beside the memory: earlier versions pass over what they do not know here, and refuse it in there.
-        document |= {"experiment": memory.experiment} if memory.experiment else {}
         if document["version"] != MEMORY_VERSION:
             return Memory()
         memory = Memory.from_json(document["memory"])

@@ -316,6 +316,12 @@ class TrackingServer:
                 with failures_named(f"deleting run {run_id}", self.shown):
                     self._client.delete_run(run_id)
 
+    def restore_runs(self, run_ids: Iterable[str]) -> None:
+        """Take runs out of the server's trash."""
+        for run_id in run_ids:
+            with failures_named(f"restoring run {run_id}", self.shown):
+                self._client.restore_run(run_id)
+
     def attach(self, run_id: str, folder: Path, below: str = "") -> None:
         """Attach all files of a folder to a run, in the folder ``below`` of its artifacts."""
         with failures_named("attaching files", self.shown):
