@@ -47,7 +47,7 @@ class RunMemory:
     sending: dict[str, int] = field(default_factory=dict)
     """As ``said``, of a write that may have been cut off: the run may show these steps, too."""
     doubtful: bool = False
-    """Whether the run was found on the server and not written since: nobody remembers what it shows."""
+    """Whether the run was found on the server, not FINISHED, and not written since: nobody knows what it shows."""
 
     @property
     def shown(self) -> dict[str, int]:
