@@ -47,7 +47,9 @@ def publisher(store, tracking_uri) -> Publisher:
 
 def _runs(client: MlflowClient, plan: Plan) -> dict[str, Any]:
     """Runs of the sweep by job name; fails if a job has two."""
-    found = client.search_runs([client.get_experiment_by_name(plan.sweep).experiment_id])
+    experiment = client.get_experiment_by_name(plan.sweep)
+    assert experiment is not None
+    found = client.search_runs([experiment.experiment_id])
     by_job = {run.data.tags["job"]: run for run in found}
     assert len(by_job) == len(found)
     return by_job
