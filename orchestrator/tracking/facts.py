@@ -43,8 +43,6 @@ class Timeline:
     submission: str = ""
     """Id of the message with the latest plan that was accepted."""
     first_launches_s: dict[RunIdentity, float] = field(default_factory=dict)
-    experiments: frozenset[str] = frozenset()
-    """What the plans of all revisions so far call the experiment."""
 
 
 class TimelineReader:
@@ -83,7 +81,7 @@ class TimelineReader:
         self._timeline = Timeline(snapshot=Snapshot(sweep=self._sweep))
 
     def _extended(self, timeline: Timeline, events: Iterable[Event]) -> Timeline:
-        events, experiments = list(events), set(timeline.experiments)
+        events = list(events)
         launches, submitted_at_s = dict(timeline.first_launches_s), timeline.submitted_at_s
         submission = timeline.submission
         for event in events:
@@ -92,20 +90,15 @@ class TimelineReader:
             elif isinstance(event, PlanAccepted):
                 submission = event.message_id
                 submitted_at_s = event.at_s if submitted_at_s is None else submitted_at_s
-
-        def plan_of(event: PlanAccepted) -> Plan:
-            plan = read_plan(self._store, self._sweep, event.revision, event.documents)
-            experiments.add(experiment_of(plan))
-            return plan
-
-        snapshot = apply(timeline.snapshot, events, plan_of)
         return Timeline(
-            snapshot=snapshot,
+            snapshot=apply(timeline.snapshot, events, self._plan),
             submitted_at_s=submitted_at_s,
             submission=submission,
             first_launches_s=launches,
-            experiments=frozenset(experiments),
         )
+
+    def _plan(self, event: PlanAccepted) -> Plan:
+        return read_plan(self._store, self._sweep, event.revision, event.documents)
 
 
 class RunStatus(StrEnum):

@@ -10,7 +10,7 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from orchestrator.core.errors import NotFoundError
@@ -21,6 +21,10 @@ from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.tracking.facts import RunIdentity, RunStatus
 
 MEMORY_VERSION = 2
+_IF_SET = frozenset({"sending", "doubtful"})
+"""Fields of a run that are stored only if they have a value: earlier versions, which do not know them, read a memory
+that has one as they read a damaged one.
+"""
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,6 +46,8 @@ class RunMemory:
     number of its published points, by its start."""
     sending: dict[str, int] = field(default_factory=dict)
     """As ``said``, of a write that may have been cut off: the run may show these steps, too."""
+    doubtful: bool = False
+    """Whether the run was found on the server, not FINISHED, and not written since: nobody knows what it shows."""
 
     @property
     def shown(self) -> dict[str, int]:
@@ -49,9 +55,17 @@ class RunMemory:
         attempts = self.said.keys() | self.sending.keys()
         return {attempt: max(self.said.get(attempt, 0), self.sending.get(attempt, 0)) for attempt in attempts}
 
+    def has_ended_as(self, status: str) -> bool:
+        """Whether the run was published to its end, with this status."""
+        return self.status is not None and self.status.is_final and self.status == status
+
+    def unsent(self) -> Self:
+        """The same run, of which everything is to be sent once more; the server drops values that it has."""
+        return replace(self, status=None, fingerprint="", described=False, said={}, sending=self.shown)
+
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form; as earlier versions read it, unless a write was cut off."""
-        return {name: getattr(self, name) for name in self.__slots__ if name != "sending" or self.sending}
+        """Plain JSON form; as earlier versions read it, unless a write was cut off or the run is doubtful."""
+        return {name: value for name in self.__slots__ if (value := getattr(self, name)) or name not in _IF_SET}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -68,6 +82,8 @@ class Memory:
     """At most one per (job, key); the sweep's own has the job ``facts.SWEEP_JOB``."""
     experiment_id: str = ""
     """Where they are; empty before the first one."""
+    experiment: str = ""
+    """What the plan called that experiment when it was chosen; empty where an earlier version has chosen it."""
     discarded: list[str] = field(default_factory=list)
     """Runs that showed steps which were superseded afterwards: replaced, and never adopted again."""
     num_deleted: int = 0
@@ -91,8 +107,8 @@ class Memory:
         return {(run.job, run.key): run for run in self.runs}
 
     def to_json(self) -> dict[str, Any]:
-        """Plain JSON form."""
-        document = {name: getattr(self, name) for name in self.__slots__}
+        """Plain JSON form, without ``experiment``."""
+        document = {name: getattr(self, name) for name in self.__slots__ if name != "experiment"}
         # Not ``asdict``, which copies deeply: this is written every few seconds, for thousands of runs.
         return {**document, "runs": [run.to_json() for run in self.runs]}
 
@@ -135,6 +151,8 @@ class MemoryFile:
             PreconditionFailedError: another publisher wrote it since this one read or wrote it.
         """
         document = {"version": MEMORY_VERSION, "nonce": secrets.token_hex(8), "memory": memory.to_json()}
+        # Beside the memory: earlier versions pass over what they do not know here, and refuse it in there.
+        document |= {"experiment": memory.experiment} if memory.experiment else {}
         # Without indentation: with it, Python's encoder takes ten times as long.
         content = seal(self._name, json.dumps(document, sort_keys=True).encode())
         self._memory = None
@@ -149,7 +167,11 @@ def _parse(name: str, content: bytes) -> Memory:
     """Of another version, or damaged, nothing is used: everything is found again on the server."""
     try:
         document = parse_sealed(name, content)
-        return Memory.from_json(document["memory"]) if document["version"] == MEMORY_VERSION else Memory()
+        if document["version"] != MEMORY_VERSION:
+            return Memory()
+        memory = Memory.from_json(document["memory"])
+        memory.experiment = str(document.get("experiment", ""))
+        return memory
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         _LOG.warning("%s is damaged (%s): what it held is found again on the tracking server", name, error)
         return Memory()

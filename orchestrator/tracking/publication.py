@@ -123,8 +123,6 @@ class Publication:
         self._runs: dict[RunIdentity, RunMemory] = {}
         self._lost: set[str] = set()
         """Runs that were remembered until this pass."""
-        self._adopted: set[RunIdentity] = set()
-        """Runs of jobs, to be written in this pass, of which nobody remembers how far they are published."""
         self._is_searched = False
         self._found: dict[str, list[FoundRun]] = {}
         """What a search of this pass has found, by experiment, until it is used."""
@@ -159,7 +157,9 @@ class Publication:
         # Only now: after an error, the next pass looks at everything.
         source.is_to_be_compared = False
         if self._refused:
-            source.looked_at_s = {}  # or else the next pass had nothing to tell, and would not say so
+            # Looked at again by the next pass, which had nothing to tell of them otherwise, and would not say so.
+            refused = {draft.facts.identity for error in self._refused for draft, _ in error.refused}
+            source.looked_at_s = {run: at_s for run, at_s in self._looked_at_s.items() if run not in refused}
             raise self._refused[0]
         source.looked_at_s = self._looked_at_s
         return is_complete
@@ -226,10 +226,7 @@ class Publication:
 
     # --------------------------------------------------------------------------------------------------------- memory
     def _save(self) -> None:
-        # Runs that were found are remembered once they are written: until then, whoever finds them must doubt them.
-        self._memory.runs = [
-            run for identity, run in self._runs.items() if run.fingerprint or identity not in self._adopted
-        ]
+        self._memory.runs = list(self._runs.values())
         try:
             self._source.file.save(self._memory)
         except PreconditionFailedError:
@@ -239,9 +236,16 @@ class Publication:
 
     def _withdraw(self) -> None:
         """Delete the runs that this pass made and that the publisher which was faster did not take over."""
+        taken = self._stored_runs()
+        unused = [run_id for run_id in self._unsaved if run_id not in taken]
+        if unused:
+            self._server.delete_runs(unused)
+            # It remembers runs before it writes them: whatever it wrote between our look and their end is restored.
+            self._server.restore_runs(sorted(self._stored_runs().intersection(unused)))
+
+    def _stored_runs(self) -> set[str]:
         self._source.file.forget()
-        taken = {run.run_id for run in self._source.file.load().runs}
-        self._server.delete_runs([run_id for run_id in self._unsaved if run_id not in taken])
+        return {run.run_id for run in self._source.file.load().runs}
 
     def _has_lost_its_runs(self) -> bool:
         """Whether the server does not have the sweep's run (any more), and so none that belongs to it."""
@@ -251,7 +255,7 @@ class Publication:
     def _forget_runs(self) -> None:
         """All of the sweep is published anew; runs that are there still are found again, below the lost ones too."""
         self._lost |= {run.run_id for run in self._runs.values()}
-        self._runs, self._adopted, self._is_searched = {}, set(), False
+        self._runs, self._is_searched = {}, False
         self._memory.experiment_id = ""
         self._forget_attachments()
 
@@ -260,7 +264,10 @@ class Publication:
         self._memory.attached, self._memory.submission, self._memory.registered = {}, "", ""
 
     def _compare_with_server(self) -> None:
-        """Forget what the server does not have, or not as remembered: it may be another one, or older, than it was."""
+        """Forget what the server does not have, or may not have as remembered: it may be another one, or older.
+
+        A run that had ended, and has the same status there, is taken to be whole.
+        """
         if not self._runs:
             return
         found = self._server.find_runs(self._memory.experiment_id, self._plan.sweep)
@@ -274,24 +281,23 @@ class Publication:
             if run.run_id not in status:
                 del self._runs[identity]
                 self._lost.add(run.run_id)
-            elif owner_of(identity) in current and run.status is not None and run.status != status[run.run_id]:
-                self._runs[identity] = RunMemory(job=run.job, key=run.key, run_id=run.run_id)
+            elif owner_of(identity) in current and not run.has_ended_as(status[run.run_id]):
+                # It shows no more than is remembered: steps that were superseded are in runs that were replaced.
+                self._runs[identity] = run.unsent()
                 if identity == SWEEP_RUN:
                     self._forget_attachments()
-                elif identity in current:
-                    self._adopted.add(identity)
 
     def _discard_superseded(self, changed: list[RunFacts]) -> None:
         """Replace runs that show steps which a later attempt repeated: MLflow cannot take a metric back."""
         known = [facts for facts in changed if facts.identity in self._runs and not facts.is_superseded]
-        told = [run for run in known if run.identity in self._adopted or self._runs[run.identity].shown]
+        told = [facts for facts in known if (run := self._runs[facts.identity]).doubtful or run.shown]
         read_all(self._list_segments, told)
         for facts in told:
-            segments, shown = self._list_segments(facts), self._runs[facts.identity].shown
+            segments, run = self._list_segments(facts), self._runs[facts.identity]
             valid = last_steps(segments)
             # How far an attempt was told that others followed is not known of a run that was found.
-            is_doubtful = facts.identity in self._adopted and any(segment.attempt > 1 for segment in segments)
-            if is_doubtful or any(step > valid.get(attempt, 0) for attempt, step in shown.items()):
+            is_doubtful = run.doubtful and any(segment.attempt > 1 for segment in segments)
+            if is_doubtful or any(step > valid.get(attempt, 0) for attempt, step in run.shown.items()):
                 self._memory.discarded.append(self._drop(facts.identity))
         self._delete_discarded()
 
@@ -305,7 +311,10 @@ class Publication:
 
     # -------------------------------------------------------------------------------------------------------- publish
     def _publish(self, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
-        experiment_id = self._experiment_id()
+        name = experiment_of(self._plan)
+        experiment_id = self._server.ensure_experiment(
+            name, known_id=self._memory.experiment_id, known_as=self._memory.experiment
+        )
         if self._runs and experiment_id != self._memory.experiment_id:
             self._forget_runs()  # MLflow cannot move them
             changed, trials = self._news()
@@ -313,6 +322,7 @@ class Publication:
         if self._memory.experiment_id != experiment_id or is_new_plan:
             self._server.tag_experiment(experiment_id, shared_view(self._plan))
             self._memory.experiment_id = experiment_id
+        self._memory.experiment = name
         found_more = self._adopt(experiment_id, changed, trials)
         self._discard_superseded(changed)
         sweep = [facts for facts in changed if facts.identity == SWEEP_RUN]
@@ -333,13 +343,6 @@ class Publication:
         )
         return is_all_there and not found_more
 
-    def _experiment_id(self) -> str:
-        return self._server.ensure_experiment(
-            experiment_of(self._plan),
-            known_id=self._memory.experiment_id,
-            earlier_names=self._timeline.experiments,
-        )
-
     def _adopt(self, experiment_id: str, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
         """Find runs that a crash, between making them and saving the memory, left to their tags alone.
 
@@ -352,10 +355,14 @@ class Publication:
         found = self._find(experiment_id)
         unknown = [run for run in found if run.identity not in self._runs]
         for run in unknown:
-            self._runs.setdefault(run.identity, RunMemory(job=run.job, key=run.key, run_id=run.run_id))
-        self._adopted |= {run.identity for run in unknown} & jobs - {SWEEP_RUN}
+            # Whoever wrote that a job has succeeded knew all of its attempts.
+            is_doubtful = run.identity in jobs - {SWEEP_RUN} and run.status != RunStatus.FINISHED
+            known = RunMemory(job=run.job, key=run.key, run_id=run.run_id, doubtful=is_doubtful)
+            self._runs.setdefault(run.identity, known)
         self._remove_doubles(found)
         self._is_searched = True
+        if unknown:
+            self._save()  # before they are written: the publisher that made them must not delete them as unused
         return any(run.identity not in missing for run in unknown)
 
     def _find(self, experiment_id: str) -> list[FoundRun]:
@@ -398,19 +405,17 @@ class Publication:
                     self._remember(draft, run_id, contents.get(draft.facts.identity))
                 else:
                     self._drop(draft.facts.identity)
-                    all_there = False
+                    self._is_searched = all_there = False  # the job may have another run
         except RunsRefusedError as error:
             self._refused.append(error)
             all_there = False
             for draft, answer in error.refused:
-                self._adopted.discard(draft.facts.identity)
                 if answer.run_id and not draft.run_id:  # it is there: tried again, and not made again
                     self._make(draft, answer.run_id)
         return all_there
 
     def _drop(self, identity: RunIdentity) -> str:
         """Forget a run, which is to be made anew; its id, empty if there is none."""
-        self._adopted.discard(identity)
         run = self._runs.pop(identity, None)
         return "" if run is None else run.run_id
 
@@ -426,6 +431,7 @@ class Publication:
         run.status, run.fingerprint = draft.facts.status, draft.facts.fingerprint
         if content is not None:
             run.described, run.said, run.sending = content.is_complete, dict(content.said), {}
+            run.doubtful = False
 
     # ----------------------------------------------------------------------------------------------------------- jobs
     def _publish_jobs(self, experiment_id: str, some: Sequence[RunFacts]) -> bool:
@@ -441,15 +447,15 @@ class Publication:
 
     def _announce(self, contents: Mapping[RunIdentity, JobContent | None]) -> None:
         """Remember what runs may show from now on: this process may die before it notes what they do show."""
-        growing = [
-            (run, content)
-            for identity, content in contents.items()
-            if content is not None and content.points and (run := self._runs.get(identity)) is not None
-        ]
-        ahead = [(run, content) for run, content in growing if content.said != run.said]
-        for run, content in ahead:
-            run.sending = dict(content.said)
-        if ahead:
+        is_ahead = False
+        for identity, content in contents.items():
+            run = self._runs.get(identity)
+            # Of a doubtful run nobody needs to know it: once there are several attempts, it is replaced.
+            if content is None or not content.points or run is None or run.doubtful:
+                continue
+            if content.said not in (run.said, run.sending):
+                run.sending, is_ahead = dict(content.said), True
+        if is_ahead:
             self._save()
 
     def _content(self, facts: RunFacts) -> JobContent | None:
@@ -514,7 +520,9 @@ class Publication:
         run.described = True
         # Last: a server that takes no files still shows how every job ended.
         self._attachments.publish(run.run_id, self._memory)
-        return self._attachments.register(self._runs, self._memory)
+        is_registered = self._attachments.register(self._runs, self._memory)
+        self._is_searched &= is_registered  # or else the backbone's run was deleted, and it may have another
+        return is_registered
 
 
 class Publisher:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -230,20 +230,22 @@ class TrackingServer:
         # A database's own socket has no host name, and may have a user and password all the same.
         return address.hostname or f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
 
-    def ensure_experiment(self, name: str, *, known_id: str = "", earlier_names: Collection[str] = ()) -> str:
+    def ensure_experiment(self, name: str, *, known_id: str = "", known_as: str = "") -> str:
         """Id of the experiment with this name, made if there is none.
 
         Args:
             name: what the sweep calls it.
-            known_id: of the experiment that was used so far; if somebody renamed it on the server, it is used further.
-            earlier_names: what the sweep has called it until now. If the known one is called so, the sweep was changed.
+            known_id: of the experiment that was used so far. It is used further unless the sweep was changed, also if
+                somebody renamed it on the server.
+            known_as: what the sweep called it when it was chosen; empty if that is not known, so that it is taken to
+                be its name on the server.
 
         Raises:
             TrackingError: the server does not answer, or the experiment is deleted or somebody else's.
         """
         with failures_named(f"finding the experiment {name!r}", self.shown):
             found = self._known_experiment(known_id) if known_id else None
-            if found is None or (found.name != name and found.name in earlier_names):
+            if found is None or name not in {found.name, known_as}:
                 found = self._client.get_experiment_by_name(name)
             if found is None:
                 return self._create_experiment(name)
@@ -292,7 +294,8 @@ class TrackingServer:
             more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
             raise RunsRefusedError(
                 f"MLflow ({self.shown}) refuses the run of {draft.name}{more}: {_cause(answer.error)}; training goes "
-                "on, and all other runs are published; change in the sweep what MLflow names, and submit it again",
+                "on, and all other runs are published; change in the sweep what MLflow names, and submit it again (a "
+                "metric of a committed record stays as it is, and the run of its job incomplete)",
                 refused,
             ) from answer.error
 
@@ -312,6 +315,12 @@ class TrackingServer:
             if self.is_active(run_id):
                 with failures_named(f"deleting run {run_id}", self.shown):
                     self._client.delete_run(run_id)
+
+    def restore_runs(self, run_ids: Iterable[str]) -> None:
+        """Take runs out of the server's trash."""
+        for run_id in run_ids:
+            with failures_named(f"restoring run {run_id}", self.shown):
+                self._client.restore_run(run_id)
 
     def attach(self, run_id: str, folder: Path, below: str = "") -> None:
         """Attach all files of a folder to a run, in the folder ``below`` of its artifacts."""

@@ -25,7 +25,7 @@ from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
-from tests.sample_journal import SampleJournal
+from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
 
 SPACES = (BASELINE, "levels/depth3")
@@ -279,6 +279,31 @@ def test_registry_best_backbone_whose_run_was_deleted_gets_another(client, store
 
     (version,) = client.search_model_versions(f"name = '{plan.sweep}'")
     assert version.run_id == _runs(client, plan)[backbone.name].info.run_id != deleted
+
+
+def test_registry_backbone_of_two_attempts_keeps_its_run_when_the_memory_is_lost(client, store, plan, uri):
+    plan = replace(plan, register="best")
+    journal = SampleJournal(store, plan)
+    backbone = plan.by_name()["pretrain/levels/depth3/seed1"]
+    for job in plan.jobs:
+        if job is backbone:
+            journal.launch(job)
+            write_segment(store, job.key, 1, 0, [5.0, 9.0])
+            journal.fail(job)
+            write_segment(store, job.key, 2, 1, [4.0])
+        journal.run(job)
+    journal.finish()
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    before = _runs(client, plan)[backbone.name].info.run_id
+    for stat in list(store.list_objects(f"sweeps/{plan.sweep}/tracking/")):
+        store.delete(stat.name)
+
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    assert _runs(client, plan)[backbone.name].info.run_id == before
+    (version,) = client.search_model_versions(f"name = '{plan.sweep}'")
+    assert version.run_id == before
+    history = client.get_metric_history(before, "train_loss")
+    assert [(point.step, point.value) for point in history][:2] == [(1, 5.0), (2, 4.0)]
 
 
 def test_registry_sweep_that_does_not_ask_registers_nothing(client, store, plan, uri):

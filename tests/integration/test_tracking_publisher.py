@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,11 +16,11 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.render.page import PAGE
 from orchestrator.state.events import SweepEnding
 from orchestrator.storage.artifacts import part_object, read_record
-from orchestrator.storage.layout import record_name, report_name, tracking_name
+from orchestrator.storage.layout import metrics_segment, record_name, report_name, tracking_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.memory import Memory, MemoryFile
+from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
 from orchestrator.tracking.publication import LOOK_EVERY_S, Publisher
-from orchestrator.tracking.server import TrackingError, TrackingServer
+from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
 from tests.commands import run_command
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
@@ -243,11 +246,11 @@ def test_publisher_steps_superseded_after_publishing_do_not_stay(client, store, 
     assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
 
 
-@pytest.mark.parametrize("forgets", [False, True], ids=["cut_off", "memory_lost"])
+@pytest.mark.parametrize("then", ["nothing", "memory_lost", "memory_lost_and_runs_found"])
 def test_publisher_superseded_steps_that_nobody_noted_do_not_stay(
-    *, client, store, plan, tracking_uri, forgets, monkeypatch
+    *, client, store, plan, tracking_uri, then, monkeypatch
 ):
-    """They were sent by a publisher that died at once, or the memory was lost since."""
+    """They were sent by a publisher that died at once; then the memory was lost, and another one died, too."""
     journal = SampleJournal(store, plan)
     job = plan.jobs[0]
     journal.launch(job)
@@ -256,17 +259,23 @@ def test_publisher_superseded_steps_that_nobody_noted_do_not_stay(
     write_segment(store, job.key, 1, 1, [9.0])
     write = TrackingServer.write
 
-    def write_and_die(*arguments):
-        yield from write(*arguments)
-        raise _CrashedError
+    def publish_and_die(*, sends: bool) -> None:
+        def write_and_die(*arguments):
+            if sends:
+                yield from write(*arguments)
+            raise _CrashedError
 
-    with monkeypatch.context() as patch:
-        patch.setattr(TrackingServer, "write", write_and_die)
-        with pytest.raises(_CrashedError):
-            Publisher(store, tracking_uri).publish_once(plan.sweep)
-    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 9.0)]
-    if forgets:
+        with monkeypatch.context() as patch:
+            patch.setattr(TrackingServer, "write", write_and_die)
+            with pytest.raises(_CrashedError):
+                Publisher(store, tracking_uri).publish_once(plan.sweep)
+
+    publish_and_die(sends=True)
+    if then != "nothing":
         store.delete(_memory_of(store, plan))
+    if then == "memory_lost_and_runs_found":
+        publish_and_die(sends=False)
+    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 9.0)]
     journal.fail(job)
     journal.launch(job)
     write_segment(store, job.key, 2, 1, [4.0], at_s=START_S + 100)
@@ -293,6 +302,24 @@ def test_publisher_looks_at_running_jobs_now_and_then(client, store, plan, track
         assert publisher.publish_once(plan.sweep)
         found.append(len(_history(client, _runs(client, plan)[job.name], "train_loss")))
     assert found == [2, 3]
+
+
+def test_publisher_refused_run_has_no_other_job_looked_at_more_often(client, store, plan, tracking_uri):
+    journal, now = SampleJournal(store, plan), 0.0
+    refused, other = plan.jobs[:2]
+    for job in (refused, other):
+        journal.launch(job)
+    publisher = Publisher(store, tracking_uri, clock=lambda: now)
+    assert publisher.publish_once(plan.sweep)
+    line = {"step": 1, "epoch": 0.1, "at_s": START_S, "metrics": {"loss/": 1.0}}
+    store.put(metrics_segment(refused.key, 1, 0, 1), json.dumps(line).encode())
+    found = []
+    for step, now in enumerate((0.0, LOOK_EVERY_S / 2, LOOK_EVERY_S)):  # noqa: B007 - the publisher reads it
+        write_segment(store, other.key, 1, step, [2.0 - step])
+        with pytest.raises(TrackingRefusedError, match=f"refuses the run of {refused.name}: "):
+            publisher.publish_once(plan.sweep)
+        found.append(len(_history(client, _runs(client, plan)[other.name], "train_loss")))
+    assert found == [1, 1, 3]
 
 
 @pytest.mark.parametrize("survives", ["nothing", "sweep_run", "first_memory"])
@@ -387,23 +414,6 @@ def test_publisher_deleted_run_is_made_anew(client, store, plan, publisher):
     assert _runs(client, plan)[job.name].info.status == "FINISHED"
 
 
-def test_publisher_two_at_the_same_time_agree_on_the_runs(*, client, store, plan, publisher, tracking_uri, monkeypatch):
-    SampleJournal(store, plan).run(plan.jobs[0])
-    rival = Publisher(store, tracking_uri)
-    find_runs = TrackingServer.find_runs
-
-    def find_then_rival_publishes(server: TrackingServer, experiment_id: str, sweep: str):
-        found = find_runs(server, experiment_id, sweep)
-        monkeypatch.setattr(TrackingServer, "find_runs", find_runs)
-        assert rival.publish_once(sweep)
-        return found
-
-    monkeypatch.setattr(TrackingServer, "find_runs", find_then_rival_publishes)
-    assert not publisher.publish_once(plan.sweep)
-    assert publisher.publish_once(plan.sweep)
-    assert set(_runs(client, plan)) == {"(sweep)", plan.jobs[0].name}
-
-
 def test_publisher_server_out_of_reach_raises_and_loses_nothing(client, store, plan, tracking_uri):
     SampleJournal(store, plan).run(plan.jobs[0])
     with pytest.raises(TrackingError, match="nothing is lost"):
@@ -469,11 +479,54 @@ def test_publish_by_hand_fills_a_server_that_lost_what_it_had(*, finished, track
     assert kept == set(runs) - {deleted}
 
 
+def test_publish_by_hand_fills_curves_after_an_older_backup_was_restored(store, plan, tmp_path):
+    from mlflow import MlflowClient
+
+    uri, backup = (new_database(tmp_path / name) for name in ("mlflow.db", "backup.db"))
+    journal, (running, ended) = SampleJournal(store, plan), plan.jobs[:2]
+    for job in (running, ended):  # each with two attempts
+        journal.launch(job)
+        write_segment(store, job.key, 1, 0, [3.0])
+        journal.fail(job)
+        journal.launch(job)
+        write_segment(store, job.key, 2, 1, [2.0])
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    with closing(sqlite3.connect(tmp_path / "mlflow.db")) as of, closing(sqlite3.connect(tmp_path / "backup.db")) as to:
+        of.backup(to)
+    for job in (running, ended):
+        write_segment(store, job.key, 2, 2, [1.0])
+    journal.succeed(ended)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    MemoryFile(store, plan.sweep, backup).save(MemoryFile(store, plan.sweep, uri).load())
+
+    assert Publisher(store, backup, compares=True).publish_once(plan.sweep)
+    first, again = MlflowClient(tracking_uri=uri), MlflowClient(tracking_uri=backup)
+    for job in (running, ended):
+        before, after = _runs(first, plan)[job.name], _runs(again, plan)[job.name]
+        assert (after.info.run_id, after.info.status) == (before.info.run_id, before.info.status)
+        history = _history(again, after, "train_loss")
+        assert history == _history(first, before, "train_loss")
+        assert history[:3] == [(1, 3.0), (2, 2.0), (3, 1.0)]
+
+
 def test_publish_by_hand_of_what_is_published_asks_the_server(finished, tracking_uri):
     sweep, away = finished.plan.sweep, "http://127.0.0.1:9"  # the discard port: nothing listens
     MemoryFile(finished.store, sweep, away).save(MemoryFile(finished.store, sweep, tracking_uri).load())
     with pytest.raises(TrackingError, match="nothing is lost"):
         Publisher(finished.store, away, compares=True).publish_once(finished.plan.sweep)
+
+
+def test_memory_that_nothing_is_unfinished_in_is_read_by_earlier_versions(store):
+    file = MemoryFile(store, "sample", "http://tracking")
+    file.load()
+    file.save(Memory(runs=[RunMemory(job="pretrain/a", key="k", run_id="r")], experiment_id="7", experiment="first"))
+    (stat,) = store.list_objects("sweeps/sample/tracking/")
+    document = json.loads(store.get(stat.name))
+    known = {"job", "key", "run_id", "status", "fingerprint", "described", "said"}
+    assert set(document["memory"]["runs"][0]) == known
+    assert "experiment" not in document["memory"]
+    file.forget()
+    assert file.load().experiment == "first"
 
 
 class _CrashedError(BaseException):

@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_run_links, share_key
+from orchestrator.tracking.memory import MemoryFile
 from orchestrator.tracking.publication import Publisher
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
@@ -110,11 +111,17 @@ def _jobs_in(client: MlflowClient, experiment: str) -> list[str]:
     return [] if found is None else sorted(run.data.tags["job"] for run in client.search_runs([found.experiment_id]))
 
 
-def test_revision_with_another_experiment_has_all_runs_there(client, store, plan, tracking_uri):
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "earlier_version"])
+def test_revision_with_another_experiment_has_all_runs_there(client, store, plan, tracking_uri, is_noted):
     plan = replace(plan, experiment="first")
     journal, publisher = SampleJournal(store, plan), Publisher(store, tracking_uri)
     journal.run(plan.jobs[0])
     assert publisher.publish_once(plan.sweep)
+    if not is_noted:
+        file = MemoryFile(store, plan.sweep, tracking_uri)
+        memory = file.load()
+        memory.experiment = ""
+        file.save(memory)
     journal.accept(replace(plan, experiment="second", revision=2))
     journal.run(plan.jobs[1])
     expected = ["(sweep)", *sorted(job.name for job in plan.jobs[:2])]
@@ -142,5 +149,10 @@ def test_revision_after_its_experiment_was_renamed_on_the_server_goes_on_there(c
     journal.accept(replace(plan, revision=2))
     journal.run(plan.jobs[1])
     assert publisher.publish_once(plan.sweep)
-    assert _jobs_in(client, "ours, of July") == ["(sweep)", *sorted(job.name for job in plan.jobs[:2])]
+    expected = ["(sweep)", *sorted(job.name for job in plan.jobs[:2])]
+    assert _jobs_in(client, "ours, of July") == expected
     assert client.get_experiment_by_name("first") is None
+
+    journal.accept(replace(plan, experiment="second", revision=3))
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+    assert _jobs_in(client, "second") == _jobs_in(client, "ours, of July") == expected
