@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
+from itertools import count
 from typing import Any, cast
 
 from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector
-from orchestrator.retention.gc_rules import Graces, Tally
+from orchestrator.retention.gc_rules import Graces, Roots, Tally
 from orchestrator.retention.inventory import LOCK, TRASH
 from orchestrator.retention.roots import Pin, RootReader, add_pin
 from orchestrator.search.log import SearchEvent, SearchLog, TrialAsked, TrialCompleted
@@ -173,6 +174,18 @@ class Lab:
 
     def collect(self, store: ObjectStore | None = None) -> Tally:
         return self.collector(store).collect()
+
+    def collect_and_pin(self, nth: int, *references: str) -> Tally:
+        """Collect; a pin comes right before the n-th reading of the roots."""
+        reader, readings = RootReader(self.store), count(1)
+
+        def read_roots(on_alive: Callable[[], None]) -> Roots:
+            if next(readings) == nth:
+                self.pin("late", *references)
+            return reader(on_alive)
+
+        graces = Graces(age_s=GRACE_S, trash_s=TRASH_S)
+        return Collector(self.store, read_roots, graces=graces, now=self.clock).collect()
 
     def collect_meddled(self, at: Mapping[int, Callable[[], None]] | None = None) -> int:
         """Collect while something happens before some of the requests; returns their number."""

@@ -9,6 +9,8 @@ Invariants, which make it safe while sweeps run:
   for a key in the meantime gets it back. A sweep that asks later does not find it.
 - Bytes are destroyed only if no root reaches them in a reading *after* they were hidden. A sweep that asks for the key
   after that reading also looks for its record after it, finds none, and makes the artifact again, under other names.
+  What the roots reach in the trash is restored, and the roots are read again: only then is it known what that was made
+  from. A pin of what is in the trash, which nobody would make again, takes the lock of a collection.
 - All decisions use only the store, so an interrupted collection is continued by the next one.
 - One collection at a time, by a lease, so that a dead one does not block the next for long. One that is suspended for
   longer than its lease checks it again before every deletion. The single request during which it was suspended is
@@ -79,7 +81,8 @@ class CollectionBusyError(StorageError):
 
 
 class CollectionLock:
-    """Held inside a ``with`` block; call ``keep`` at least every few minutes.
+    """Held inside a ``with`` block; call ``keep`` at least every few minutes. A pin of what is in the trash takes it,
+    too: no collection destroys that meanwhile.
 
     Raises:
         CollectionBusyError: on entering, and from ``keep`` if another collection took the expired lock.
@@ -104,10 +107,9 @@ class CollectionLock:
         document, etag = found
         wait_s = document["expires_at_s"] - self._now()
         if 0 < wait_s <= _LONGEST_WAIT_S:
-            message = (
-                f"{document['holder']} collects garbage in {self._store.uri}, or died while it did: two at once could "
-                f"undo each other's work; try again after its end, or in {wait_s:.0f} s if it is dead"
-            )
+            who = f"{document['holder']} collects garbage in {self._store.uri} or pins what is in its trash"
+            message = f"{who}, or died while it did: two at once could undo each other's work; try again after its end"
+            message += f", or in {wait_s:.0f} s if it is dead"
             raise CollectionBusyError(message)
         is_deserted = document["expires_at_s"] > 0
         self.deserted_at_s = self._now() if is_deserted else document.get("deserted_at_s", 0.0)
@@ -284,6 +286,8 @@ class Collector:
         self._condemned_for: dict[str, Reason] = {}
         self._batches_of: dict[str, list[str]] = defaultdict(list)
         """Names of the batches with tombstones of a unit."""
+        self._hidden: dict[str, str] = {}
+        """Keys by those units in the trash that tell what else is needed: artifacts with records, logs of searches."""
         self._tally = Tally()
 
     def preview(self) -> Tally:
@@ -337,6 +341,8 @@ class Collector:
             latest = max(tombstone.at_s, self._condemned_at_s.get(tombstone.unit, 0.0))
             self._condemned_at_s[tombstone.unit] = latest
             self._condemned_for[tombstone.unit] = tombstone.reason
+            if {record_name(tombstone.key), search_log_head(tombstone.key)} & tombstone.heads.keys():
+                self._hidden[tombstone.unit] = tombstone.key
 
     def _count(self, action: GcAction, unit: Unit) -> None:
         # Without its record an artifact looks like the rest of a job that was never committed.
@@ -395,7 +401,7 @@ class Collector:
     def _destroy(self, units: Sequence[Unit]) -> None:
         # The names to delete are fixed before the roots are read: what is written later is not ours (invariant 2).
         listed = [(unit, self._list_around(unit)) for unit in units]
-        roots = self._roots(self._lock.keep)
+        roots = self._roots_with_inputs()
         due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
         due = [(unit, stats) for unit, stats in due if self._due_now(unit) is GcAction.DESTROY]
         # Durable before any byte is deleted: if this collection is suspended, no later one restores the rest.
@@ -408,6 +414,20 @@ class Collector:
                     self._lock.keep()
                     self._store.delete(stat.name)
             self._count(GcAction.DESTROY, unit)
+
+    def _roots_with_inputs(self) -> Roots:
+        """The roots, read again after what they reach was restored: from a record or a search's log that is in the
+        trash, they cannot tell what else must stay.
+        """
+        num_restored = -1
+        while num_restored < len(self._tally.restored):
+            num_restored = len(self._tally.restored)
+            roots = self._roots(self._lock.keep)
+            reached = [unit for unit, key in self._hidden.items() if key in roots.keys]
+            if batches := sorted({batch for unit in reached for batch in self._batches_of[unit]}):
+                for unit in self._settle(batches):
+                    self._hidden.pop(unit, None)
+        return roots
 
     def _forbid_restoring(self, units: AbstractSet[str]) -> None:
         for batch in sorted({batch for unit in units for batch in self._batches_of[unit]}):

@@ -168,6 +168,14 @@ def folders_of(names: Iterable[str]) -> set[str]:
     return {folder for name in names if (folder := folder_of(name, _FOLDER_DEPTH))}
 
 
+def is_head(name: str) -> bool:
+    """Whether this is the name of a record, or of the manifest of a checkpoint."""
+    parts = name.split("/")
+    is_record = len(parts) == ARTIFACT_DEPTH + 1 and parts[-1] == RECORD
+    is_manifest = len(parts) == ARTIFACT_DEPTH + 3 and parts[-3] == "checkpoints" and parts[-1] == MANIFEST
+    return is_record or is_manifest
+
+
 def _unfinished(key: str, folders: dict[str, list[ObjectStat]]) -> Iterator[Unit]:
     for folder, inside in folders.items():
         if not _is_checkpoint(folder):
@@ -202,17 +210,10 @@ def _unit(name: str, reason: Reason, key: str, stats: Iterable[ObjectStat]) -> U
         num_objects += 1
         num_bytes += stat.size_bytes
         newest_at_s = max(newest_at_s, stat.modified_at_s)
-        if key and (_is_head(stat.name) or stat.name == search_log_head(key)):
+        if key and (is_head(stat.name) or stat.name == search_log_head(key)):
             heads.append(stat.name)
     amount = Amount(num_objects=num_objects, num_bytes=num_bytes)
     return Unit(name=name, reason=reason, key=key, amount=amount, newest_at_s=newest_at_s, heads=tuple(heads))
-
-
-def _is_head(name: str) -> bool:
-    parts = name.split("/")
-    is_record = len(parts) == ARTIFACT_DEPTH + 1 and parts[-1] == RECORD
-    is_manifest = len(parts) == ARTIFACT_DEPTH + 3 and parts[-3] == "checkpoints" and parts[-1] == MANIFEST
-    return is_record or is_manifest
 
 
 class GcAction(StrEnum):

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import chain
 from typing import Any
 
 from orchestrator.core.errors import (
@@ -18,8 +19,9 @@ from orchestrator.core.errors import (
 )
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.retention.gc_rules import Roots
-from orchestrator.retention.inventory import PINS, forgotten_name, pin_name, whole_artifact
+from orchestrator.retention.gc import Trash
+from orchestrator.retention.gc_rules import Roots, is_head
+from orchestrator.retention.inventory import PINS, forgotten_name, pin_name
 from orchestrator.search.log import SearchReader, kept_trials
 from orchestrator.state.events import PlanAccepted, decode_event, event_type
 from orchestrator.state.fold import apply
@@ -29,15 +31,16 @@ from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.journal import Event, Journal, JournalDamagedError, journal_exists, read_snapshots
 from orchestrator.storage.layout import (
-    checkpoints_folder,
+    artifact_folder,
     inbox_folder,
     is_plan,
     journal_segment,
+    search_log_head,
     segment_numbers,
     snapshots_folder,
     sweep_folder,
 )
-from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweeps.ledger import list_sweeps, read_plan
 from orchestrator.sweeps.requests import Submit, read_inbox
@@ -184,7 +187,7 @@ class RootReader:
             num_segments = _segments_if_forgotten(self._store, sweep, self._on_alive)
             if num_segments is not None:
                 return _SweepRoots(num_segments=num_segments, inbox=inbox, is_forgotten=True)
-        jobs = [job for plan in _submitted_plans(self._store, sweep) for job in plan.jobs]
+        jobs = list(_submitted_jobs(self._store, sweep))
         reader = reader or _JournalReader(self._store, sweep, self._tell_alive)
         snapshot = reader.refresh()
         if not snapshot.state.is_final:
@@ -220,6 +223,7 @@ class RootReader:
     def _follow(self, references: Iterable[str], planned: frozenset[str]) -> set[str]:
         """Keys that references lead to, beyond those planned (whose inputs are among the references already)."""
         reached: set[str] = set()
+        trials: set[str] = set()
         waiting = list(references)
         while waiting:
             key, _ = split_reference(waiting.pop())
@@ -227,22 +231,24 @@ class RootReader:
                 reached.add(key)
                 waiting += self._inputs_of(key)
                 if key.startswith(f"{JobKind.SEARCH.value}-"):
-                    waiting += self._read_trials(key)  # the best one is in no identity
-        return reached
+                    # The best one is in no identity. What they read is in that of the search, as for those of plans.
+                    trials |= self._read_trials(key)
+        return reached | trials
 
     def _inputs_of(self, key: str) -> tuple[str, ...]:
         if key not in self._inputs:
             try:
                 self._inputs[key] = tuple(references_in(read_record(self._store, key).identity))
-                self._on_alive()
             except NotFoundError:
                 return ()  # not committed, or in the trash: after a restore the collection reads the roots again
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 message = (
                     f"the record of {key} is damaged ({error!r}): what it was made from is unknown and would be lost; "
                     "run fsck, then delete that record or remove the pin or sweep that needs it"
                 )
                 raise CorruptObjectError(message) from error
+            finally:
+                self._on_alive()
         return self._inputs[key]
 
     def _tell_alive(self) -> None:
@@ -375,26 +381,25 @@ def current_plans(store: ObjectStore) -> Iterator[Plan]:
 
 
 def check_reference(store: ObjectStore, reference: str) -> None:
-    """Raise ``NotFoundError`` if a pin could not protect what it names.
+    """Raise ``NotFoundError`` if there is nothing that a pin of this could keep.
 
-    The objects of an unfinished job, and of an artifact in the trash, are in its folder: a pin protects them, too.
+    It keeps a committed artifact; of a job that is not committed, its checkpoints that have a manifest, and the log of
+    a search. The next collection restores these from the trash, unless an earlier one has begun to destroy them.
     """
     key, is_checkpoint = split_reference(reference)
-    if not is_checkpoint:
-        if is_committed(store, key) or _has_objects(store, whole_artifact(key)):
-            return
-        message = f"{key} is not committed in {store.uri}: a pin would protect nothing; see `orchestrator ls artifacts`"
-        raise NotFoundError(message)
     _, *parts = reference.split("/")
-    if len(parts) != 2 or parts[0] != "checkpoints":
-        message = f"{reference!r} is neither a key nor KEY/checkpoints/STEP-NONCE: a pin of it would protect nothing"
+    if is_checkpoint and (len(parts) != 2 or parts[0] != "checkpoints" or not parts[1]):
+        message = f"{reference!r} is neither a key nor KEY/checkpoints/STEP-NONCE: "
+        raise NotFoundError(message + "write KEY alone, or the whole name of a checkpoint")
+    if is_committed(store, key) and not is_checkpoint:
+        return
+    log, folder = search_log_head(reference), f"{artifact_folder(key)}{reference.removeprefix(key)}/"
+    visible = chain((stat.name for stat in store.list_objects(folder)), (log,) if store.exists(log) else ())
+    hidden = (name for tombstone in Trash(store).read_all() if not tombstone.is_doomed for name in tombstone.heads)
+    if not any(name == log or (is_head(name) and name.startswith(folder)) for name in chain(visible, hidden)):
+        what = "is no complete checkpoint" if is_checkpoint else "is not committed and has no complete checkpoint"
+        message = f"{reference} {what} in {store.uri}: a pin could not keep it; see `orchestrator ls artifacts`"
         raise NotFoundError(message)
-    if not parts[1] or not _has_objects(store, f"{checkpoints_folder(key)}/{parts[1]}/"):
-        raise NotFoundError(f"there is no checkpoint {reference} in {store.uri}: a pin would protect nothing")
-
-
-def _has_objects(store: ObjectStore, folder: str) -> bool:
-    return any(True for _ in store.list_objects(folder))
 
 
 def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
@@ -403,8 +408,8 @@ def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
     # Not an input of the job, since no job of the sweep makes it: it existed before.
     parameters = identity.get("parameters", {})
     for one in (parameters, _trial_parameters(parameters)):
-        initial = one.get("initial") or {}
-        if isinstance(source := initial.get("artifact"), str):
+        initial = one.get("initial")
+        if isinstance(initial, Mapping) and isinstance(source := initial.get("artifact"), str):
             yield source
 
 
@@ -415,14 +420,18 @@ def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return found if isinstance(found, Mapping) else {}
 
 
-def _submitted_plans(store: ObjectStore, sweep: str) -> Iterator[Plan]:
-    """Plans in the inbox, which a controller accepts any moment."""
+def _submitted_jobs(store: ObjectStore, sweep: str) -> Iterator[Job]:
+    """Jobs of plans in the inbox, which a controller accepts any moment."""
     for message in read_inbox(store, sweep):
         if isinstance(message, Submit):
             try:
-                yield Plan.from_json(message.plan)
-            except (ValueError, TypeError, LookupError, AttributeError):
+                jobs = Plan.from_json(message.plan).jobs
+                for job in jobs:
+                    check_name(job.key)
+                    list(references_in(job.identity))
+            except (ValueError, TypeError, LookupError, AttributeError, StorageError):
                 continue  # the controller cannot read it either, and refuses it
+            yield from jobs
 
 
 def _leaving_jobs(store: ObjectStore, snapshot: Snapshot) -> list[Job]:

@@ -12,7 +12,6 @@ there; ``flock`` needs NFSv4 or a lock daemon.
 from __future__ import annotations
 
 import errno
-import fcntl
 import math
 import os
 import secrets
@@ -98,16 +97,14 @@ class LocalStore:
 
     def put_if_match(self, name: str, content: bytes, etag: str) -> ObjectStat:
         """See ``ObjectStore.put_if_match``."""
-        target = self._path(name)
-        # On disk before the lock is taken: other writers of the name wait for it.
+        # On disk before the etags are compared: a write without a condition takes no lock, and one that comes between
+        # the comparison and the rename is undone.
         with self._staged(lambda file: _write(file, content)) as staged, self._locked(name):
             found = self._etag_of_opened(name)
             if found != etag:
                 message = f"{name} has etag {found}, expected {etag}: another writer was first; read it again"
                 raise PreconditionFailedError(message)
-            stat = _stat_of(name, staged.stat())
-            self._publish(target, lambda: _move(staged, target))
-            return stat
+            return self._replace(name, staged)
 
     def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         """See ``ObjectStore.get``."""
@@ -190,7 +187,6 @@ class LocalStore:
         with (
             our_errors(f"deleting {name} in {self.uri}"),
             suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError),
-            self._after_comparing(name),
         ):
             path.unlink()  # also a pipe or a link, never its target
         # Also for a missing name: the process that deleted it may have died before it removed the folders.
@@ -315,12 +311,7 @@ class LocalStore:
     def _replace(self, name: str, staged: Path) -> ObjectStat:
         target = self._path(name)
         stat = _stat_of(name, staged.stat())
-
-        def move() -> bool:
-            with self._after_comparing(name):
-                return _move(staged, target)
-
-        self._publish(target, move)
+        self._publish(target, lambda: _move(staged, target))
         return stat
 
     def _publish(self, target: Path, publish: Callable[[], bool]) -> bool:
@@ -365,7 +356,7 @@ class LocalStore:
     def _locked(self, name: str) -> Iterator[None]:
         from filelock import FileLock  # with asyncio and more, which no command needs that only reads
 
-        lock = FileLock(self._lock_path(name))
+        lock = FileLock(self._locks / sha256(name.encode()).hexdigest()[:32])
         with our_errors(f"locking {name} in {self.uri}"):
             self._locks.mkdir(parents=True, exist_ok=True)
             self._check_inside(self._locks.name, real_folder(self._locks))
@@ -374,26 +365,6 @@ class LocalStore:
             yield
         finally:
             lock.release()
-
-    @contextmanager
-    def _after_comparing(self, name: str) -> Iterator[None]:
-        """For a write without a condition: it happens before a conditional write of the name compares, or after that.
-
-        A name has a lock file since its first conditional write. Most names have none, and none is made here. The lock
-        is a shared one: NFS gives it to all who can read the file, which another user may own. Others do not wait.
-        """
-        lock = None
-        with suppress(OSError):
-            lock = os.open(self._lock_path(name), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-        try:
-            yield
-        finally:
-            if lock is not None:
-                os.close(lock)
-
-    def _lock_path(self, name: str) -> str:
-        return f"{self._root}/.locks/{sha256(name.encode()).hexdigest()[:32]}"
 
 
 def _write(file: BinaryIO, content: bytes) -> None:

@@ -58,7 +58,7 @@ def read_drain(store: ObjectStore, cluster: str) -> Drain | None:
 
 
 def note_drained(store: ObjectStore, cluster: str, now: float) -> None:
-    """Record that no attempt runs any more; no effect on a drain that was changed or ended meanwhile."""
+    """Record that no attempt runs any more; no effect on a drain that it finds changed or ended meanwhile."""
     with suppress(PreconditionFailedError, NotFoundError, ControllerError):
         found = _read(store, cluster)
         if found is not None and found[0].drained_at_s is None:

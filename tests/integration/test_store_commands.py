@@ -15,6 +15,7 @@ from orchestrator.core.errors import ControllerError, NotFoundError, StorageErro
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.retention.fsck import Depth, check_store
+from orchestrator.retention.gc import CollectionBusyError, CollectionLock
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder, log_name, parts_folder
@@ -131,25 +132,25 @@ def test_gc_pin_keeps_one_artifact_and_what_it_was_made_from(orchestrator, store
 
 
 @pytest.mark.parametrize(
-    "target",
+    ("target", "message"),
     [
-        "logs",
-        "artifacts/pretrain/{key}",
-        "{key}/",
-        "{key}/parts",
-        "{key}/checkpoint/{name}",
-        "{key}/checkpoints/",
-        "{key}/checkpoints/{name}0",
-        "{key}/checkpoints/{name}/manifest.json",
+        ("logs", "logs is not committed and has no complete checkpoint in "),
+        ("artifacts/pretrain/{key}", "is neither a key nor KEY/checkpoints/STEP-NONCE"),
+        ("{key}/", "write KEY alone"),
+        ("{key}/parts", "is neither a key nor KEY/checkpoints/STEP-NONCE"),
+        ("{key}/checkpoint/{name}", "is neither a key nor KEY/checkpoints/STEP-NONCE"),
+        ("{key}/checkpoints/", "or the whole name of a checkpoint"),
+        ("{key}/checkpoints/{name}0", "{name}0 is no complete checkpoint in "),
+        ("{key}/checkpoints/{name}/manifest.json", "is neither a key nor KEY/checkpoints/STEP-NONCE"),
     ],
 )
-def test_gc_pin_that_would_protect_nothing_is_refused(orchestrator, store, plan, target) -> None:
+def test_gc_pin_of_what_is_no_key_and_no_checkpoint_is_refused(orchestrator, store, plan, target, message) -> None:
     key = next(job.key for job in plan.jobs if job.kind is JobKind.PRETRAIN)
     store.put(f"{checkpoints_folder(key)}/{CHECKPOINT}/manifest.json", b"{}")
     result = orchestrator("gc", "--pin", "x=" + target.format(key=key, name=CHECKPOINT))
     assert isinstance(result.exception, NotFoundError)
-    assert "would protect nothing" in str(result.exception)
-    assert store.list_children("pins/") == []
+    assert message.format(name=CHECKPOINT) in str(result.exception)
+    assert store.list_children("pins/") == store.list_children("trash/") == []
 
 
 @pytest.mark.parametrize("key", ["pretrain-unfinished-0123", ""])
@@ -174,6 +175,23 @@ def test_gc_pin_of_an_artifact_in_the_trash_restores_it(orchestrator, store, pla
     assert not is_committed(store, probe.key)
     orchestrator("gc", "--apply", "--pin", f"best={probe.key}")
     assert is_committed(store, probe.key)
+
+
+def test_gc_pin_of_what_may_be_in_the_trash_waits_for_the_end_of_a_collection(orchestrator, store, plan, root) -> None:
+    """It has read the pins already, and may be destroying what the pin names or what that was made from."""
+    age(root, 90_000)
+    orchestrator("gc", "--apply", "--forget", SWEEP)
+    hidden, visible = (
+        next(job.key for job in plan.jobs if job.kind is kind) for kind in (JobKind.PROBE, JobKind.INDEX)
+    )
+    orchestrator("gc", "--apply", "--pin", f"first={visible}")
+    assert is_committed(store, visible)
+    with CollectionLock(store, "another", time.time):
+        for target in (hidden, SWEEP):
+            assert isinstance(orchestrator("gc", "--pin", f"best={target}").exception, CollectionBusyError)
+        assert orchestrator("gc", "--pin", f"second={visible}").exit_code == ExitCode.OK
+    assert store.list_children("pins/") == ["first.json", "second.json"]
+    assert orchestrator("gc", "--pin", f"best={hidden}").exit_code == ExitCode.OK
 
 
 @pytest.mark.parametrize(

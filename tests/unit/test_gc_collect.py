@@ -16,7 +16,8 @@ from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.journal import write_snapshot
 from orchestrator.storage.layout import inbox_message, journal_folder, journal_segment, metrics_folder, record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
-from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, with_own_key
+from tests.builders import make_plan
+from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, make_search, with_own_key
 
 DATASET = make_job(0)
 INDEX = make_job(1, DATASET)
@@ -190,10 +191,24 @@ def test_collect_submit_that_waits_in_the_inbox_protects(lab) -> None:
     assert all(is_committed(lab.store, job.key) for job in JOBS)
 
 
-def test_collect_submit_whose_plan_cannot_be_read_keeps_nothing_and_stops_nothing(lab) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"identity": []},
+        {"identity": {"inputs": []}},
+        {"identity": {"parameters": []}},
+        {"key": []},
+        {"key": "../away"},
+        {"simulations": [{"factors": []}]},
+    ],
+    ids=str,
+)
+def test_collect_submit_whose_plan_cannot_be_read_keeps_nothing_and_stops_nothing(lab, change) -> None:
     """A controller refuses it."""
     lab.commit(DATASET)
-    plan: dict[str, Any] = {"jobs": [], "simulations": [{"factors": []}]}
+    lab.commit(INDEX)
+    plan: dict[str, Any] = make_plan(DATASET, make_search(), sweep="odd", store_uri=lab.store.uri).to_json()
+    (plan if "simulations" in change else plan["jobs"][1]).update(change)
     message = {"type": "submit", "sender": "me", "cluster": "cluster", "plan": plan, "spec_text": ""}
     lab.store.put(inbox_message("odd", "1"), json.dumps(message).encode())
     lab.collect_until_freed()
@@ -432,3 +447,10 @@ def test_lock_is_held_while_records_are_read_for_little_garbage(lab) -> None:
     lab.collect(slow)
     assert slow.num_read >= 40
     assert slow.num_unlocked == 0
+
+
+def test_lock_is_held_while_records_that_are_gone_are_looked_for(lab) -> None:
+    lab.pin("gone", *(make_job(number).key for number in range(3)))
+    signs: list[str] = []
+    RootReader(lab.store)(lambda: signs.append("alive"))
+    assert len(signs) == 3

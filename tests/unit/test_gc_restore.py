@@ -2,15 +2,16 @@
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 
 import pytest
 
-from orchestrator.core.errors import StorageError
+from orchestrator.core.errors import NotFoundError, StorageError
 from orchestrator.retention.gc import LOCK_DURATION_S, Collector
 from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots, Tally
 from orchestrator.retention.inventory import pin_name
-from orchestrator.retention.roots import Pin, forget, remove_pin
+from orchestrator.retention.roots import Pin, check_reference, forget, remove_pin
 from orchestrator.state.events import SweepReopened
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name
@@ -87,6 +88,40 @@ def test_collect_pin_on_a_hidden_artifact_brings_its_inputs_back_too(lab) -> Non
     lab.collect()
     assert all(is_committed(lab.store, job.key) for job in JOBS)
     lab.check_intact(JOBS)
+
+
+@pytest.mark.parametrize("nth", [1, 2, 3])
+def test_collect_pin_on_a_hidden_artifact_while_others_are_about_to_go_brings_its_inputs_back(lab, nth) -> None:
+    """The third reading of the roots is the last one before inputs of the artifact would be destroyed."""
+    lab.run_sweep("kept", JOBS)
+    forget(lab.store, "kept", now=lab.clock())
+    lab.clock.advance(GRACE_S + 1)
+    lab.collect()
+    lab.clock.advance(TRASH_S + 1)
+    lab.collect_and_pin(nth, PRETRAIN.key)
+    assert [job.name for job in JOBS if not is_committed(lab.store, job.key)] == []
+    lab.check_intact(JOBS)
+
+
+def test_pin_is_refused_unless_it_can_keep_something(lab) -> None:
+    lab.write_parts(PRETRAIN)
+    partial = lab.write_checkpoint(PRETRAIN, 1, finished=False)
+    for reference in (PRETRAIN.key, partial):
+        with pytest.raises(NotFoundError, match="no complete checkpoint"):
+            check_reference(lab.store, reference)
+    whole = lab.write_checkpoint(PRETRAIN, 2)
+    lab.write_parts(DATASET, 3).commit(now=lab.clock())
+    references = (DATASET.key, PRETRAIN.key, whole)
+    for wait_s in (GRACE_S, TRASH_S):
+        for reference in references:
+            check_reference(lab.store, reference)  # visible, then in the trash
+        lab.clock.advance(wait_s + 1)
+        with suppress(SimulatedCrash):
+            lab.collect(FaultyStore(lab.store, [Fault(moment=Moment.CRASH_AFTER, within="/parts/", nth=2)]))
+    assert lab.names("artifacts/"), "their destruction has begun"
+    for reference in references:
+        with pytest.raises(NotFoundError, match="no complete checkpoint"):
+            check_reference(lab.store, reference)
 
 
 def test_collect_checkpoints_of_a_job_that_is_planned_again_come_back(lab) -> None:

@@ -22,11 +22,11 @@ from tests.unit.test_gc_collect import SlowStore
 
 SEARCH = make_scripted("search/lr")
 DATASET = make_job(0)
-SEARCHED = make_search(DATASET)
+INDEX = make_job(1)
+SEARCHED = make_search(DATASET, INDEX)
 WON, LOST = make_job(8, DATASET), make_job(13, DATASET)
 """Trials: no plan has them."""
 BACKBONE = make_job(3, DATASET)
-INDEX = make_job(1)
 FROM_INDEX = make_job(23, INDEX)
 TRANSFER = make_job(4, SEARCHED)
 MAX_REQUESTS = 400
@@ -232,31 +232,43 @@ def test_collect_artifact_that_gives_trials_their_initial_weights_stays_with_the
     assert is_committed(lab.store, BACKBONE.key)
 
 
-@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("when", ["before", "hidden", "about to go"])
 @pytest.mark.parametrize("pinned", [(DATASET, SEARCHED), (TRANSFER,)], ids=["sweep", "transfer"])
-def test_collect_pin_that_leads_to_a_search_keeps_its_trials_that_completed(
-    pinned: tuple[Job, ...], is_late: bool
-) -> None:
+def test_collect_pin_that_leads_to_a_search_keeps_its_trials_that_completed(pinned: tuple[Job, ...], when: str) -> None:
     """The backbone that a transfer reads is the best trial: only the log and the record of the search name it."""
     lab = finished(is_forgotten=True)
     lab.commit(INDEX)
     lab.ask_trial(SEARCHED, FROM_INDEX, completed=True)
     lab.commit(TRANSFER)
     before = contents(lab.store, of_search(lab))
-    if is_late:
+    references = [job.key for job in pinned]
+    if when != "before":
         lab.clock.advance(GRACE_S + 1)
         lab.collect()
         assert not is_committed(lab.store, WON.key)
-    lab.pin("paper", *(job.key for job in pinned))
+    if when == "about to go":
+        lab.clock.advance(TRASH_S + 1)
+        lab.collect_and_pin(3, *references)
+    else:
+        lab.pin("late", *references)
     lab.collect_until_freed()
     kept = [DATASET, INDEX, SEARCHED, WON, FROM_INDEX, *pinned]
     assert [job.name for job in kept if not is_committed(lab.store, job.key)] == []
     lab.check_intact(kept)
     assert contents(lab.store, of_search(lab)) == before
     assert not lab.names(f"artifacts/{LOST.kind}/{LOST.key}/")
-    remove_pin(lab.store, "paper")
+    remove_pin(lab.store, "late")
     lab.collect_until_freed()
     assert lab.payload() == set()
+
+
+def test_roots_of_a_search_in_a_lineage_take_no_read_per_trial() -> None:
+    """What the trials read is in the identity of the search, and there may be thousands of them."""
+    lab = finished(is_forgotten=True)
+    lab.pin("paper", SEARCHED.key)
+    counted = SlowStore(lab, "/record.json")
+    assert RootReader(counted)().keys >= {SEARCHED.key, DATASET.key, WON.key}
+    assert counted.num_read == 2, "of the search and of the data set"
 
 
 def test_collect_log_of_which_a_segment_is_gone_is_not_brought_back() -> None:

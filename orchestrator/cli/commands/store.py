@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -21,7 +22,7 @@ from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.units import format_bytes
 from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store, check_sweep
-from orchestrator.retention.gc import Collector, Trash
+from orchestrator.retention.gc import CollectionLock, Collector, Trash
 from orchestrator.retention.gc_rules import DAY_S, GcAction, Graces, Tally
 from orchestrator.retention.inventory import (
     ALL_GROUPS,
@@ -39,12 +40,14 @@ from orchestrator.retention.roots import (
     add_pin,
     check_reference,
     current_plans,
+    is_forgotten,
     read_pins,
     remove_pin,
 )
 from orchestrator.retention.roots import forget as forget_sweep
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
+from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
@@ -97,8 +100,7 @@ def gc(
     objects = open_existing_store(store)
     graces = Graces(age_s=parse_duration(grace), trash_s=parse_duration(trash_grace))
     _change_roots(objects, forget=forget or (), pin=pin or (), unpin=unpin or ())
-    holder = f"{socket.gethostname()}:{getpid()}"
-    collector = Collector(objects, RootReader(objects), graces=graces, holder=holder)
+    collector = Collector(objects, RootReader(objects), graces=graces, holder=_holder())
     tally = collector.collect() if apply else collector.preview()
     if output is not DocumentForm.TABLE:
         print_document(tally_document(tally, applied=apply), output)
@@ -273,18 +275,29 @@ def _change_roots(store: ObjectStore, *, forget: Sequence[str], pin: Sequence[st
         if not name or not target:
             message = f"--pin {text!r} is not NAME=TARGET; TARGET is a key, a checkpoint of a key, or a sweep"
             raise typer.BadParameter(message)
-        add_pin(store, Pin(name=name, keys=_targets(store, target), created_at_s=time.time()))
+        _add_pin(store, name, target)
     for sweep in forget:
         require_sweep(store, sweep)
         forget_sweep(store, sweep, now=time.time())
 
 
-def _targets(store: ObjectStore, target: str) -> tuple[str, ...]:
+def _add_pin(store: ObjectStore, name: str, target: str) -> None:
     """Pinning a sweep pins the jobs of its current plan."""
-    if target in list_sweeps(store):
-        return tuple(job.key for job in load_plan(store, target).jobs)
-    check_reference(store, target)
-    return (target,)
+    is_sweep = target in list_sweeps(store)
+    if not is_sweep:
+        check_reference(store, target)
+    is_visible = not is_forgotten(store, target) if is_sweep else is_committed(store, target)
+    # All else may be in the trash: a collection at work, which has read the pins already, may destroy it.
+    lock: AbstractContextManager[object] = nullcontext() if is_visible else CollectionLock(store, _holder(), time.time)
+    with lock:
+        if not is_sweep and not is_visible:
+            check_reference(store, target)  # a collection may have ended meanwhile
+        keys = tuple(job.key for job in load_plan(store, target).jobs) if is_sweep else (target,)
+        add_pin(store, Pin(name=name, keys=keys, created_at_s=time.time()))
+
+
+def _holder() -> str:
+    return f"{socket.gethostname()}:{getpid()}"
 
 
 def _list_pins(store: ObjectStore, form: DocumentForm) -> None:
