@@ -151,7 +151,7 @@ class CollectionLock:
             else:
                 stat = self._store.put_if_match(LOCK, content, etag)
         except PreconditionFailedError as error:
-            message = f"another garbage collection has started in {self._store.uri}: this one stops; let that one end"
+            message = f"another collection or pin took the lock of {self._store.uri} first: this one stops; try again"
             raise CollectionBusyError(message) from error
         self._etag = stat.etag
         self._renew_at_s = now_s + _RENEW_AFTER_S

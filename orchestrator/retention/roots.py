@@ -231,8 +231,13 @@ class RootReader:
                 reached.add(key)
                 waiting += self._inputs_of(key)
                 if key.startswith(f"{JobKind.SEARCH.value}-"):
-                    # The best one is in no identity. What they read is in that of the search, as for those of plans.
-                    trials |= self._read_trials(key)
+                    # The best one is in no identity. What they read is in that of the search; if that has no record,
+                    # their own records say it.
+                    found = self._read_trials(key)
+                    if key in self._inputs:
+                        trials |= found
+                    else:
+                        waiting += found
         return reached | trials
 
     def _inputs_of(self, key: str) -> tuple[str, ...]:

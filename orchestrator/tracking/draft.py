@@ -31,6 +31,8 @@ class FoundRun:
     run_id: str
     parent_run_id: str
     status: str = ""
+    attempts: str = ""
+    """Number of the job's attempts as it was last written."""
     store: str = ""
     """URI of the store that a sweep's run names; empty for other runs, and for one that names none (yet)."""
 

@@ -23,9 +23,17 @@ RunIdentity = tuple[str, str]
 SWEEP_JOB = "(sweep)"
 """In place of a job's name, the run of the sweep itself; no job can be called so."""
 SWEEP_RUN: RunIdentity = (SWEEP_JOB, "")
+TRIAL_MARK = "#"
+"""Between the name of a search job and the number of a trial; no job's name holds one."""
 _MAX_TAG_CHARACTERS = 4000
 SUPERSEDED = "superseded"
 """In the tag ``state``, instead of the job's state: a later revision of the sweep has no such job, or another key."""
+
+
+def owner_of(identity: RunIdentity) -> RunIdentity:
+    """The job that a trial's run belongs to; any other run's own identity."""
+    name, key = identity
+    return name.partition(TRIAL_MARK)[0], key
 
 
 def experiment_of(plan: Plan) -> str:
@@ -229,6 +237,41 @@ def superseded_facts(sweep: str, identity: RunIdentity, status: RunStatus | None
         tags={**_identity_tags(sweep, job, key), "state": SUPERSEDED},
         keeps_ending=not is_open,
     )
+
+
+class FactsCache:
+    """Of one sweep; views are values, so the same view has the same facts."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[JobView, RunFacts | None]] = {}
+        self._superseded: dict[RunIdentity, RunFacts] = {}
+
+    def all(self, timeline: Timeline, plan: Plan, runs: Mapping[RunIdentity, RunStatus | None]) -> list[RunFacts]:
+        """The sweep's facts first, then those of its jobs that have begun, then of runs of earlier revisions' jobs.
+
+        ``runs``: the status that each published run has on the server, as far as it is known.
+        """
+        jobs = plan.by_name()
+        known: dict[str, tuple[JobView, RunFacts | None]] = {}
+        for name, view in timeline.snapshot.jobs.items():
+            old = self._known.get(name)
+            is_same = old is not None and old[0] is view
+            known[name] = old if old and is_same else (view, job_facts(timeline, view, jobs[name].kind))
+        self._known = known
+        told = [facts for _, facts in known.values() if facts is not None]
+        return [sweep_facts(timeline), *told, *self._earlier(timeline.snapshot, runs)]
+
+    def _earlier(self, snapshot: Snapshot, runs: Mapping[RunIdentity, RunStatus | None]) -> list[RunFacts]:
+        """Runs whose jobs the plan no longer has."""
+        current = {(view.name, view.key) for view in snapshot.jobs.values()} | {SWEEP_RUN}
+        # After this update, the run's own status is that of the facts.
+        self._superseded = {
+            identity: self._superseded.get(identity)
+            or superseded_facts(snapshot.sweep, identity, status, snapshot.accepted_at_s)
+            for identity, status in runs.items()
+            if owner_of(identity) not in current
+        }
+        return list(self._superseded.values())
 
 
 def attempt_states(view: JobView) -> str:

@@ -14,10 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from orchestrator.core.errors import PreconditionFailedError
+from orchestrator.core.errors import PreconditionFailedError, StorageError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.inputs import MetricSegment
-from orchestrator.state.snapshot import JobView
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.attachments import Attachments
 from orchestrator.tracking.content import (
@@ -32,64 +31,25 @@ from orchestrator.tracking.content import (
 from orchestrator.tracking.draft import STORE_TAG, FoundRun, RunDraft, own_runs
 from orchestrator.tracking.facts import (
     SWEEP_RUN,
+    FactsCache,
     RunFacts,
     RunIdentity,
     RunStatus,
     Timeline,
     TimelineReader,
     experiment_of,
-    job_facts,
-    superseded_facts,
-    sweep_facts,
+    owner_of,
 )
 from orchestrator.tracking.links import shared_view
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
-from orchestrator.tracking.server import RunsRefusedError, TrackingServer
-from orchestrator.tracking.trials import TrialRun, changed_trials, owner_of
+from orchestrator.tracking.server import RunsRefusedError, TrackingError, TrackingServer
+from orchestrator.tracking.trials import TrialRun, changed_trials
 
 _BATCH = 200
 """Runs whose content is in memory at once; what is published is remembered in the store after some of these."""
 _SAVE_EVERY_S = 5.0
 LOOK_EVERY_S = 15.0
 """Between two looks at what a running job has written: each is a listing."""
-
-
-class FactsCache:
-    """Of one sweep; views are values, so the same view has the same facts."""
-
-    def __init__(self) -> None:
-        self._known: dict[str, tuple[JobView, RunFacts | None]] = {}
-        self._superseded: dict[RunIdentity, RunFacts] = {}
-
-    def all(self, timeline: Timeline, plan: Plan, runs: Mapping[RunIdentity, RunMemory]) -> list[RunFacts]:
-        """The sweep's facts first, then those of its jobs that have begun, then of runs of earlier revisions' jobs."""
-        jobs = plan.by_name()
-        known: dict[str, tuple[JobView, RunFacts | None]] = {}
-        for name, view in timeline.snapshot.jobs.items():
-            old = self._known.get(name)
-            is_same = old is not None and old[0] is view
-            known[name] = old if old and is_same else (view, job_facts(timeline, view, jobs[name].kind))
-        self._known = known
-        told = [facts for _, facts in known.values() if facts is not None]
-        return [sweep_facts(timeline), *told, *self._earlier(timeline, runs)]
-
-    def _earlier(self, timeline: Timeline, runs: Mapping[RunIdentity, RunMemory]) -> list[RunFacts]:
-        """Runs whose jobs the plan no longer has."""
-        snapshot = timeline.snapshot
-        current = {(view.name, view.key) for view in snapshot.jobs.values()} | {SWEEP_RUN}
-        found: dict[RunIdentity, RunFacts] = {}
-        for identity, run in runs.items():
-            if owner_of(identity) not in current:
-                known = self._superseded.get(identity)
-                # After this update, the run's own status is that of the facts.
-                found[identity] = known or _superseded(timeline, identity, run.status)
-        self._superseded = found
-        return list(found.values())
-
-
-def _superseded(timeline: Timeline, identity: RunIdentity, status: RunStatus | None) -> RunFacts:
-    snapshot = timeline.snapshot
-    return superseded_facts(snapshot.sweep, identity, status, snapshot.accepted_at_s)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -103,6 +63,8 @@ class SweepSource:
     clock: Callable[[], float]
     is_to_be_compared: bool
     """Whether the next pass asks the server if the remembered runs are there still."""
+    resent: set[str] = field(default_factory=set)
+    """Runs that this process has written since then: a pass that another publisher overtakes writes them once."""
     searched_for: str | None = None
     """Etag of the memory that has all runs of the server, because this process has searched for them and everything
     that it wrote since was confirmed. Another memory is another publisher's, which may have left runs that it forgot.
@@ -183,7 +145,9 @@ class Publication:
 
     def _changed(self) -> list[RunFacts]:
         """What is to be told anew; the sweep's own run first."""
-        facts = self._source.facts.all(self._timeline, self._plan, self._runs)
+        facts = self._source.facts.all(
+            self._timeline, self._plan, {identity: run.status for identity, run in self._runs.items()}
+        )
         self._look_at_running(facts)
         has_news = {run.identity for run in facts if self._has_news(run)}
         # The run of a backbone shows its analyses too, which end long after it.
@@ -229,8 +193,11 @@ class Publication:
         self._memory.runs = list(self._runs.values())
         try:
             self._source.file.save(self._memory)
-        except PreconditionFailedError:
-            self._withdraw()
+        except PreconditionFailedError as overtaken:
+            try:
+                self._withdraw()
+            except (TrackingError, StorageError) as error:
+                raise overtaken from error  # what is left is found by its tags; nothing of this pass may be remembered
             raise
         self._unsaved, self._saved_at_s = [], time.monotonic()
 
@@ -273,6 +240,8 @@ class Publication:
         found = self._server.find_runs(self._memory.experiment_id, self._plan.sweep)
         self._found[self._memory.experiment_id] = found
         status = {run.run_id: run.status for run in found}
+        if status.keys() & set(self._memory.discarded):
+            self._memory.num_deleted = 0  # an older backup has them again
         if SWEEP_RUN not in self._runs or self._runs[SWEEP_RUN].run_id not in status:
             self._forget_runs()
             return
@@ -281,7 +250,9 @@ class Publication:
             if run.run_id not in status:
                 del self._runs[identity]
                 self._lost.add(run.run_id)
-            elif owner_of(identity) in current and not run.has_ended_as(status[run.run_id]):
+                continue
+            is_resent = run.run_id in self._source.resent and run.status == status[run.run_id]
+            if owner_of(identity) in current and not is_resent and not run.has_ended_as(status[run.run_id]):
                 # It shows no more than is remembered: steps that were superseded are in runs that were replaced.
                 self._runs[identity] = run.unsent()
                 if identity == SWEEP_RUN:
@@ -348,15 +319,17 @@ class Publication:
 
         True if there are others as well, of earlier revisions: the next pass says so of them.
         """
-        jobs = {facts.identity for facts in changed}
-        missing = (jobs | {trial.facts.identity for trial in trials}) - self._runs.keys()
+        wanted = {facts.identity for facts in changed} | {trial.facts.identity for trial in trials}
+        attempts = {facts.identity: facts.tags.get("attempts") for facts in changed if facts.identity != SWEEP_RUN}
+        missing = wanted - self._runs.keys()
         if not missing or self._is_searched:
             return False
         found = self._find(experiment_id)
         unknown = [run for run in found if run.identity not in self._runs]
         for run in unknown:
-            # Whoever wrote that a job has succeeded knew all of its attempts.
-            is_doubtful = run.identity in jobs - {SWEEP_RUN} and run.status != RunStatus.FINISHED
+            # Whoever wrote that a job has succeeded knew all of its attempts until then.
+            is_whole = run.status == RunStatus.FINISHED and run.attempts == attempts.get(run.identity)
+            is_doubtful = run.identity in attempts and not is_whole
             known = RunMemory(job=run.job, key=run.key, run_id=run.run_id, doubtful=is_doubtful)
             self._runs.setdefault(run.identity, known)
         self._remove_doubles(found)
@@ -429,6 +402,8 @@ class Publication:
             self._make(draft, run_id)
         run = self._runs[draft.facts.identity]
         run.status, run.fingerprint = draft.facts.status, draft.facts.fingerprint
+        if self._source.is_to_be_compared:
+            self._source.resent.add(run_id)
         if content is not None:
             run.described, run.said, run.sending = content.is_complete, dict(content.said), {}
             run.doubtful = False

@@ -182,6 +182,7 @@ def _found(run: Run) -> FoundRun:
         run_id=run.info.run_id,
         parent_run_id=tags.get(PARENT_TAG, ""),
         status=run.info.status,
+        attempts=tags.get("attempts", ""),
         store=tags.get(STORE_TAG, "") or run.data.params.get(STORE_TAG, ""),
     )
 

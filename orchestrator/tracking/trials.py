@@ -15,11 +15,9 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.trials import Trial, TrialState, read_trials
 from orchestrator.tracking.content import JobContent
 from orchestrator.tracking.draft import MetricPoint
-from orchestrator.tracking.facts import RunFacts, RunIdentity, RunStatus
+from orchestrator.tracking.facts import TRIAL_MARK, RunFacts, RunIdentity, RunStatus
 from orchestrator.tracking.memory import RunMemory
 
-_MARK = "#"
-"""Between the name of a search job and the number of a trial; no job's name holds one."""
 _STATUS = {
     TrialState.RUNNING: RunStatus.RUNNING,
     TrialState.COMPLETED: RunStatus.FINISHED,
@@ -54,12 +52,6 @@ class TrialRun:
         )
 
 
-def owner_of(identity: RunIdentity) -> RunIdentity:
-    """The job that a trial's run belongs to; any other run's own identity."""
-    name, key = identity
-    return name.partition(_MARK)[0], key
-
-
 def changed_trials(
     store: ObjectStore, plan: Plan, snapshot: Snapshot, runs: Mapping[RunIdentity, RunMemory]
 ) -> list[TrialRun]:
@@ -80,7 +72,7 @@ def _facts(sweep: str, job: Job, trial: Trial, state: JobState) -> RunFacts:
     if state.is_final and not status.is_final:
         # The search died before it could say how this one ended: nothing runs any more.
         status, end_s = RunStatus.KILLED, max([trial.started_s, *(point.at_s for point in trial.points)])
-    name = f"{job.name}{_MARK}{trial.number}"
+    name = f"{job.name}{TRIAL_MARK}{trial.number}"
     content = sha256(repr(trial.points).encode()).hexdigest()[:16]
     tags = {"sweep": sweep, "job": name, "key": job.key, "kind": "trial", "state": trial.state.value}
     tags |= {"reason": trial.reason, "content": content}  # so that new points are news

@@ -14,7 +14,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.memory import Memory, MemoryFile
 from orchestrator.tracking.publication import Publisher
-from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, sample_plan
@@ -141,6 +141,30 @@ def test_publisher_that_is_slower_restores_runs_that_the_faster_one_takes_over_w
     monkeypatch.setattr(TrackingServer, "delete_runs", delete_late)
     assert not publisher.publish_once(plan.sweep)
     assert TrackingServer.delete_runs is delete
+    assert publisher.publish_once(plan.sweep)
+    assert set(_runs(client, plan)) == {"(sweep)", *names}
+
+
+def test_publisher_that_cannot_delete_its_unused_runs_remembers_nothing(
+    *, client, store, plan, publisher, tracking_uri, monkeypatch
+):
+    names, other = _ended_jobs_with_curves(store, plan), MemoryFile(store, plan.sweep, tracking_uri)
+    save, delete, saves = MemoryFile.save, TrackingServer.delete_runs, itertools.count()
+
+    def save_too_late(file: MemoryFile, memory: Memory) -> None:
+        if next(saves) == 1:
+            save(other, other.load())
+        save(file, memory)
+
+    def delete_nothing(server: TrackingServer, run_ids: list[str]) -> None:
+        monkeypatch.setattr(TrackingServer, "delete_runs", delete)
+        raise TrackingError("the server is away")
+
+    monkeypatch.setattr(MemoryFile, "save", save_too_late)
+    monkeypatch.setattr(TrackingServer, "delete_runs", delete_nothing)
+    assert not publisher.publish_once(plan.sweep)
+    other.forget()
+    assert [run.job for run in other.load().runs] == ["(sweep)"]
     assert publisher.publish_once(plan.sweep)
     assert set(_runs(client, plan)) == {"(sweep)", *names}
 

@@ -262,6 +262,19 @@ def test_collect_pin_that_leads_to_a_search_keeps_its_trials_that_completed(pinn
     assert lab.payload() == set()
 
 
+def test_collect_pin_of_a_search_without_a_record_keeps_what_its_trials_were_made_from() -> None:
+    """It was cancelled: its log and its trials are all there is of it."""
+    lab = Lab()
+    lab.accept("tuned", [DATASET, SEARCHED])
+    lab.commit(DATASET)
+    lab.ask_trial(SEARCHED, WON, completed=True)
+    lab.finish("tuned", [DATASET])
+    forget(lab.store, "tuned", now=lab.clock())
+    lab.pin("best", SEARCHED.key)
+    lab.collect_until_freed()
+    assert [job.name for job in (DATASET, WON) if not is_committed(lab.store, job.key)] == []
+
+
 def test_roots_of_a_search_in_a_lineage_take_no_read_per_trial() -> None:
     """What the trials read is in the identity of the search, and there may be thousands of them."""
     lab = finished(is_forgotten=True)

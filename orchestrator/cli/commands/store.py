@@ -6,7 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -288,11 +288,13 @@ def _add_pin(store: ObjectStore, name: str, target: str) -> None:
         check_reference(store, target)
     is_visible = not is_forgotten(store, target) if is_sweep else is_committed(store, target)
     # All else may be in the trash: a collection at work, which has read the pins already, may destroy it.
-    lock: AbstractContextManager[object] = nullcontext() if is_visible else CollectionLock(store, _holder(), time.time)
-    with lock:
+    lock = None if is_visible else CollectionLock(store, _holder(), time.time)
+    with lock or nullcontext():
         if not is_sweep and not is_visible:
             check_reference(store, target)  # a collection may have ended meanwhile
         keys = tuple(job.key for job in load_plan(store, target).jobs) if is_sweep else (target,)
+        if lock is not None:
+            lock.keep()  # reading a large trash takes long
         add_pin(store, Pin(name=name, keys=keys, created_at_s=time.time()))
 
 
