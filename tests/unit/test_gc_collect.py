@@ -279,7 +279,7 @@ def test_collect_two_at_once_are_refused_until_the_lock_expires(lab) -> None:
         lab.collect()
     lab.clock.advance(LOCK_DURATION_S + 1)
     lab.collect()
-    with pytest.raises(CollectionBusyError, match="has started"):
+    with pytest.raises(CollectionBusyError, match="took the lock"):
         lock.keep()
 
 
