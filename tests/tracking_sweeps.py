@@ -1,4 +1,4 @@
-"""Large finished sweeps in memory, and what MLflow must hold of them once they are published."""
+"""Sweeps for tests of the publisher, and what MLflow holds of them; large ones are finished, and in memory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import sqlite3
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
@@ -14,6 +15,9 @@ from orchestrator.storage.artifacts import Record
 from orchestrator.storage.layout import record_name
 from orchestrator.testing.memory_store import MemoryStore
 from tests.builders import START_S, SweepJournal, done, launched, make_job, make_plan
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
 
 NUM_METRICS = 20
 NUM_PARAMS = 20
@@ -127,3 +131,12 @@ def _wrong_metrics(
         for name, metrics in expected.items()
         if sorted(told.get(name, [])) != sorted(metrics.items())
     ]
+
+
+def runs_by_job(client: MlflowClient, plan: Plan) -> dict[str, Any]:
+    """Active runs of a sweep by job name; fails if a job has two."""
+    experiment = client.get_experiment_by_name(plan.experiment or plan.sweep)
+    found = [] if experiment is None else client.search_runs([experiment.experiment_id])
+    by_job = {run.data.tags["job"]: run for run in found}
+    assert len(by_job) == len(found)
+    return by_job

@@ -16,7 +16,6 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.layout import metrics_segment
-from orchestrator.storage.local import LocalStore
 from orchestrator.storage.trials import Trial, TrialPoint, TrialState, write_trial
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.tracking.links import compare_url, find_compare_link, find_run_links, run_url, share_key
@@ -27,6 +26,7 @@ from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
+from tests.tracking_sweeps import runs_by_job
 
 SPACES = (BASELINE, "levels/depth3")
 
@@ -42,22 +42,9 @@ def client(uri):
 
 
 @pytest.fixture
-def store(tmp_path):
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def plan(store, request) -> Plan:
     sweep = request.node.name.replace("[", "-").replace("]", "")
     return sample_plan(store.uri, sweep=sweep, spaces=SPACES, seeds=(0, 1), transfers=("superclass",))
-
-
-def _runs(client, plan: Plan):
-    experiment = client.get_experiment_by_name(plan.sweep)
-    found = client.search_runs([experiment.experiment_id])
-    by_job = {run.data.tags["job"]: run for run in found}
-    assert len(by_job) == len(found)
-    return by_job
 
 
 def _job(plan: Plan, kind: JobKind) -> Job:
@@ -71,7 +58,7 @@ def test_publisher_run_of_a_backbone_leads_to_its_artifact_and_its_data(client, 
         journal.run(job)
     assert Publisher(store, uri).publish_once(plan.sweep)
 
-    run = _runs(client, plan)[backbone.name]
+    run = runs_by_job(client, plan)[backbone.name]
     folder = f"{store.uri}/artifacts/pretrain/{backbone.key}"
     assert run.data.tags["artifact"] == folder
     assert run.data.tags["checkpoints"] == f"{folder}/checkpoints"
@@ -79,8 +66,8 @@ def test_publisher_run_of_a_backbone_leads_to_its_artifact_and_its_data(client, 
     (used,) = run.inputs.dataset_inputs
     assert (used.dataset.name, used.dataset.digest) == ("tree", run.data.params["dataset_digest"][:32])
     assert json.loads(used.dataset.source) == {"uri": f"{store.uri}/artifacts/dataset/{plan.jobs[0].key}"}
-    assert _runs(client, plan)[index.name].inputs.dataset_inputs == []
-    labels = _runs(client, plan)[f"labels/{BASELINE}"]
+    assert runs_by_job(client, plan)[index.name].inputs.dataset_inputs == []
+    labels = runs_by_job(client, plan)[f"labels/{BASELINE}"]
     assert (labels.data.params["level"], labels.data.params["granularity"]) == ("depth1", "2")
 
 
@@ -91,7 +78,9 @@ def test_publisher_attempts_are_told_by_how_they_ended(client, store, plan, uri)
         journal.fail(job, kind=kind)
     journal.run(job)
     assert Publisher(store, uri).publish_once(plan.sweep)
-    assert _runs(client, plan)[job.name].data.tags["attempt_states"] == "1 node_lost, 2 out_of_memory, 1 succeeded"
+    assert (
+        runs_by_job(client, plan)[job.name].data.tags["attempt_states"] == "1 node_lost, 2 out_of_memory, 1 succeeded"
+    )
 
 
 def test_publisher_metrics_of_the_machine_are_system_metrics(client, store, plan, uri):
@@ -101,7 +90,7 @@ def test_publisher_metrics_of_the_machine_are_system_metrics(client, store, plan
     store.put(metrics_segment(job.key, 1, 0, 5), line.encode())
     SampleJournal(store, plan).run(job)
     assert Publisher(store, uri).publish_once(plan.sweep)
-    found = _runs(client, plan)[job.name].data.metrics
+    found = runs_by_job(client, plan)[job.name].data.metrics
     assert {name: found[name] for name in ("train_loss", "system/images_per_s", "system/data_wait")} == {
         "train_loss": 1.0,
         "system/images_per_s": 100.0,
@@ -145,11 +134,11 @@ def test_publisher_sweep_tells_its_commit_even_if_it_learns_it_late(client, stor
     SampleJournal(store, plan).run(plan.jobs[0])
     publisher = Publisher(store, uri)
     assert publisher.publish_once(plan.sweep)
-    assert "mlflow.source.git.commit" not in _runs(client, plan)["(sweep)"].data.tags
+    assert "mlflow.source.git.commit" not in runs_by_job(client, plan)["(sweep)"].data.tags
 
     save(store, plan.sweep, "message-1", Provenance(commit="c" * 40, branch="main", diff="-one\n+two\n"))
     assert publisher.publish_once(plan.sweep)
-    run = _runs(client, plan)["(sweep)"]
+    run = runs_by_job(client, plan)["(sweep)"]
     assert run.data.tags["mlflow.source.git.commit"] == "c" * 40
     assert Path(client.download_artifacts(run.info.run_id, "uncommitted.diff")).read_text() == "-one\n+two\n"
 
@@ -157,7 +146,7 @@ def test_publisher_sweep_tells_its_commit_even_if_it_learns_it_late(client, stor
 def test_publisher_report_is_the_description_of_the_sweeps_run(client, store, plan, uri):
     SampleJournal(store, plan).run_all()
     assert Publisher(store, uri).publish_once(plan.sweep)
-    note = _runs(client, plan)["(sweep)"].data.tags["mlflow.note.content"]
+    note = runs_by_job(client, plan)["(sweep)"].data.tags["mlflow.note.content"]
     assert "levels/depth3" in note
     assert len(note) < 8000
 
@@ -182,7 +171,7 @@ def test_links_are_found_in_the_store_once_published(client, store, plan, uri):
         f"http://host/#/experiments/{experiment.experiment_id}/runs?"
     )
     assert find_compare_link(store, plan.sweep, uri, "") == ""
-    run_id = _runs(client, plan)[plan.jobs[0].name].info.run_id
+    run_id = runs_by_job(client, plan)[plan.jobs[0].name].info.run_id
     links = find_run_links(store, plan.sweep, uri, "http://host")
     assert links[plan.jobs[0].name] == run_url("http://host", experiment.experiment_id, run_id)
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{share_key(plan.sweep)}"])
@@ -212,7 +201,7 @@ def test_registry_best_backbone_of_a_sweep_is_registered_once(client, store, pla
     backbone = plan.by_name()["pretrain/levels/depth3/seed1"]
     assert version.tags["label_space"] == "levels/depth3"
     assert (version.tags["key"], version.tags["val_error"]) == (backbone.key, "0.06")
-    assert version.run_id == _runs(client, plan)[backbone.name].info.run_id
+    assert version.run_id == runs_by_job(client, plan)[backbone.name].info.run_id
     assert client.get_model_version_by_alias(plan.sweep, "best").version == version.version
     third = Publisher(store, uri)
     assert third.publish_once(plan.sweep)
@@ -268,7 +257,7 @@ def test_registry_best_backbone_whose_run_was_deleted_gets_another(client, store
         journal.launch(backbone)
     publisher = Publisher(store, uri)
     assert publisher.publish_once(plan.sweep)
-    deleted = _runs(client, plan)[backbone.name].info.run_id
+    deleted = runs_by_job(client, plan)[backbone.name].info.run_id
     client.delete_run(deleted)
     if is_noticed:  # by the pass that writes its end
         journal.succeed(backbone)
@@ -278,7 +267,7 @@ def test_registry_best_backbone_whose_run_was_deleted_gets_another(client, store
     assert publisher.publish_once(plan.sweep)
 
     (version,) = client.search_model_versions(f"name = '{plan.sweep}'")
-    assert version.run_id == _runs(client, plan)[backbone.name].info.run_id != deleted
+    assert version.run_id == runs_by_job(client, plan)[backbone.name].info.run_id != deleted
 
 
 def test_registry_backbone_of_two_attempts_keeps_its_run_when_the_memory_is_lost(client, store, plan, uri):
@@ -294,12 +283,12 @@ def test_registry_backbone_of_two_attempts_keeps_its_run_when_the_memory_is_lost
         journal.run(job)
     journal.finish()
     assert Publisher(store, uri).publish_once(plan.sweep)
-    before = _runs(client, plan)[backbone.name].info.run_id
+    before = runs_by_job(client, plan)[backbone.name].info.run_id
     for stat in list(store.list_objects(f"sweeps/{plan.sweep}/tracking/")):
         store.delete(stat.name)
 
     assert Publisher(store, uri).publish_once(plan.sweep)
-    assert _runs(client, plan)[backbone.name].info.run_id == before
+    assert runs_by_job(client, plan)[backbone.name].info.run_id == before
     (version,) = client.search_model_versions(f"name = '{plan.sweep}'")
     assert version.run_id == before
     history = client.get_metric_history(before, "train_loss")
@@ -347,7 +336,7 @@ def test_publisher_analyses_are_curves_by_epoch_on_the_run_of_their_backbone(cli
     assert publisher.publish_once(plan.sweep)
 
     def history(job: str, metric: str) -> list[tuple[int, float]]:
-        found = client.get_metric_history(_runs(client, plan)[job].info.run_id, metric)
+        found = client.get_metric_history(runs_by_job(client, plan)[job].info.run_id, metric)
         return [(point.step, point.value) for point in found]
 
     for seed in (0, 1):
@@ -355,7 +344,7 @@ def test_publisher_analyses_are_curves_by_epoch_on_the_run_of_their_backbone(cli
         assert history(backbone, "structure/nc1") == [(2, 0.5), (5, 0.2), (10, 0.1)]
         assert history(backbone, "last/nc1") == [(10, 1.0)]
         assert history(f"analyze/structure/levels/depth1/seed{seed}/epoch5", "nc1") == [(5, 0.2)]
-    assert not any("alike" in name for run in _runs(client, plan).values() for name in run.data.metrics)
+    assert not any("alike" in name for run in runs_by_job(client, plan).values() for name in run.data.metrics)
 
 
 # --------------------------------------------------------------------------------------------------------------- trials
@@ -389,7 +378,7 @@ def test_publisher_trials_are_runs_below_their_search(client, store, plan, uri, 
     write_trial(store, search.key, _trial(0, 0.5))
     write_trial(store, search.key, _trial(1, 0.4, state=TrialState.STOPPED))
     assert publisher.publish_once(plan.sweep)
-    runs = _runs(client, plan)
+    runs = runs_by_job(client, plan)
     assert runs["search/lr#0"].data.tags["mlflow.parentRunId"] == runs["search/lr"].info.run_id
     assert [runs[f"search/lr#{number}"].info.status for number in (0, 1)] == ["RUNNING", "KILLED"]
 
@@ -404,7 +393,7 @@ def test_publisher_trials_are_runs_below_their_search(client, store, plan, uri, 
     write_trial(store, search.key, _trial(0, 0.5, 0.3, state=TrialState.COMPLETED))
     assert Publisher(store, uri).publish_once(plan.sweep)
     assert sent == [(runs["search/lr#0"].info.run_id, 20)]  # and not what the run says already
-    run = _runs(client, plan)["search/lr#0"]
+    run = runs_by_job(client, plan)["search/lr#0"]
     assert (run.info.status, run.data.params["lr"]) == ("FINISHED", "0.1")
     history = client.get_metric_history(run.info.run_id, "val_error")
     assert [(point.step, point.value) for point in history] == [(10, 0.5), (20, 0.3)]
@@ -420,7 +409,7 @@ def test_publisher_trial_of_a_search_that_failed_does_not_run_for_ever(client, s
     journal.fail(search)
     journal.give_up(search)
     assert publisher.publish_once(plan.sweep)
-    run = _runs(client, plan)["search/lr#0"]
+    run = runs_by_job(client, plan)["search/lr#0"]
     assert (run.info.status, run.info.end_time) == ("KILLED", 1000 * (START_S + 1))
 
 
@@ -431,4 +420,4 @@ def test_publisher_job_of_a_named_block_and_a_grid_says_so(client, store, plan, 
     commit(store, job, sweep=plan.sweep)
     SampleJournal(store, plan).reuse(job)
     assert Publisher(store, uri).publish_once(plan.sweep)
-    assert facets.items() <= _runs(client, plan)[job.name].data.params.items()
+    assert facets.items() <= runs_by_job(client, plan)[job.name].data.params.items()

@@ -7,7 +7,6 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,6 +26,7 @@ from tests.mlflow_servers import new_database
 from tests.report_sweeps import REPORT_FILES
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
+from tests.tracking_sweeps import runs_by_job
 
 SPACES = (BASELINE, "levels/depth3")
 
@@ -45,11 +45,6 @@ def client(tracking_uri):
 
 
 @pytest.fixture
-def store(tmp_path):
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def plan(store, request) -> Plan:
     sweep = request.node.name.replace("[", "-").replace("]", "")
     return sample_plan(store.uri, sweep=sweep, spaces=SPACES, seeds=(0, 1), transfers=("superclass",))
@@ -58,15 +53,6 @@ def plan(store, request) -> Plan:
 @pytest.fixture
 def publisher(store, tracking_uri) -> Publisher:
     return Publisher(store, tracking_uri)
-
-
-def _runs(client, plan: Plan) -> dict[str, Any]:
-    """Runs of a sweep by job name; fails if a job has two."""
-    experiment = client.get_experiment_by_name(plan.experiment or plan.sweep)
-    found = [] if experiment is None else client.search_runs([experiment.experiment_id])
-    by_job = {run.data.tags["job"]: run for run in found}
-    assert len(by_job) == len(found)
-    return by_job
 
 
 def _job(plan: Plan, kind: JobKind) -> Job:
@@ -95,7 +81,7 @@ def finished(tmp_path_factory, tracking_uri) -> Finished:
 
 
 def test_publisher_finished_sweep_has_a_nested_run_per_job(client, finished):
-    runs = _runs(client, finished.plan)
+    runs = runs_by_job(client, finished.plan)
     sweep_run = runs.pop("(sweep)")
     assert set(runs) == set(finished.plan.by_name())
     assert {run.data.tags["mlflow.parentRunId"] for run in runs.values()} == {sweep_run.info.run_id}
@@ -105,7 +91,7 @@ def test_publisher_finished_sweep_has_a_nested_run_per_job(client, finished):
 
 def test_publisher_transfer_run_says_what_people_compare_by(client, finished):
     job = finished.plan.by_name()["finetune/superclass/levels/depth3/seed1/seed0"]
-    run = _runs(client, finished.plan)[job.name]
+    run = runs_by_job(client, finished.plan)[job.name]
     expected = {
         "dataset": "tree",
         "label_space": "levels/depth3",
@@ -132,7 +118,7 @@ def test_publisher_transfer_run_says_what_people_compare_by(client, finished):
 
 
 def test_publisher_finished_sweep_has_its_report_attached(client, finished, tracking_uri):
-    run = _runs(client, finished.plan)["(sweep)"]
+    run = runs_by_job(client, finished.plan)["(sweep)"]
     names = {file.path for file in client.list_artifacts(run.info.run_id)}
     assert names == {*REPORT_FILES, PAGE, "images"}
     downloaded = Path(client.download_artifacts(run.info.run_id, "report.md"))
@@ -143,11 +129,11 @@ def test_publisher_finished_sweep_has_its_report_attached(client, finished, trac
 
 def test_publisher_second_pass_changes_nothing(client, finished, tracking_uri):
     job = _job(finished.plan, JobKind.PRETRAIN)
-    before = {name: run.to_dictionary() for name, run in _runs(client, finished.plan).items()}
+    before = {name: run.to_dictionary() for name, run in runs_by_job(client, finished.plan).items()}
 
     assert Publisher(finished.store, tracking_uri).publish_once("finished")
 
-    after = _runs(client, finished.plan)
+    after = runs_by_job(client, finished.plan)
     assert {name: run.to_dictionary() for name, run in after.items()} == before
     assert _history(client, after[job.name], "train_loss")[:2] == [(1, 3.0), (2, 2.0)]
 
@@ -161,7 +147,7 @@ def test_publisher_times_come_from_the_journal(client, store, plan, publisher):
     journal.run(job)
     publisher.publish_once(plan.sweep)
 
-    runs = _runs(client, plan)
+    runs = runs_by_job(client, plan)
     run = runs[job.name]
     assert run.info.start_time == 1000 * launched_s
     assert run.info.end_time == 1000 * journal.now
@@ -177,19 +163,19 @@ def test_publisher_every_end_has_its_status(client, store, plan, publisher):
     journal.run(dataset)
     journal.launch(index)
     publisher.publish_once(plan.sweep)
-    assert _runs(client, plan)[index.name].info.status == "RUNNING"
-    assert labels.name not in _runs(client, plan)
+    assert runs_by_job(client, plan)[index.name].info.status == "RUNNING"
+    assert labels.name not in runs_by_job(client, plan)
 
     journal.fail(index)
     publisher.publish_once(plan.sweep)
-    assert _runs(client, plan)[index.name].info.status == "SCHEDULED"
+    assert runs_by_job(client, plan)[index.name].info.status == "SCHEDULED"
 
     journal.give_up(index)
     for job in plan.jobs[2:]:
         journal.skip(job, index)
     journal.finish(SweepEnding.FAILED)
     publisher.publish_once(plan.sweep)
-    runs = _runs(client, plan)
+    runs = runs_by_job(client, plan)
     found = [runs[name].info.status for name in (dataset.name, index.name, labels.name, "(sweep)")]
     assert found == ["FINISHED", "FAILED", "KILLED", "FAILED"]
     assert runs[labels.name].data.tags["reason"] == f"needs {index.name}"
@@ -203,13 +189,13 @@ def test_publisher_metric_segments_become_history(client, store, plan, publisher
     journal.launch(job)
     write_segment(store, job.key, 1, 0, [3.0, 2.0])
     publisher.publish_once(plan.sweep)
-    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 3.0), (2, 2.0)]
+    assert _history(client, runs_by_job(client, plan)[job.name], "train_loss") == [(1, 3.0), (2, 2.0)]
 
     write_segment(store, job.key, 1, 2, [1.5])
     journal.succeed(job)
     publisher.publish_once(plan.sweep)
 
-    run = _runs(client, plan)[job.name]
+    run = runs_by_job(client, plan)[job.name]
     final = dict(read_record(store, job.key).metrics)
     assert _history(client, run, "train_loss") == [(1, 3.0), (2, 2.0), (3, 1.5), (3, final["train_loss"])]
     assert _history(client, run, "val_error") == [(3, final["val_error"])]
@@ -228,7 +214,7 @@ def test_publisher_resumed_attempt_supersedes_later_steps(client, store, plan, p
     write_segment(store, job.key, 2, 2, [3.0, 2.0])
     publisher.publish_once(plan.sweep)
 
-    history = _history(client, _runs(client, plan)[job.name], "train_loss")
+    history = _history(client, runs_by_job(client, plan)[job.name], "train_loss")
     assert history == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0)]
 
 
@@ -243,7 +229,7 @@ def test_publisher_steps_superseded_after_publishing_do_not_stay(client, store, 
     write_segment(store, job.key, 2, 1, [4.0])
     publisher.publish_once(plan.sweep)
 
-    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
+    assert _history(client, runs_by_job(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
 
 
 @pytest.mark.parametrize("then", ["nothing", "memory_lost", "memory_lost_and_runs_found"])
@@ -275,12 +261,12 @@ def test_publisher_superseded_steps_that_nobody_noted_do_not_stay(
         store.delete(_memory_of(store, plan))
     if then == "memory_lost_and_runs_found":
         publish_and_die(sends=False)
-    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 9.0)]
+    assert _history(client, runs_by_job(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 9.0)]
     journal.fail(job)
     journal.launch(job)
     write_segment(store, job.key, 2, 1, [4.0], at_s=START_S + 100)
     assert Publisher(store, tracking_uri).publish_once(plan.sweep)
-    assert _history(client, _runs(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
+    assert _history(client, runs_by_job(client, plan)[job.name], "train_loss") == [(1, 5.0), (2, 4.0)]
 
 
 def _memory_of(store: LocalStore, plan: Plan) -> str:
@@ -300,7 +286,7 @@ def test_publisher_looks_at_running_jobs_now_and_then(client, store, plan, track
     for now in (LOOK_EVERY_S / 2, LOOK_EVERY_S):  # noqa: B007 - the publisher reads it
         write_segment(store, job.key, 1, 2, [0.0])
         assert publisher.publish_once(plan.sweep)
-        found.append(len(_history(client, _runs(client, plan)[job.name], "train_loss")))
+        found.append(len(_history(client, runs_by_job(client, plan)[job.name], "train_loss")))
     assert found == [2, 3]
 
 
@@ -318,7 +304,7 @@ def test_publisher_refused_run_has_no_other_job_looked_at_more_often(client, sto
         write_segment(store, other.key, 1, step, [2.0 - step])
         with pytest.raises(TrackingRefusedError, match=f"refuses the run of {refused.name}: "):
             publisher.publish_once(plan.sweep)
-        found.append(len(_history(client, _runs(client, plan)[other.name], "train_loss")))
+        found.append(len(_history(client, runs_by_job(client, plan)[other.name], "train_loss")))
     assert found == [1, 1, 3]
 
 
@@ -348,12 +334,12 @@ def test_publisher_crash_before_the_memory_is_written_leaves_no_duplicate(
         patch.setattr(MemoryFile, "save", save_or_crash)
         with pytest.raises(_CrashedError):
             publisher.publish_once(plan.sweep)
-    made = _runs(client, plan)
+    made = runs_by_job(client, plan)
     assert (plan.jobs[1].name in made) == (survives != "nothing")
 
     assert Publisher(store, tracking_uri).publish_once(plan.sweep)
 
-    runs = _runs(client, plan)
+    runs = runs_by_job(client, plan)
     assert {name: runs[name].info.run_id for name in made} == {name: run.info.run_id for name, run in made.items()}
     assert runs[plan.jobs[1].name].data.params["key"] == plan.jobs[1].key
 
@@ -364,13 +350,13 @@ def test_publisher_lost_memory_finds_its_runs_and_repeats_no_metric(client, stor
     write_segment(store, job.key, 1, 0, [3.0, 2.0])
     journal.run(job)
     publisher.publish_once(plan.sweep)
-    before = _runs(client, plan)
+    before = runs_by_job(client, plan)
     for stat in list(store.list_objects(tracking_name(plan.sweep, "x").rpartition("/")[0] + "/")):
         store.delete(stat.name)
 
     assert Publisher(store, tracking_uri).publish_once(plan.sweep)
 
-    after = _runs(client, plan)
+    after = runs_by_job(client, plan)
     assert {run.info.run_id for run in after.values()} == {run.info.run_id for run in before.values()}
     assert _history(client, after[job.name], "train_loss") == [(1, 3.0), (2, 2.0)]
 
@@ -381,7 +367,7 @@ def test_publisher_reused_job_has_its_own_run_in_each_sweep(client, store, plan,
     SampleJournal(store, plan).reuse(first)
     publisher.publish_once(plan.sweep)
 
-    run = _runs(client, plan)[first.name]
+    run = runs_by_job(client, plan)[first.name]
     assert run.info.status == "FINISHED"
     assert run.data.tags["reused_from"] == f"earlier/{first.name}"
     assert run.data.metrics == {"num_samples": 4096.0}
@@ -396,7 +382,7 @@ def test_publisher_job_of_an_earlier_revision_is_killed(client, store, plan, pub
     journal.accept(replace(plan, revision=2, jobs=(changed,)))
     publisher.publish_once(plan.sweep)
 
-    run = _runs(client, plan)[job.name]
+    run = runs_by_job(client, plan)[job.name]
     assert run.info.status == "KILLED"
     assert run.data.tags["state"] == "superseded"
 
@@ -406,12 +392,12 @@ def test_publisher_deleted_run_is_made_anew(client, store, plan, publisher):
     job = plan.jobs[0]
     journal.launch(job)
     publisher.publish_once(plan.sweep)
-    client.delete_run(_runs(client, plan)[job.name].info.run_id)
+    client.delete_run(runs_by_job(client, plan)[job.name].info.run_id)
     journal.succeed(job)
 
     assert not publisher.publish_once(plan.sweep)
     assert publisher.publish_once(plan.sweep)
-    assert _runs(client, plan)[job.name].info.status == "FINISHED"
+    assert runs_by_job(client, plan)[job.name].info.status == "FINISHED"
 
 
 def test_publisher_server_out_of_reach_raises_and_loses_nothing(client, store, plan, tracking_uri):
@@ -420,7 +406,7 @@ def test_publisher_server_out_of_reach_raises_and_loses_nothing(client, store, p
         Publisher(store, "http://127.0.0.1:9").publish_once(plan.sweep)  # the discard port: nothing listens
 
     assert Publisher(store, tracking_uri).publish_once(plan.sweep)
-    assert plan.jobs[0].name in _runs(client, plan)
+    assert plan.jobs[0].name in runs_by_job(client, plan)
 
 
 def test_publisher_artifact_gone_from_the_store_still_has_its_metrics(client, store, plan, publisher):
@@ -430,7 +416,7 @@ def test_publisher_artifact_gone_from_the_store_still_has_its_metrics(client, st
     store.delete(record_name(record.key))
 
     assert publisher.publish_once(plan.sweep)
-    assert _runs(client, plan)[plan.jobs[0].name].data.metrics == {"num_samples": 4096.0}
+    assert runs_by_job(client, plan)[plan.jobs[0].name].data.metrics == {"num_samples": 4096.0}
 
 
 def test_publisher_ended_sweep_that_is_reopened_is_published_again(client, store, plan, publisher):
@@ -445,7 +431,7 @@ def test_publisher_ended_sweep_that_is_reopened_is_published_again(client, store
     journal.run(plan.jobs[0])
     assert publisher.publish_once(plan.sweep)
 
-    runs = _runs(client, plan)
+    runs = runs_by_job(client, plan)
     found = [(runs[name].info.status, runs[name].data.tags["state"]) for name in ("(sweep)", plan.jobs[0].name)]
     assert found == [("RUNNING", "running"), ("FINISHED", "succeeded")]
     assert runs[plan.jobs[0].name].data.tags["reason"] == ""
@@ -454,7 +440,7 @@ def test_publisher_ended_sweep_that_is_reopened_is_published_again(client, store
 def test_publisher_sweep_nobody_accepted_yet_publishes_nothing(client, store, plan, publisher):
     assert publisher.publish_once(plan.sweep)
     assert not publisher.has_ended(plan.sweep)
-    assert _runs(client, plan) == {}
+    assert runs_by_job(client, plan) == {}
 
 
 def test_publish_by_hand_fills_a_server_that_lost_what_it_had(*, finished, tracking_uri, tmp_path, monkeypatch, capsys):
@@ -463,7 +449,7 @@ def test_publish_by_hand_fills_a_server_that_lost_what_it_had(*, finished, track
     MemoryFile(finished.store, sweep, uri).save(MemoryFile(finished.store, sweep, tracking_uri).load())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert run_command(capsys, "publish", sweep, "--store", finished.store.uri).code == 0
-    runs = _runs(empty, finished.plan)
+    runs = runs_by_job(empty, finished.plan)
     assert set(runs) == {"(sweep)", *finished.plan.by_name()}
     assert PAGE in {file.path for file in empty.list_artifacts(runs["(sweep)"].info.run_id)}
 
@@ -472,7 +458,7 @@ def test_publish_by_hand_fills_a_server_that_lost_what_it_had(*, finished, track
     empty.delete_run(runs[deleted].info.run_id)
     empty.update_run(runs[running].info.run_id, status="RUNNING")
     assert run_command(capsys, "publish", sweep, "--store", finished.store.uri).code == 0
-    again = _runs(empty, finished.plan)
+    again = runs_by_job(empty, finished.plan)
     assert set(again) == set(runs)
     assert again[running].info.status == "FINISHED"
     kept = {name for name in runs if again[name].info.run_id == runs[name].info.run_id}
@@ -502,7 +488,7 @@ def test_publish_by_hand_fills_curves_after_an_older_backup_was_restored(store, 
     assert Publisher(store, backup, compares=True).publish_once(plan.sweep)
     first, again = MlflowClient(tracking_uri=uri), MlflowClient(tracking_uri=backup)
     for job in (running, ended):
-        before, after = _runs(first, plan)[job.name], _runs(again, plan)[job.name]
+        before, after = runs_by_job(first, plan)[job.name], runs_by_job(again, plan)[job.name]
         assert (after.info.run_id, after.info.status) == (before.info.run_id, before.info.status)
         history = _history(again, after, "train_loss")
         assert history == _history(first, before, "train_loss")

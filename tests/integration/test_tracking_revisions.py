@@ -10,7 +10,6 @@ import pytest
 from mlflow import MlflowClient
 
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_run_links, share_key
 from orchestrator.tracking.memory import MemoryFile
 from orchestrator.tracking.publication import Publisher
@@ -28,11 +27,6 @@ def tracking_uri(tmp_path) -> str:
 @pytest.fixture
 def client(tracking_uri) -> MlflowClient:
     return MlflowClient(tracking_uri=tracking_uri)
-
-
-@pytest.fixture
-def store(tmp_path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
 
 
 @pytest.fixture

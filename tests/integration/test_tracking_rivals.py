@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 import threading
-from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -18,6 +17,7 @@ from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, sample_plan
+from tests.tracking_sweeps import runs_by_job
 
 
 @pytest.fixture
@@ -31,11 +31,6 @@ def client(tracking_uri) -> MlflowClient:
 
 
 @pytest.fixture
-def store(tmp_path) -> LocalStore:
-    return LocalStore(tmp_path / "store")
-
-
-@pytest.fixture
 def plan(store) -> Plan:
     return sample_plan(store.uri, spaces=(BASELINE,), seeds=(0,), transfers=("superclass",))
 
@@ -43,16 +38,6 @@ def plan(store) -> Plan:
 @pytest.fixture
 def publisher(store, tracking_uri) -> Publisher:
     return Publisher(store, tracking_uri)
-
-
-def _runs(client: MlflowClient, plan: Plan) -> dict[str, Any]:
-    """Runs of the sweep by job name; fails if a job has two."""
-    experiment = client.get_experiment_by_name(plan.sweep)
-    assert experiment is not None
-    found = client.search_runs([experiment.experiment_id])
-    by_job = {run.data.tags["job"]: run for run in found}
-    assert len(by_job) == len(found)
-    return by_job
 
 
 def test_publisher_two_at_the_same_time_agree_on_the_runs(*, client, store, plan, publisher, tracking_uri, monkeypatch):
@@ -69,7 +54,7 @@ def test_publisher_two_at_the_same_time_agree_on_the_runs(*, client, store, plan
     monkeypatch.setattr(TrackingServer, "find_runs", find_then_rival_publishes)
     assert not publisher.publish_once(plan.sweep)
     assert publisher.publish_once(plan.sweep)
-    assert set(_runs(client, plan)) == {"(sweep)", plan.jobs[0].name}
+    assert set(runs_by_job(client, plan)) == {"(sweep)", plan.jobs[0].name}
 
 
 def _ended_jobs_with_curves(store: LocalStore, plan: Plan) -> set[str]:
@@ -108,10 +93,10 @@ def test_publisher_that_is_slower_leaves_runs_that_the_faster_one_has_written(
     monkeypatch.setattr(TrackingServer, "write", write_and_wait)
     slower.start()
     assert made.wait(60)
-    runs = _runs(client, plan)
+    runs = runs_by_job(client, plan)
     faster = Publisher(store, tracking_uri)
     assert any(faster.publish_once(plan.sweep) for _ in range(3))
-    after = _runs(client, plan)
+    after = runs_by_job(client, plan)
     assert {name: run.info.run_id for name, run in after.items()} == {n: run.info.run_id for n, run in runs.items()}
     assert set(after) == {"(sweep)", *names}
     for name in names:
@@ -142,7 +127,7 @@ def test_publisher_that_is_slower_restores_runs_that_the_faster_one_takes_over_w
     assert not publisher.publish_once(plan.sweep)
     assert TrackingServer.delete_runs is delete
     assert publisher.publish_once(plan.sweep)
-    assert set(_runs(client, plan)) == {"(sweep)", *names}
+    assert set(runs_by_job(client, plan)) == {"(sweep)", *names}
 
 
 def test_publisher_that_cannot_delete_its_unused_runs_remembers_nothing(
@@ -166,7 +151,7 @@ def test_publisher_that_cannot_delete_its_unused_runs_remembers_nothing(
     other.forget()
     assert [run.job for run in other.load().runs] == ["(sweep)"]
     assert publisher.publish_once(plan.sweep)
-    assert set(_runs(client, plan)) == {"(sweep)", *names}
+    assert set(runs_by_job(client, plan)) == {"(sweep)", *names}
 
 
 def test_publisher_deleted_run_of_a_job_with_another_one_goes_on_in_that(client, store, plan, publisher):
@@ -175,12 +160,12 @@ def test_publisher_deleted_run_of_a_job_with_another_one_goes_on_in_that(client,
     job = plan.jobs[0]
     journal.launch(job)
     publisher.publish_once(plan.sweep)
-    deleted = _runs(client, plan)[job.name]
+    deleted = runs_by_job(client, plan)[job.name]
     client.delete_run(deleted.info.run_id)
     other = client.create_run(deleted.info.experiment_id, tags=deleted.data.tags)
     journal.succeed(job)
 
     assert not publisher.publish_once(plan.sweep)
     assert publisher.publish_once(plan.sweep)
-    run = _runs(client, plan)[job.name]
+    run = runs_by_job(client, plan)[job.name]
     assert (run.info.run_id, run.info.status) == (other.info.run_id, "FINISHED")
