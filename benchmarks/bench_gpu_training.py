@@ -28,6 +28,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.optim import create_optimizer_v2  # type: ignore[attr-defined]
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from orchestrator.core.contract import Execution
 from orchestrator.storage.local import LocalStore
@@ -198,11 +199,10 @@ def _wait() -> None:
 
 def photograph_batches(folder: Path, *, num_images: int, batch_size: int, image_size: int) -> Iterator[Batch]:
     """Endless batches of JPEGs of 500 x 375 as ImageNet has them, cropped and flipped as in its training."""
-    shard = BytesIO()
+    shard, photographs = BytesIO(), [jpeg(photograph(seed)) for seed in range(64)]
     with tarfile.open(fileobj=shard, mode="w") as tar:
         for number in range(num_images):
-            contents = {"jpg": jpeg(photograph(number % 64)), "cls": b"0"}
-            for suffix, content in contents.items():
+            for suffix, content in (("jpg", photographs[number % len(photographs)]), ("cls", b"0")):
                 member = tarfile.TarInfo(f"{number:06d}.{suffix}")
                 member.size = len(content)
                 tar.addfile(member, BytesIO(content))
@@ -267,8 +267,8 @@ SIZES = (
         batch_size=256,
         share=512,
         norm_group=64,
-        num_steps=40,
-        rounds=5,
+        num_steps=10,
+        rounds=3,
         precision="bf16",
     )
     if HAS_GPU
@@ -309,6 +309,14 @@ def figures() -> Iterator[list[Figure]]:
 
 
 @pytest.fixture(autouse=True)
+def _prints_at_once(figures: list[Figure]) -> Iterator[None]:
+    before = len(figures)
+    yield
+    for figure in figures[before:]:
+        _say(f"{figure.what}: {figure.measured}")
+
+
+@pytest.fixture(autouse=True)
 def _one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """On CPUs the sizes are too small for more, and machine code is not the point."""
     before = torch.get_num_threads()
@@ -334,7 +342,17 @@ def _timm(spec: ModelSpec, *, compiled: bool = False) -> TimmStep:
 
 def _first_s(arms: Mapping[str, Arm]) -> dict[str, float]:
     """Seconds of the first step of each arm, in which compiled ones compile."""
-    return {name: seconds_per_step(arm, 1) for name, arm in arms.items()}
+    seconds = {}
+    for name, arm in arms.items():
+        seconds[name] = seconds_per_step(arm, 1)
+        _say(f"first step, {name}: {seconds[name]:.1f} s")
+    return seconds
+
+
+def _say(line: str) -> None:
+    """Print at once: the machine may be taken back."""
+    sys.stdout.write(f"\n  {line}")
+    sys.stdout.flush()
 
 
 def _peak_gib(arm: Arm) -> float:
@@ -376,13 +394,66 @@ def _shares_of_backward(arm: OwnStep) -> tuple[float, float, float]:
     return min(after) / after[-1], statistics.median(after) / after[-1], max(after) / after[-1]
 
 
+def _with_patches_by_a_product(arm: OwnStep) -> OwnStep:
+    """The convolution that embeds the patches of a ViT, written as the matrix product that it is."""
+    backbone = arm.learner.model.backbone
+    assert isinstance(backbone, nn.Module)
+    convolution = backbone.get_submodule("patch_embed.proj")
+    assert isinstance(convolution, nn.Conv2d)
+    side = convolution.kernel_size[0]
+
+    def product(images_BCHW: Tensor) -> Tensor:
+        num, channels, height, width = images_BCHW.shape
+        rows, columns = height // side, width // side
+        patches = images_BCHW.reshape(num, channels, rows, side, columns, side).permute(0, 2, 4, 1, 3, 5)
+        embedded_BND = nn.functional.linear(
+            patches.reshape(num, rows * columns, -1), convolution.weight.flatten(1), convolution.bias
+        )
+        return embedded_BND.transpose(1, 2).reshape(num, -1, rows, columns)
+
+    convolution.forward = product  # type: ignore[method-assign, assignment]
+    return arm
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=[spec.name for spec in MODELS])
+def test_kernels_of_a_step(spec: ModelSpec) -> None:
+    """Where the time goes: on the device by kernel, and on the host by call."""
+    arm = _own(spec, compile_mode="default")
+    arm(3)
+    _wait()
+    started_s, started_cpu_s = time.perf_counter(), time.thread_time()
+    arm(SIZES.num_steps)
+    launched_s, cpu_s = time.perf_counter() - started_s, time.thread_time() - started_cpu_s
+    _wait()
+    step_ms, launch_ms, cpu_ms = (
+        1e3 * seconds / SIZES.num_steps for seconds in (time.perf_counter() - started_s, launched_s, cpu_s)
+    )
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if HAS_GPU else [])]) as profiler:
+        arm(3)
+        _wait()
+    calls: list[Any] = list(profiler.key_averages())
+    _say(f"{spec.name}: a step {step_ms:.1f} ms, launched in {launch_ms:.1f} (processor {cpu_ms:.1f})")
+    for where, time_us, is_there in (
+        ("device", lambda call: call.self_device_time_total, lambda call: call.device_type.name != "CPU"),
+        ("host", lambda call: call.self_cpu_time_total, lambda call: call.device_type.name == "CPU"),
+    ):
+        found = sorted(filter(is_there, calls), key=time_us, reverse=True)
+        busy_ms = sum(map(time_us, found)) / 3e3
+        _say(f"{where} busy {busy_ms:.1f} ms, {sum(call.count for call in found) / 3:.0f} calls, of which")
+        for call in found[:20]:
+            _say(f"{time_us(call) / 3e3:9.2f} ms in {call.count / 3:6.1f} x {call.key[:110]}")
+
+
 @pytest.mark.parametrize("spec", MODELS, ids=[spec.name for spec in MODELS])
 def test_training_beside_timms_script(spec: ModelSpec, figures: list[Figure]) -> None:
     own: dict[str, OwnStep] = {
         "eager": _own(spec),
         "whole": _own(spec, compile_mode="default", whole=True),
         "blocks": _own(spec, compile_mode="default"),
+        "CUDA graphs": _own(spec, compile_mode="reduce-overhead"),
     }
+    if spec in SIZES.vits:
+        own["blocks, patches by a product"] = _with_patches_by_a_product(_own(spec, compile_mode="default"))
     arms: dict[str, Arm] = {"timm": _timm(spec), "timm --torchcompile": _timm(spec, compiled=True), **own}
     first_s = _first_s(arms)
     times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)

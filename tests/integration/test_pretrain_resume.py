@@ -31,7 +31,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sgd-batchnorm": (BATCHNORM, {"augment": "flip"}),
     "adamw-ghost-batchnorm": (BATCHNORM, ADAMW | GHOST),
 }
-TIMED = ("images_per_s", "data_wait", "data_wait_ms", "cache_hit_rate", "store_gib_per_epoch", "cpu_s", "memory_gib")
+TIMED = {"images_per_s", "data_wait", "data_wait_ms", "cache_hit_rate", "store_gib_per_epoch", "cpu_s", "memory_gib"}
+TIMED |= {"mfu", "gpu_memory", "gpu_memory_gib", "gpu_utilization"}
 
 
 class CrashError(Exception):
@@ -138,7 +139,7 @@ def test_pretrain_crashed_resumes_from_its_checkpoint(
     resumed: int | None,
 ) -> None:
     (plain, key), crashed = trained, fresh()
-    execution = Execution(checkpoint_every_steps=every_steps)
+    execution = Execution(deterministic=True, checkpoint_every_steps=every_steps)
     with pytest.raises(CrashError):
         crashed.run(crashed.training(model=BATCHNORM, execution=execution), should_stop=_stop_after(calls, CrashError))
     result = crashed.run(crashed.training(model=BATCHNORM, execution=execution, attempt=2))
@@ -186,13 +187,13 @@ def test_transfer_stopped_equals_undisturbed(
 
 def test_pretrain_committed_leaves_no_checkpoints(fresh: Callable[[], TinyTraining]) -> None:
     tiny = fresh()
-    result = tiny.run(tiny.training(execution=Execution(checkpoint_every_steps=2)))
+    result = tiny.run(tiny.training(execution=Execution(deterministic=True, checkpoint_every_steps=2)))
     assert list(tiny.store.list_objects(f"{checkpoints_folder(result.key)}/")) == []
 
 
 def test_pretrain_checkpoint_cadence_changes_no_result(fresh: Callable[[], TinyTraining]) -> None:
     plain, other = fresh(), fresh()
     expected = plain.run(plain.training())
-    result = other.run(other.training(execution=Execution(checkpoint_every_steps=1)))
+    result = other.run(other.training(execution=Execution(deterministic=True, checkpoint_every_steps=1)))
     assert result.key == expected.key
     assert _weights(_record(other, result)) == _weights(_record(plain, expected))

@@ -10,7 +10,7 @@ import timm
 import torch
 from safetensors.torch import load as load_tensors
 
-from orchestrator.core.contract import JobResult, Progress
+from orchestrator.core.contract import Execution, JobResult, Progress
 from orchestrator.core.errors import NumericsError, UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
@@ -23,6 +23,7 @@ from workloads.jobs import probe
 from workloads.jobs.networks import pretrained_backbone
 from workloads.labels.label_map import LabelMap
 from workloads.models.batchnorm import batchnorm_layers
+from workloads.runtime.fingerprint import pick_device
 from workloads.train.samples import LabelledSamples
 from workloads.train.task import JobContext
 
@@ -188,7 +189,7 @@ def test_probe_in_bf16_computes_all_features_in_it(
     def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
         backbone, num_features = pretrained_backbone(job, samples)
         backbone.register_forward_pre_hook(
-            lambda *_: seen.append((torch.is_autocast_enabled("cpu"), torch.is_inference_mode_enabled()))
+            lambda *_: seen.append((torch.is_autocast_enabled(pick_device().type), torch.is_inference_mode_enabled()))
         )
         return backbone, num_features
 
@@ -218,10 +219,11 @@ def test_probe_with_dropout_drops_while_the_head_learns_and_keeps_the_statistics
 
     monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
 
-    def head(dropout: float, attempt: int = 1) -> bytes:
+    def head(dropout: float) -> bytes:
+        execution = Execution(deterministic=True, micro_batch=16)  # else a GPU is tried with passes that drop nothing
         recipe = {"epochs": 1, "dropout": dropout}
         request = tiny.training(
-            JobKind.PROBE, model=plain, recipe=recipe, backbone=origin.key, space=DEPTH1, attempt=attempt
+            JobKind.PROBE, model=plain, recipe=recipe, backbone=origin.key, space=DEPTH1, execution=execution
         )
         record = _record(tiny, tiny.run(request))
         assert record.summary["backbone_sha256"] == _record(tiny, origin).summary["backbone_sha256"]
