@@ -34,7 +34,9 @@ class FactorLayout:
     baseline: Mapping[str, str]
     """Of every factor the value that others are compared with; of ``labels`` only where the sweep names one."""
     backbones: Mapping[Values, Job]
-    """A backbone of each cell, by its value of every factor."""
+    """A pretraining of each cell, by its value of every factor; a cell that only searches make has none, and shares
+    nothing with others: searches may end with different recipes.
+    """
 
     @classmethod
     def of(cls, plan: Plan) -> FactorLayout:

@@ -31,6 +31,7 @@ from orchestrator.planning.graph.data_checks import (
 )
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.diff import Change, PlanDiff
+from orchestrator.planning.graph.pairing import makes_backbone
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
@@ -241,10 +242,11 @@ def summarize_design(plan: Plan, dispositions: Mapping[str, Disposition], estima
     cells: dict[tuple[str, ...], bool] = {}
     hours = {name: [0.0, 0.0] for name in design.varied}
     for job in plan.jobs:
-        values = design.values_of(job) if job.kind in RESULT_KINDS else None
+        is_backbone = makes_backbone(job)
+        values = design.values_of(job) if is_backbone or job.kind in RESULT_KINDS else None
         if values is None:
             continue
-        if job.kind is JobKind.PRETRAIN and "baseline" not in job.facets:
+        if is_backbone and "baseline" not in job.facets:
             cell, is_shared = tuple(values.values()), dispositions[job.name].is_reused or job.name in repeated
             cells[cell] = cells.get(cell, True) and is_shared
         if (estimated := estimates.jobs.get(job.name)) is None:

@@ -106,6 +106,28 @@ def test_cells_with_equal_identity_are_trained_once() -> None:
     assert {cost.factor: cost.gpu_hours for cost in design.factors} == {"optimizer": 12.0, "mix": 16.0, "labels": 12.0}
 
 
+def test_backbones_of_searches_are_cells_and_count_as_the_work_of_their_factors() -> None:
+    plan = _plan("transfer.top.search={over: pretrain, random: {}, space: {batch_size: [32, 64]}}")
+    assert not _backbones(plan)
+    searches = [job.name for job in plan.jobs if job.kind.value == "search"]
+    estimates = Estimates(jobs={name: JobEstimate(seconds=3600.0, gpus=1.0) for name in searches})
+    design = summarize_design(plan, dispositions(plan, (), ()), estimates)
+    assert design is not None
+    assert (design.num_cells, design.num_shared) == (8, 0)
+    assert {cost.factor: cost.gpu_hours for cost in design.factors} == {"optimizer": 8.0, "mix": 8.0, "labels": 8.0}
+    assert _view(plan)[0] == ["factor.optimizer", "factor.mix", "label_space", "granularity"]
+
+
+def test_block_that_every_transfer_searches_is_a_value_beside_one_that_is_pretrained() -> None:
+    search = "{over: pretrain, random: {}, space: {batch_size: [32, 64]}}"
+    more = f"{{name: found, target: levels/depth1, protocol: probe, pretrain: ['*lamb*'], search: {search}}}"
+    first = TEXT[TEXT.index("transfer: [") : TEXT.index("report:")]
+    text = TEXT.replace(first, first.replace("probe,", "probe, pretrain: ['*adamw*'],").replace("]\n", f", {more}]\n"))
+    plan = plan_of("report=null", text=text)
+    assert {name.split("_")[0] for name in _backbones(plan)} == {"pretrain/optimizer-adamw"}
+    assert PlanDesign.of(plan).factors["optimizer"] == ("adamw", "lamb")
+
+
 def test_one_at_a_time_and_listed_designs_run_what_they_say() -> None:
     assert _cells(_plan("pretrain.design=one_at_a_time")) == [
         "optimizer-adamw_mix-none",

@@ -205,6 +205,22 @@ def test_values_that_share_nothing_are_compared_by_welch_in_rows_and_effects() -
     assert report.effects[0].pairings[0].shared == "the number of the seed only"
 
 
+def test_backbones_that_only_searches_make_are_cells_of_the_design() -> None:
+    """They were none: rows and baseline that the file asked for were left out without a word."""
+    searched = "transfer.top.search={over: pretrain, random: {}, space: {batch_size: [32, 64]}}"
+    report = report_of("report={rows: [optimizer], baseline: {optimizer: lamb}}", searched)
+    assert [table.place.pretrain for table in report.headlines] == ["mix none", "mix mixup"]
+    assert [row.label_space for row in report.headlines[0].rows] == ["adamw", "lamb"]
+    assert report.headlines[0].baseline == "lamb"
+    effect = _contrast(report, "adamw")
+    assert (effect.num_matched, effect.is_paired) == (2, False)
+    assert _lines(report, "runs.csv")[0]["factor.optimizer"] == "adamw"
+    labels = "pretrain.labels=[levels/depth1, levels/depth2]"
+    chosen = report_of(labels, "transfer.top.search={over: labels, asha: {}}")
+    assert list(chosen.factors) == ["optimizer", "mix"]
+    assert _contrast(chosen, "lamb").num_matched == 2
+
+
 def _identity(**parameters: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"model": {"name": "a", "image_size": 32, "kwargs": {}}, "recipe": {"lr": 0.1}, "seed": 0}
     return {"parameters": {**usual, **parameters}, "inputs": {"index": "i", "labels": "l"}}

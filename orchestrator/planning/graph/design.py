@@ -1,7 +1,8 @@
 """The factors of a plan: differences between its backbones other than seeds, from the facets of its jobs. Pure.
 
-Label spaces are a factor of every plan (``labels``). Blocks with values of factors (``factor.<name>`` facets) have
-these; without any, several named blocks are one factor (``block``), except those that start from another block.
+Backbones are those of pretrainings, and those that searches find. Label spaces are a factor of every plan
+(``labels``). Blocks with values of factors (``factor.<name>`` facets) have these; without any, several named blocks are
+one factor (``block``), except those that start from another block.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.pairing import makes_backbone
 from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR
 
@@ -30,7 +31,7 @@ class PlanDesign:
     @classmethod
     def of(cls, plan: Plan) -> PlanDesign:
         """The design of a plan, without backbones that lack values of factors or that continue others."""
-        backbones = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN and "baseline" not in job.facets]
+        backbones = [job for job in plan.jobs if makes_backbone(job) and "baseline" not in job.facets]
         values_by_block = {_block(job): _declared_values(job) for job in backbones}
         names = _ordered(values_by_block)
         if names:
@@ -68,7 +69,7 @@ class PlanDesign:
         """The factors of the report's rows: those that the sweep asks for, else those that its blocks declare, else
         ``labels`` alone.
         """
-        backbones = (job for job in plan.jobs if job.kind is JobKind.PRETRAIN)
+        backbones = filter(makes_backbone, plan.jobs)
         declared = {name for job in backbones for name in _declared_values(job)}
         return plan.rows or tuple(name for name in self.varied if name in declared) or (LABELS_FACTOR,)
 

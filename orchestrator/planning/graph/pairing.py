@@ -52,7 +52,7 @@ def backbone_of(job: Job, jobs: Mapping[str, Job]) -> Job | None:
     waiting = [job]
     while waiting:
         found = waiting.pop()
-        if found.kind is JobKind.PRETRAIN or _pretrains(found):
+        if makes_backbone(found):
             return found
         if found.kind is not JobKind.SEARCH:
             waiting += [jobs[need] for need in found.needs if jobs[need].kind not in {JobKind.LABELS, JobKind.INDEX}]
@@ -67,10 +67,11 @@ def backbone_identity(job: Job, jobs: Mapping[str, Job]) -> Mapping[str, Any] | 
     return {"parameters": found.identity["parameters"]["trial"]["parameters"], "inputs": found.identity["inputs"]}
 
 
-def _pretrains(job: Job) -> bool:
-    """Whether it is a search whose trials are pretrainings."""
-    trial = job.identity["parameters"].get("trial", {}) if job.kind is JobKind.SEARCH else {}
-    return trial.get("kind") == JobKind.PRETRAIN.value
+def makes_backbone(job: Job) -> bool:
+    """Whether it is a pretraining, or a search whose trials are pretrainings."""
+    if job.kind is not JobKind.SEARCH:
+        return job.kind is JobKind.PRETRAIN
+    return job.identity["parameters"].get("trial", {}).get("kind") == JobKind.PRETRAIN.value
 
 
 def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:
