@@ -151,6 +151,7 @@ def resolve_pretrain(
         keep=resolve_keep(spec.checkpoints.keep, recipe, (*path, "checkpoints", "keep"), complaints),
         checkpoints=resolve_checkpoints(spec.checkpoints),
         factors={name: str(value) for name, value in spec.factors.items()},
+        cell_of=complaints.tree.origin_of(block.name),
     )
 
 

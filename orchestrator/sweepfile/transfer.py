@@ -30,7 +30,7 @@ from orchestrator.sweepfile.search import (
     with_grace,
 )
 from orchestrator.sweepfile.subset import SubsetSpec
-from orchestrator.sweepfile.values import BLOCK_FACTOR, Cell, LabelSpace, Pretrain, Search, Transfer
+from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, Search, Transfer
 
 MAX_CELLS: Final = 1000
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
@@ -335,7 +335,7 @@ def measured_blocks(
         matches = {
             block.name: block
             for block in pretrains
-            if block.name and any(fnmatchcase(name, glob) for name in (block.name, block.factors.get(BLOCK_FACTOR, "")))
+            if block.name and any(fnmatchcase(name, glob) for name in (block.name, block.cell_of))
         }
         if not matches:
             hint = did_you_mean(glob, names) if names else "the only block has no name; remove this"

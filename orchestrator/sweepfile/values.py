@@ -168,6 +168,9 @@ class Pretrain:
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     factors: Mapping[str, str] = field(default_factory=dict)
     """By factor the value that this block is; never identity."""
+    cell_of: str = ""
+    """Name of the block of the file whose cell it is; empty for a block that the file has, and for cells of an unnamed
+    one. Never identity."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -198,6 +198,44 @@ def test_block_of_several_means_all_of_its_cells_in_a_transfer() -> None:
     assert sum(job.kind.value == "probe" for job in plan.jobs) == 16
 
 
+def _blocks(**factors: str) -> str:
+    """The file with blocks of these names, each with its factors."""
+    rest = "model: {name: test_vit, image_size: 32}, labels: [levels/depth1], recipe: {epochs: 2, batch_size: 64, lr: 1e-3}"
+    blocks = ", ".join(f"{name}: {{{rest}, factors: {found}}}" for name, found in factors.items())
+    return f"{TEXT[: TEXT.index('pretrain:')]}pretrain: {{{blocks}}}\n{TEXT[TEXT.index('transfer:') :]}"
+
+
+_RATES = "recipe.lr: [0.1, 0.4]"
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "factors"),
+    [
+        (f"{{size: small, {_RATES}}}", f"{{size: large, {_RATES}}}", {"lr": 2, "size": 2}),
+        ("{size: small, lr: 0.1}", f"{{size: large, {_RATES}}}", {"lr": 2, "size": 2}),
+        ("{lr: 0.2}", f"{{{_RATES}}}", {"lr": 3}),
+        (f"{{{_RATES}}}", f"{{{_RATES}}}", {"lr": 2, "block": 2}),
+        (f"{{study: one, {_RATES}}}", f"{{study: one, {_RATES}}}", {"lr": 2, "block": 2, "study": 1}),
+    ],
+    ids=["both have cells", "one has cells", "a value beside cells", "neither states a value", "both state the same"],
+)
+def test_blocks_that_state_different_values_are_told_apart_by_these_alone(
+    small: str, large: str, factors: dict[str, int]
+) -> None:
+    plan = plan_of("report=null", text=_blocks(small=small, large=large))
+    found = PlanDesign.of(plan).factors
+    assert {name: len(values) for name, values in found.items() if name != "labels"} == factors
+
+
+def test_name_of_a_block_means_its_cells_also_where_it_is_no_value() -> None:
+    text = _blocks(small=f"{{size: small, {_RATES}}}", large=f"{{size: large, {_RATES}}}")
+    plan = plan_of("report=null", "transfer.top.pretrain=[large]", text=text)
+    assert {job.facets["pretrain"] for job in plan.jobs if job.kind.value == "probe"} == {
+        "large_lr-0.1",
+        "large_lr-0.4",
+    }
+
+
 def test_canonical_form_keeps_the_factors_and_plans_the_same() -> None:
     canonical = portable_of(text=TEXT).canonical
     assert "factors:" in canonical

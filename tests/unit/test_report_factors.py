@@ -477,6 +477,19 @@ def test_blocks_that_state_equal_values_of_all_factors_are_noted_as_not_told_apa
     assert " and probe/top/b/" in note
 
 
+def test_values_of_set_beside_factors_of_a_block_have_effects_and_tests() -> None:
+    """The names of the blocks changed together with the values, so that no cell of either had a match."""
+    report = report_of(NO_MIX, "pretrain.recipe.weight_decay=0,1e-4", "pretrain.seeds=[0, 1, 2]")
+    assert sorted(report.factors) == ["optimizer", "weight_decay"]
+    assert {e.factors for e in report.effects[0].contrasts} == {
+        ("optimizer",),
+        ("weight_decay",),
+        ("optimizer", "weight_decay"),
+    }
+    assert all(e.num_matched == (2 if len(e.factors) == 1 else 1) for e in report.effects[0].contrasts)
+    assert len(report.effects[0].tests) == 3
+
+
 def test_blocks_of_a_file_are_a_factor_beside_their_own_tables() -> None:
     block = (
         f"{{model: {MODEL}, labels: [levels/depth1, levels/depth2], recipe: {{epochs: 2, batch_size: 64, lr: 1e-3%s}}}}"

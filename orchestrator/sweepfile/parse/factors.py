@@ -8,7 +8,7 @@ that later steps handle only blocks. Names of factors and values are facets, nev
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, product
 from typing import Any, Final
@@ -55,6 +55,11 @@ class _CellTree(Tree):
         text = f"{place}: {dotted(below)}: {message} (in the cell {values})"
         return self.seen.setdefault((str(place), below, message), text)
 
+    def origin_of(self, block: str) -> str:
+        """See `Tree`."""
+        origin, _ = self.cells.get(block, ((), ""))
+        return str(origin[-1]) if len(origin) > 1 else ""
+
 
 def with_factors(tree: Tree) -> Tree:
     """The document with a block for each cell of the designs of its blocks.
@@ -77,8 +82,9 @@ def with_factors(tree: Tree) -> Tree:
         return tree
     found: dict[str, Located] = {}
     cells: dict[str, tuple[Path, str]] = {}
+    is_named = _needs_names(list(declared.values()))
     for name, block in blocks.items():
-        made = designs[name].cells() if name in designs else [(name, "", block)]
+        made = designs[name].cells(is_named=is_named) if name in designs else [(name, "", block)]
         for cell, values, body in made:
             if cell in found:
                 message = f"two blocks would be called '{cell}'; give a block or a value another name"
@@ -100,6 +106,16 @@ def with_factors(tree: Tree) -> Tree:
     )
 
 
+def _needs_names(declared: Sequence[_Design]) -> bool:
+    """Whether cells have the name of their block as a value of the factor ``block``.
+
+    Not where blocks state different values themselves (``size: small``): these are what the file compares, and names of
+    blocks would change together with them, so that no effect of either could be told.
+    """
+    stated = [design.stated for design in declared]
+    return not any(stated) or len(set(stated)) < len(stated)
+
+
 class _Design:
     """The factors of one block."""
 
@@ -117,8 +133,18 @@ class _Design:
         """Whether the block has a factor whose value it does not give itself."""
         return bool(self._factors)
 
-    def cells(self) -> Iterator[tuple[str, str, Located]]:
-        """Name, values as text and body of each cell's block, in the order of the design."""
+    @property
+    def stated(self) -> Combination:
+        """The values that the block states itself, each with its factor."""
+        return tuple(sorted(f"{name}: {value_text(item.value)}" for name, item in self._fixed.items()))
+
+    def cells(self, *, is_named: bool) -> Iterator[tuple[str, str, Located]]:
+        """Name, values as text and body of each cell's block, in the order of the design.
+
+        Args:
+            is_named: whether the name of the block is a value of each.
+        """
+        named = {BLOCK_FACTOR: self._name} if is_named and self._name else {}
         names = list(self._factors)
         base = self._without_design()
         for values in self._combinations():
@@ -129,7 +155,7 @@ class _Design:
             yield (
                 self._cell_name(values),
                 ", ".join(f"{factor} {value}" for factor, value in zip(names, values, strict=True)),
-                self._with_values(body, dict(zip(names, values, strict=True))),
+                self._with_values(body, {**dict(zip(names, values, strict=True)), **named}),
             )
 
     def _refuse_overwriting(self, values: Combination) -> None:
@@ -287,8 +313,6 @@ class _Design:
     def _with_values(self, body: Located, values: Mapping[str, str]) -> Located:
         """The body of a cell, with its value of each factor."""
         own: dict[str, Any] = {name: item.value for name, item in self._fixed.items()} | dict(values)
-        if self._name:
-            own.setdefault(BLOCK_FACTOR, self._name)
         here = located(own, self._block.child(_FACTORS).places.here)
         return Located(
             {**body.value, _FACTORS: own}, Places(body.places.here, {**body.places.children, _FACTORS: here.places})

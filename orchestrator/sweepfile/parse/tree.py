@@ -88,6 +88,10 @@ class Tree:
         """One line of a ``SpecError``: ``file:line:column: path: message``."""
         return f"{self.locate(path)}: {dotted(path) + ': ' if path else ''}{message}"
 
+    def origin_of(self, block: str) -> str:
+        """Name of the block of the file that a block of ``pretrain`` is a cell of; empty for others."""
+        return ""
+
 
 @dataclass(slots=True, kw_only=True)
 class MovedTree(Tree):
