@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -225,6 +225,14 @@ class Comparison:
     difference: PairedDifference
 
 
+def best_first(rows: Sequence[Row], better: Better) -> tuple[Row, ...]:
+    """Rows with results, best first; rows with all their seeds stand before rows that lack some."""
+    places = [
+        (not row.is_complete, better.sign * row.summary.mean, index) for index, row in enumerate(rows) if row.summary
+    ]
+    return tuple(rows[index] for _, _, index in sorted(places))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
     """All label spaces under one transfer."""
@@ -285,11 +293,7 @@ class Table:
     @property
     def ranked(self) -> tuple[Row, ...]:
         """Rows with results, best first; rows with all their seeds stand before rows that lack some."""
-        sign = self.better.sign
-        rows = [
-            (not row.is_complete, sign * row.summary.mean, index) for index, row in enumerate(self.rows) if row.summary
-        ]
-        return tuple(self.rows[index] for _, _, index in sorted(rows))
+        return best_first(self.rows, self.better)
 
     @property
     def subsets(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning
 from orchestrator.report.render.files import DOCUMENT, MARKDOWN, PNG, render_files, render_markdown, save_files
 from orchestrator.report.render.page import PAGE, render_page
-from orchestrator.report.results import Report
+from orchestrator.report.results import Report, best_first
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import submission_name
@@ -61,9 +61,14 @@ class Best:
 def best_backbone(plan: Plan, report: Report) -> Best | None:
     """Of the label space that is best under the sweep's first transfer, the seed that transfers best.
 
-    None while no transfer of that table has a result.
+    The first transfer has several tables where there are several blocks, or combinations of factors that are no rows:
+    the best row of all of them counts. None while no transfer of them has a result.
     """
-    ranked = report.headlines[0].ranked if report.headlines else ()
+    if not report.headlines:
+        return None
+    first = report.headlines[0]
+    alike = [table for table in report.headlines if table.transfer == first.transfer]
+    ranked = best_first([row for table in alike for row in table.rows], first.better)
     if not ranked:
         return None
     jobs = plan.by_name()
@@ -74,9 +79,9 @@ def best_backbone(plan: Plan, report: Report) -> Best | None:
             by_backbone.setdefault(backbone.name, []).append(result.metrics[report.metric])
     if not by_backbone:
         return None
-    sign = report.headlines[0].better.sign
+    sign = first.better.sign
     error, name = min((sign * fmean(errors), name) for name, errors in by_backbone.items())
-    return Best(job=jobs[name], error=sign * error, metric=report.metric, transfer=report.headlines[0].transfer)
+    return Best(job=jobs[name], error=sign * error, metric=report.metric, transfer=first.transfer)
 
 
 def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best, run_id: str) -> bool:

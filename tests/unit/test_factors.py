@@ -200,7 +200,8 @@ def test_block_of_several_means_all_of_its_cells_in_a_transfer() -> None:
 
 def _blocks(**factors: str) -> str:
     """The file with blocks of these names, each with its factors."""
-    rest = "model: {name: test_vit, image_size: 32}, labels: [levels/depth1], recipe: {epochs: 2, batch_size: 64, lr: 1e-3}"
+    recipe = "{epochs: 2, batch_size: 64, lr: 1e-3}"
+    rest = f"model: {{name: test_vit, image_size: 32}}, labels: [levels/depth1], recipe: {recipe}"
     blocks = ", ".join(f"{name}: {{{rest}, factors: {found}}}" for name, found in factors.items())
     return f"{TEXT[: TEXT.index('pretrain:')]}pretrain: {{{blocks}}}\n{TEXT[TEXT.index('transfer:') :]}"
 

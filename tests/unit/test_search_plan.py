@@ -64,6 +64,31 @@ def test_best_backbone_of_transfers_with_a_searched_recipe_is_the_one_that_trans
     assert (best.job.name, best.error) == ("pretrain/levels/depth2/seed1", 0.1)
 
 
+@pytest.mark.parametrize(
+    ("errors", "name"),
+    [
+        ((0.3, 0.4, 0.1, 0.2), "second/levels/depth2/seed0"),
+        ((0.3, 0.2, 0.1), "first/levels/depth2/seed1"),
+    ],
+    ids=["of all", "of those with all seeds"],
+)
+def test_best_backbone_of_several_blocks_is_looked_for_in_the_tables_of_all(
+    errors: tuple[float, ...], name: str
+) -> None:
+    """Every block has its own table, and the first one alone was looked at."""
+    text = SWEEP.replace("16}\n    search: SEARCH", "16, lr: 0.1}").replace("0.05}", "0.05}\n  seeds: [0, 1]")
+    one = text[text.index("  model:") : text.index("transfer:")].replace("\n  ", "\n    ").rstrip()
+    text = text.replace(
+        text[text.index("  model:") : text.index("transfer:")], f"  first:\n  {one}\n  second:\n  {one}\n"
+    )
+    plan = build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri="file:///store")
+    jobs = (job.name for job in plan.jobs if job.kind is JobKind.FINETUNE)
+    found = {job: Committed(metrics={"val_error": error}) for job, error in zip(jobs, errors, strict=False)}
+    best = best_backbone(plan, compute_report(plan, found))
+    assert best is not None
+    assert best.job.name == f"pretrain/{name}"
+
+
 def test_search_over_labels_makes_the_backbones_itself(tmp_path):
     jobs = plan_of(tmp_path, OVER_LABELS, recipe="{epochs: 9, batch_size: 16, lr: 0.1}").by_name()
     assert not [name for name in jobs if name.startswith("pretrain/")]
