@@ -182,7 +182,8 @@ def pretrain_search(
         own = {name: value for name, value in block.recipe.items() if name not in _unread(block.recipe)}
         searched = SearchedRecipe(path=path, spec=spec, given=own, recipe_path=(*path_of(block), "recipe"))
         found, _ = resolve_search(searched, recipes, complaints, holds_out={})
-        search = with_grace(replace(found, probe=probe), block.recipe, path, complaints)
+        search = replace(found, probe=probe)
+        check_grace(search, block.recipe, path, complaints)
     return search
 
 
@@ -203,22 +204,20 @@ def label_search(path: Path, spec: SearchSpec, complaints: Complaints, probe: Ma
     return _search(spec, trials=spec.trials, probe=probe)
 
 
-def with_grace(search: Search, recipe: Mapping[str, Any], path: Path, complaints: Complaints) -> Search:
-    """The search with its first rung, which lies at a validation; complains of one that does not come in time."""
+def check_grace(search: Search, recipe: Mapping[str, Any], path: Path, complaints: Complaints) -> None:
+    """Complain of a first rung that trainings by a recipe do not reach in time."""
     if "asha" not in search.algorithm or ("epochs" not in recipe and "epochs" not in search.space):
-        return search
-    every, options = int(recipe.get("eval_every_epochs", 1)), search.algorithm["asha"]
-    grace = options["grace_epochs"] or every
+        return
+    grace, every = search.algorithm_for(recipe)["asha"]["grace_epochs"], int(recipe.get("eval_every_epochs", 1))
     epochs = max(_ends(search.space["epochs"])) if "epochs" in search.space else recipe["epochs"]
-    where = (*path, "asha", "grace_epochs") if options["grace_epochs"] else (*path, "asha")
+    is_given = search.algorithm["asha"]["grace_epochs"] is not None
+    where = (*path, "asha", "grace_epochs") if is_given else (*path, "asha")
     if grace < every:
         message = f"{grace} is before the first validation, at epoch {every} (recipe.eval_every_epochs); "
         complaints.add(where, f"{message}use {every} or more, or validate more often")
     elif grace >= epochs:
         message = f"trainings of {epochs:g} epochs end before their first rung, at epoch {grace}: no trial is ever "
         complaints.add(where, f"{message}stopped; use a smaller one, validate more often, or choose random")
-    algorithm = {"asha": {**options, "grace_epochs": grace}}
-    return replace(search, algorithm=algorithm)
 
 
 def judging_probe(transfer_recipe: Mapping[str, Any], target: LabelSpace | None) -> Mapping[str, Any]:

@@ -23,11 +23,11 @@ from orchestrator.sweepfile.recipe import GivenRecipe, ProtocolRecipes, RecipeRe
 from orchestrator.sweepfile.search import (
     SearchedRecipe,
     SearchSpec,
+    check_grace,
     judging_probe,
     label_search,
     pretrain_search,
     resolve_search,
-    with_grace,
 )
 from orchestrator.sweepfile.subset import SubsetSpec
 from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, Search, Transfer
@@ -281,7 +281,8 @@ def _search_and_cells(
         search, recipe = resolve_search(searched, recipes.of(entry.protocol), complaints, holds_out=holds_out)
         if "select_holdout" in recipe:
             search = replace(search, holds_out={})
-        return with_grace(search, recipe, where, complaints), (Cell(recipe=recipe),)
+        check_grace(search, recipe, where, complaints)
+        return search, (Cell(recipe=recipe),)
     recipe = recipes.resolve((*path, "recipe"), given, entry.protocol)
     probe = judging_probe(recipe, target)
     if spec.over == "pretrain":
@@ -289,7 +290,7 @@ def _search_and_cells(
         return search, (Cell(recipe=recipe),)
     search = label_search(where, spec, complaints, probe)
     for block in measured:
-        search = with_grace(search, block.recipe, where, complaints)
+        check_grace(search, block.recipe, where, complaints)
     return search, (Cell(recipe=recipe),)
 
 

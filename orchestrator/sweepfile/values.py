@@ -189,7 +189,7 @@ class Search:
     over: str
     """``recipe``, ``pretrain`` or ``labels``."""
     algorithm: Mapping[str, Mapping[str, Any]]
-    """Its name, with all of its options."""
+    """Its name, with the options of the file."""
     space: Mapping[str, Mapping[str, Any]]
     """Recipe fields: ``{"values": [...]}`` or a range; empty over label spaces."""
     trials: int | None
@@ -200,6 +200,13 @@ class Search:
     """Recipe of the cached probe that judges pretrainings."""
     holds_out: Mapping[str, Any] = field(default_factory=dict)
     """Fields that only recipes of trials get, with which they are evaluated."""
+
+    def algorithm_for(self, recipe: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
+        """The algorithm for trainings by a recipe: without a given first rung, it lies at their first validation."""
+        options = self.algorithm.get("asha")
+        if options is None or options["grace_epochs"] is not None or not ("epochs" in recipe or "epochs" in self.space):
+            return self.algorithm
+        return {"asha": {**options, "grace_epochs": int(recipe.get("eval_every_epochs", 1))}}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -120,6 +120,26 @@ transfer:
 """
 
 
+@pytest.mark.parametrize("search", ["{over: labels, asha: {}}", "{over: pretrain, asha: {}, space: {lr: [0.1, 0.2]}}"])
+@pytest.mark.parametrize("intervals", [(1, 5), (5, 1)], ids=str)
+def test_first_rung_of_each_block_is_its_own_first_validation(search: str, intervals: tuple[int, int]) -> None:
+    """That of one block was taken for all: it lay before the validations of another one, or after its last epoch."""
+    head, _, rest = ALIKE[: ALIKE.index("  - {name: other")].partition("pretrain:\n")
+    block = (
+        "{model: {name: test_vit, image_size: 16}, labels: [animals, plants], recipe: {epochs: 9, batch_size: 16, %s}}"
+    )
+    fields = "lr: 0.05, eval_every_epochs:"
+    blocks = "".join(f"  every{every}: {block % f'{fields} {every}'}\n" for every in intervals)
+    text = f"{head}pretrain:\n{blocks}{rest[rest.index('transfer:') :]}".replace("{over: labels, asha: {}}", search)
+    plan = build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri="file:///store")
+    rungs = {
+        (job.facets["pretrain"], job.identity["parameters"]["algorithm"]["asha"]["grace_epochs"])
+        for job in plan.jobs
+        if job.kind is JobKind.SEARCH
+    }
+    assert rungs == {("every1", 1), ("every5", 5)}
+
+
 def test_features_of_a_searched_backbone_are_apart_from_those_of_a_label_space_of_its_name() -> None:
     jobs = build_plan(parse_sweep(ALIKE, "sweep.yaml", {}), store_uri="file:///store").jobs
     before: dict[str, str] = {}

@@ -43,7 +43,7 @@ def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str
         name=name,
         readable=measured.readable.rpartition("-seed")[0],
         parameters={
-            **_search_parameters(search, SELECTION_METRICS[transfer.select_on]),
+            **_search_parameters(search, SELECTION_METRICS[transfer.select_on], transfer.recipe),
             "space": search.space,
             "trials": search.trials,
             "trial": {
@@ -91,7 +91,7 @@ def backbone_search(
         name="/".join(part for part in parts if part),
         readable=f"{short_name(pretrain.model.name)}-{readable_rule(target.space)}-seed{seed}",
         parameters={
-            **_search_parameters(search, f"target_{SELECTION_METRICS[transfer.select_on]}"),
+            **_search_parameters(search, f"target_{SELECTION_METRICS[transfer.select_on]}", pretrain.recipe),
             "space": space,
             "trials": trials,
             "trial": {
@@ -134,8 +134,9 @@ def _num_at_a_time(search: Search, trials: int | None) -> int:
     return min(search.concurrent, trials or search.concurrent)
 
 
-def _search_parameters(search: Search, metric: str) -> dict[str, Any]:
-    return {"over": search.over, "algorithm": search.algorithm, "seed": search.seed, "metric": metric}
+def _search_parameters(search: Search, metric: str, recipe: Mapping[str, Any]) -> dict[str, Any]:
+    """``recipe`` is what its trials are trained by, apart from the fields that they vary."""
+    return {"over": search.over, "algorithm": search.algorithm_for(recipe), "seed": search.seed, "metric": metric}
 
 
 def _probe(sweep: ResolvedSweep, transfer: Transfer, search: Search, pretrain: Pretrain) -> dict[str, Any]:
