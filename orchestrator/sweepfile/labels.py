@@ -288,6 +288,9 @@ class _LabelResolver:
             spaces = self._clusters(name, entry, entry.clusters, dataset)
             check_declared(name, entry.num_classes, spaces, self._complaints)
             return spaces
+        if problem := _two_wordnets(entry):
+            self._complaints.add(("labels", name, "classes", "file"), problem)
+            return []
         drafts = list(_RULES[_rule_of(entry)](self, name, entry, dataset))
         modifiers: dict[str, Any] = {} if entry.classes is None else {"classes": _choice(entry.classes)}
         found = self._counted(name, entry, dataset, drafts, modifiers)
@@ -553,6 +556,15 @@ def _choice(given: ClassChoice) -> dict[str, Any]:
 def _drops(draft: _Draft, modifiers: Definition) -> bool:
     """Whether classes of the space, or of the one that it is made from, may be left out."""
     return bool(modifiers) or (draft.base is not None and may_drop(draft.base.space))
+
+
+def _two_wordnets(entry: LabelEntry) -> str:
+    """What to do where levels and classes name different files; empty if they do not. A definition has one WordNet."""
+    levels, classes = entry.wordnet, entry.classes
+    if levels is None or classes is None or classes.under is None or levels.file == classes.file:
+        return ""
+    one, other = (f"'{file}'" if file else "the default" for file in (levels.file, classes.file))
+    return f"this is {other}, and wordnet.file is {one}: a label space has one WordNet; write the same file at both"
 
 
 def _files(entry: LabelEntry) -> dict[str, str]:

@@ -130,6 +130,15 @@ def test_labels_taxonomy_holds_the_digest_of_its_table_and_no_place(tmp_path: Pa
     assert job.execution.label_files == {}
 
 
+@pytest.mark.parametrize(("levels", "classes"), [(", file: /a", ", file: /b"), (", file: /a", ""), ("", ", file: /b")])
+def test_labels_with_two_files_of_wordnet_are_refused(levels: str, classes: str) -> None:
+    """The second one was ignored."""
+    with pytest.raises(SpecError) as error:
+        parse(f"  net: {{dataset: tree, wordnet: {{levels: [2]{levels}}}, classes: {{under: n00004258{classes}}}}}")
+    (problem,) = error.value.problems
+    assert re.search(r": labels\.net\.classes\.file: .* write the same file at both$", problem)
+
+
 def test_labels_that_nobody_can_count_are_refused() -> None:
     tree = parse_tree(HEAD + "  a: {dataset: tree, binary: [0]}" + TAIL, "sweep.yaml")
     with pytest.raises(SpecError, match="can only be counted where the data set can be read"):
