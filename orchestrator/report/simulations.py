@@ -131,6 +131,6 @@ def _values(
     return {metric: found[metric] for metric in sorted(found)}
 
 
-def unmet(simulations: Sequence[SimulationReport]) -> list[JudgedExpectation]:
-    """Expectations that do not hold, or of which too few seeds say anything."""
-    return [one for found in simulations for one in found.expectations if one.judgement is not Judgement.HOLDS]
+def unmet(simulations: Sequence[SimulationReport]) -> list[tuple[SimulationReport, JudgedExpectation]]:
+    """Expectations that do not hold, or of which too few seeds say anything, each with its simulation."""
+    return [(found, one) for found in simulations for one in found.expectations if one.judgement is not Judgement.HOLDS]

@@ -20,7 +20,7 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.files import SIMULATION_FILES, render_files
 from orchestrator.report.render.page import render_page
-from orchestrator.report.render.simulations import draw_simulations, simulation_tables
+from orchestrator.report.render.simulations import draw_simulations, page_document, simulation_tables
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.report.statistics.expectations import Judgement, SimulationRuns, judge
@@ -242,6 +242,35 @@ def test_bounds_of_a_claim_are_printed_in_full() -> None:
     text = METHODS.replace("metric: m", "metric: val_error").replace("0.5, 2", "0.07, 0.0999999")
     plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
     assert "val_error in [7, 9.99999] (method a, c)" in printed(compute_report(plan, {}))
+
+
+@pytest.mark.parametrize(
+    ("metric", "ends", "mean", "unit", "text"),
+    [
+        ("error", (0, 0.5), 0.25, " [%]", "25.00"),
+        ("error", (0, 2), 0.25, "", "0.25"),
+        ("error", (0, 0.5), 1.25, "", "1.25"),
+        ("log_error", (-30, -20), -27.6, "", "-27.6"),
+        ("log_error", (0, 1), 0.25, "", "0.25"),
+    ],
+    ids=["rate", "claimed above 1", "above 1", "below 0", "logarithm in [0, 1]"],
+)
+def test_only_rates_are_printed_in_percent(
+    metric: str, ends: tuple[float, float], mean: float, unit: str, text: str
+) -> None:
+    """Whatever was called an error was: a logarithm of -27.6 as -2763 %."""
+    changed = METHODS.replace("metric: m", f"metric: {metric}").replace("[0.5, 2]", str([*ends]))
+    plan = build_plan(parse_sweep(changed.replace(", paper: 1.25", ""), "s", shipped_recipes()), store_uri="file:///s")
+    runs = {"seed": np.arange(2.0), metric: np.full(2, mean)}
+    (found,) = compute_report(plan, {job.name: Committed(metrics={}, runs=runs) for job in plan.jobs}).simulations
+    cells, claims = simulation_tables(found)
+    assert (cells.header[1], cells.rows[0][1], claims.rows[0][2]) == (f"{metric}{unit}", text, text)
+    low, high = (100 * end if unit else end for end in ends)
+    assert claims.rows[0][0] == f"{metric} in [{low:g}, {high:g}] (method a, c)"
+    axis = draw_simulations([found]).axes[0]
+    assert axis.get_ylabel() == f"{metric}{unit}"
+    assert axis.lines[0].get_ydata() == pytest.approx([100 * mean if unit else mean] * 3)
+    assert page_document(found)["unit"] == unit
 
 
 def test_seeds_that_are_not_there_yet_are_counted() -> None:

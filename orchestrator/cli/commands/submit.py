@@ -255,6 +255,6 @@ def conclude(
 def _judged(report: Report) -> ExitCode:
     """Whether every expectation of the simulations holds; complains of those that do not."""
     failed = unmet(report.simulations)
-    for judged in failed:
-        complain(f"{describe_claim(judged)}: {judged.judgement.value} (policy.expectations: fail)")
+    for found, judged in failed:
+        complain(f"{describe_claim(found, judged)}: {judged.judgement.value} (policy.expectations: fail)")
     return ExitCode.EXPECTATION if failed else ExitCode.OK

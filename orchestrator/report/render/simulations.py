@@ -11,7 +11,7 @@ from orchestrator.report.render.columns import Records, TextTable, Value, units
 from orchestrator.report.render.numbers import MISSING, interval, number
 from orchestrator.report.simulations import SimulationCell, SimulationReport
 from orchestrator.report.statistics.expectations import ClaimedNumber, JudgedExpectation
-from orchestrator.report.statistics.intervals import Estimate, is_fraction
+from orchestrator.report.statistics.intervals import Estimate, bounds_of, is_fraction
 from orchestrator.sweepfile.values import Expectation, Level, cell_name
 
 if TYPE_CHECKING:
@@ -36,18 +36,20 @@ _WIDE_RANGE = 5.0
 """Largest over smallest level from which on an axis is logarithmic."""
 _LEAST_SPAN: Final = 1e-3
 """Least length of the axis of a metric, by its largest mean: below it, differences are rounding."""
+_LOGARITHM: Final = "log_"
+"""How names of logarithms of rates begin, which are no rates."""
 
 
 def simulation_tables(found: SimulationReport) -> list[TextTable]:
     """The means of the cells, and the expectations if there are any."""
-    unit = units(found.metric)[0]
+    unit = units(_printed_as(found, found.metric))[0]
     header = (*(found.factors or ("cell",)), f"{found.metric}{unit}", _INTERVAL, "n")
     rows = tuple(_cell_row(found, cell) for cell in found.cells)
     run = _DIGEST.sub(r"\1...", found.run)
     title = f"Simulation {found.name} ({run}): {found.metric}{unit}"
     tables = [TextTable(title=title, header=header, rows=rows)]
     if found.expectations:
-        claims = tuple(row for judged in found.expectations for row in _claim_rows(judged, found.num_expected))
+        claims = tuple(row for judged in found.expectations for row in _claim_rows(found, judged))
         names = ("claim", "where", "ours", _INTERVAL, "n", "paper", "verdict")
         tables.append(TextTable(title=f"Expectations of {found.name}", header=names, rows=claims))
     return tables
@@ -58,19 +60,37 @@ def _cell_row(found: SimulationReport, cell: SimulationCell) -> tuple[str, ...]:
     levels = tuple(str(level) for level in cell.factors.values()) or ("all",)
     if estimate is None:
         return (*levels, MISSING, MISSING, f"0/{found.num_expected}")
-    ends = interval(estimate.low, estimate.high, found.metric)
+    metric = _printed_as(found, found.metric)
+    ends = interval(estimate.low, estimate.high, metric)
     if estimate.low is None and estimate.num_values > 1:
         ends = _EQUAL
-    return (*levels, number(estimate.mean, found.metric), ends, _count(estimate.num_values, found.num_expected))
+    return (*levels, number(estimate.mean, metric), ends, _count(estimate.num_values, found.num_expected))
 
 
 def _count(num_seeds: int, num_expected: int) -> str:
     return str(num_seeds) if num_seeds == num_expected else f"{num_seeds}/{num_expected}"
 
 
-def _claim_rows(judged: JudgedExpectation, num_expected: int) -> Iterator[tuple[str, ...]]:
+def _printed_as(found: SimulationReport, metric: str) -> str:
+    """The metric by whose unit values are printed; empty, so not percent, for what is a rate by its name alone.
+
+    Simulations call their metrics as they like: ``log_error`` is a logarithm, and an error may be a mean of squares.
+    """
+    claimed = [judged.expectation for judged in found.expectations if judged.metric == metric and _is_value(judged)]
+    values = [cell.estimates[metric].mean for cell in found.cells if metric in cell.estimates]
+    values += [end for claim in claimed for end in (claim.low, claim.high, claim.paper) if end is not None]
+    is_rate = not metric.startswith(_LOGARITHM) and bounds_of(metric, values) is not None
+    return metric if is_rate or not is_fraction(metric) else ""
+
+
+def _is_value(judged: JudgedExpectation) -> bool:
+    """Whether the bounds of a claim are values of its metric."""
+    return judged.expectation.rule == "mean"
+
+
+def _claim_rows(found: SimulationReport, judged: JudgedExpectation) -> Iterator[tuple[str, ...]]:
     """A row for each number of a claim; the first row has what applies to all of them."""
-    claim, metric = judged.expectation, _unit_of(judged)
+    claim, metric = judged.expectation, _unit_of(found, judged)
     paper = MISSING if claim.paper is None else number(claim.paper, metric)
     printed = f"{paper} ({claim.source})" if claim.source else paper
     numbers: Sequence[ClaimedNumber | None] = judged.numbers or (None,)
@@ -80,11 +100,11 @@ def _claim_rows(judged: JudgedExpectation, num_expected: int) -> Iterator[tuple[
         where, num_seeds = ("", 0) if one is None else (one.name, one.num_seeds)
         is_first = position == 0
         said = (printed, judged.judgement.value) if is_first else ("", "")
-        claimed = describe_claim(judged) if is_first else ""
-        yield (claimed, where, value, ends, _count(num_seeds, num_expected), *said)
+        claimed = describe_claim(found, judged) if is_first else ""
+        yield (claimed, where, value, ends, _count(num_seeds, found.num_expected), *said)
 
 
-def describe_claim(judged: JudgedExpectation) -> str:
+def describe_claim(found: SimulationReport, judged: JudgedExpectation) -> str:
     """Such as ``slope of log sub_to_common over log k in [-1.1, -0.8]``."""
     claim, metric = judged.expectation, judged.metric
     log = "log " if claim.log else ""
@@ -96,7 +116,7 @@ def describe_claim(judged: JudgedExpectation) -> str:
         "monotone": f"{metric} {'falls' if claim.low is None else 'rises'} with {claim.of}",
         "closed_form": f"{metric} / {claim.other_metric}",
     }
-    bounds = "" if claim.rule in {"ordering", "monotone"} else _bounds(claim, _unit_of(judged))
+    bounds = "" if claim.rule in {"ordering", "monotone"} else _bounds(claim, _unit_of(found, judged))
     where = "; ".join(f"{factor} {', '.join(map(str, levels))}" for factor, levels in claim.where.items())
     return f"{texts[claim.rule]}{bounds}" + (f" ({where})" if where else "")
 
@@ -110,9 +130,10 @@ def _bounds(claim: Expectation, metric: str) -> str:
     return f" > {low}" if low else f" < {high}"
 
 
-def _unit_of(judged: JudgedExpectation) -> str:
+def _unit_of(found: SimulationReport, judged: JudgedExpectation) -> str:
     """The metric whose unit the numbers of a claim have; ratios, slopes and logarithms have none."""
-    return judged.metric if judged.expectation.rule in {"mean", "ordering", "monotone"} else ""
+    has_unit = judged.expectation.rule in {"mean", "ordering", "monotone"}
+    return _printed_as(found, judged.metric) if has_unit else ""
 
 
 def simulation_records(simulations: Sequence[SimulationReport]) -> Records:
@@ -139,7 +160,7 @@ def expectation_records(simulations: Sequence[SimulationReport]) -> Records:
     )
     rows = [
         (
-            *(found.name, describe_claim(judged), one.name, one.value, one.low, one.high),
+            *(found.name, describe_claim(found, judged), one.name, one.value, one.low, one.high),
             *(judged.expectation.low, judged.expectation.high, one.num_seeds, found.num_expected),
             *(judged.expectation.paper, judged.expectation.source, judged.judgement.value),
         )
@@ -169,7 +190,7 @@ def draw_simulations(simulations: Sequence[SimulationReport]) -> Figure:
 
 
 def _panel(axis: Axes, found: SimulationReport) -> None:
-    scale = 100.0 if is_fraction(found.metric) else 1.0
+    scale = 100.0 if is_fraction(_printed_as(found, found.metric)) else 1.0
     factor = found.ordered_factor
     places: list[tuple[float, SimulationCell]] = []
     for position, (name, cells) in enumerate(_lines(found, factor).items()):
@@ -195,7 +216,7 @@ def _panel(axis: Axes, found: SimulationReport) -> None:
     _scale_axes(axis, found, factor)
     axis.set_title(found.name)
     axis.set_xlabel(next(iter(found.factors)) if len(found.factors) == 1 else factor)
-    axis.set_ylabel(f"{found.metric}{units(found.metric)[0]}")
+    axis.set_ylabel(f"{found.metric}{units(_printed_as(found, found.metric))[0]}")
     if axis.get_legend_handles_labels()[1]:
         axis.legend()
 
@@ -281,8 +302,8 @@ def page_document(found: SimulationReport) -> dict[str, Any]:
     return {
         "name": found.name,
         "metric": found.metric,
-        "scale": 100 if is_fraction(found.metric) else 1,
-        "unit": units(found.metric)[0],
+        "scale": 100 if is_fraction(_printed_as(found, found.metric)) else 1,
+        "unit": units(_printed_as(found, found.metric))[0],
         "factor": factor,
         "isLogX": _is_wide(levels),
         "isLogY": _is_wide(means),
