@@ -484,7 +484,7 @@ def test_values_of_set_beside_factors_of_a_block_have_effects_and_tests() -> Non
     assert {e.factors for e in report.effects[0].contrasts} == {
         ("optimizer",),
         ("weight_decay",),
-        ("optimizer", "weight_decay"),
+        ("weight_decay", "optimizer"),
     }
     assert all(e.num_matched == (2 if len(e.factors) == 1 else 1) for e in report.effects[0].contrasts)
     assert len(report.effects[0].tests) == 3

@@ -71,7 +71,8 @@ def makes_backbone(job: Job) -> bool:
     """Whether it is a pretraining, or a search whose trials are pretrainings."""
     if job.kind is not JobKind.SEARCH:
         return job.kind is JobKind.PRETRAIN
-    return job.identity["parameters"].get("trial", {}).get("kind") == JobKind.PRETRAIN.value
+    trial: Mapping[str, Any] = job.identity["parameters"].get("trial", {})
+    return bool(trial.get("kind") == JobKind.PRETRAIN.value)
 
 
 def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:

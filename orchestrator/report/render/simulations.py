@@ -78,7 +78,7 @@ def _printed_as(found: SimulationReport, metric: str) -> str:
     """
     claimed = [judged.expectation for judged in found.expectations if judged.metric == metric and _is_value(judged)]
     values = [cell.estimates[metric].mean for cell in found.cells if metric in cell.estimates]
-    values += [end for claim in claimed for end in (claim.low, claim.high, claim.paper) if end is not None]
+    values += [end for claim in claimed for end in (claim.low, claim.high) if end is not None]
     is_rate = not metric.startswith(_LOGARITHM) and bounds_of(metric, values) is not None
     return metric if is_rate or not is_fraction(metric) else ""
 
