@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.core.contract import JobRequest, Outcome, Progress
 from orchestrator.core.errors import ControllerError
+from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.local import LocalStore
@@ -84,6 +85,18 @@ def test_warnings_are_shown_beside_the_progress_until_they_are_over(tmp_path: Pa
     assert client.read_warnings(store, "sweep") == ("the budget is 20 GPU-hours",)
     board.flush(9.0)
     assert client.read_warnings(store, "sweep") == ()
+
+
+def test_new_controller_replaces_what_the_former_one_said_of_a_sweep_that_waits(tmp_path: Path) -> None:
+    world = make_world(tmp_path, 1)
+    client.write_quotas(world.store, CLUSTER, {"*": Cap(max_concurrent=0)})
+    world.submit(make_job("dataset/0"))
+    world.tick_until(lambda: bool(client.read_progress(world.store, "sweep")))
+    world.new_controller()
+    client.pause(world.store, "sweep", now=world.clock())
+    world.tick_until(lambda: world.snapshot().state is SweepState.PAUSED)
+    assert client.read_progress(world.store, "sweep") == {}
+    assert not ProgressBoard(world.store, "sweep").is_due(1e12), "ended sweeps cost no write"
 
 
 def commit_without_some_samples(store: ObjectStore, request: JobRequest, metrics: Mapping[str, float]) -> Outcome:
