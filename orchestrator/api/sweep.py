@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from orchestrator.api.views import PlanView, ProgressDisplay, StatusView, committed_results
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.errors import ControllerError, InfeasibleError, NotFoundError
+from orchestrator.core.errors import ControllerError, InfeasibleError, NotFoundError, StorageError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import diff_plans
 from orchestrator.planning.graph.plan import Plan
@@ -229,11 +229,15 @@ class Sweep:
         """One row per run that has its result: facets (label space, seeds, target, ...) and final metrics in [0, 1].
 
         Of a submitted sweep these are the runs of its current plan, of a file those that a submit would reuse.
+
+        Raises:
+            StorageError: a record is damaged or altered, or the store cannot be asked. Fewer rows, or one of another
+                run, would change a mean without a word.
         """
         plan = self._plan()
         found = lookup_artifacts(plan)
-        if found.problems and not found.records:
-            raise NotFoundError("; ".join(found.problems))
+        if found.problems:
+            raise StorageError("; ".join(found.problems))
         return committed_results(plan, found.records)
 
     def report(self, *, prices: str | os.PathLike[str] = "") -> Report:

@@ -43,7 +43,7 @@ _JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _SETTLE_S = 20.0
 _POLL_S = 0.2
 
-_LOOKUP_DEADLINE_S: Final = 120.0
+_LOOKUP_SILENCE_S: Final = 120.0
 """No user waits at a terminal here: a slow store is no reason to refuse."""
 
 
@@ -71,7 +71,7 @@ def accept(request: SubmitRequest, folder: Path, environment: Mapping[str, str])
     uri = request.store_uri or (controller.store_uri if controller else _store_of(settings, environment))
     cluster = request.cluster or (controller.cluster if controller else settings.cluster)
     request = replace(request, plan=replace(request.plan, store_uri=uri))
-    plan, found = request.plan, lookup_artifacts(request.plan, deadline_s=_LOOKUP_DEADLINE_S)
+    plan, found = request.plan, lookup_artifacts(request.plan, silence_s=_LOOKUP_SILENCE_S)
     measured = tuple(miscounted(plan, {key: record.metrics for key, record in found.records.items()}))
     check = check_submit(plan, found, sender=request.sender, consent=request.consent, refusals=measured)
     if refusal := _refusal(check, request):

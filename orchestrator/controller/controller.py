@@ -45,7 +45,7 @@ from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
 from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
 from orchestrator.sweeps.ledger import list_sweeps
-from orchestrator.sweeps.quotas import Cap, read_quotas
+from orchestrator.sweeps.quotas import UNREAD, Quotas, read_quotas
 from orchestrator.sweeps.request_handling import handle_request
 from orchestrator.sweeps.requests import Message, Retry, Submit, discard, discard_marker, list_inbox, read_markers
 
@@ -111,7 +111,7 @@ class Controller:
         self._unplanned: set[str] = set()
         """Shelved sweeps whose plan or priority may be what the scheduler failed on."""
         self._drain: Drain | None = None
-        self._quotas: Mapping[str, Cap] = {}
+        self._quotas: Quotas = UNREAD
         self._inbox_at_s = self._list_at_s = 0.0
         self._woken: set[str] = set()
 
@@ -298,7 +298,7 @@ class Controller:
             _LOG.error("%s", error)
             return Drain(cluster=self._cluster, running=Running.FINISH, reason=str(error))
 
-    def _read_quotas(self) -> Mapping[str, Cap]:
+    def _read_quotas(self) -> Quotas:
         try:
             return read_quotas(self._store, self._cluster)
         except ControllerError as error:

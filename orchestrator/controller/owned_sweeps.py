@@ -402,7 +402,8 @@ class OwnedSweeps:
         needs_adoption = not is_ours or sweep in self._in_doubt or contested is not None
         if needs_adoption:
             ledger.adopt(SweepAdopted(at_s=self._now(), cluster=me.cluster, epoch=me.epoch, holder=me.holder))
-        owned_sweep = OwnedSweep(ledger=ledger, board=ProgressBoard(self._store, sweep))
+        board = ProgressBoard(self._store, sweep, replaces=submit is not None or _is_active(snapshot))
+        owned_sweep = OwnedSweep(ledger=ledger, board=board)
         self._sweeps[sweep] = owned_sweep
         self._loaded.append(owned_sweep)
         self._ignored.pop(sweep, None)

@@ -37,6 +37,21 @@ class Cap:
         return min(by_count, (self.max_gpus + 1e-6 - gpus) // requested)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnreadCap(Cap):
+    """In place of limits that are not known: nothing starts and nothing grows until they are."""
+
+    max_gpus: float | None = 0.0
+    max_concurrent: int | None = 0
+
+    def refusal(self, owner: str, gpus: float, num_live: int, requested: float) -> str:
+        """See ``Cap.refusal``."""
+        return (
+            f"the quotas of the cluster cannot be read, so what {owner} may use is unknown; write them anew: "
+            "orchestrator quota clear --all, then set them"
+        )
+
+
 @dataclass(slots=True, kw_only=True)
 class UserCount:
     """Resources of one user's sweeps during one round of decisions."""

@@ -1,16 +1,17 @@
 """Finds the artifacts of a plan in a store, and their measurements.
 
-It only reads, many objects at a time, with a time limit.
+It only reads, many objects at a time, and gives up a store that falls silent.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self, TypeVar
 
@@ -26,7 +27,8 @@ from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
 
-DEADLINE_S = 15.0
+SILENCE_S = 15.0
+"""A store without any answer for so long is given up. While answers arrive, all of them are waited for."""
 _MAX_SINGLE_LOOKUPS = 256
 """Up to so many keys of a kind, each is looked up; for more keys, the store first lists its keys of the kind."""
 _NUM_NAMED = 3
@@ -92,24 +94,25 @@ class ArtifactStatus:
         return {name for name, disposition in self.dispositions.items() if disposition.is_reused}
 
 
-def lookup_artifacts(plan: Plan, *, deadline_s: float = DEADLINE_S) -> ArtifactStatus:
+def lookup_artifacts(plan: Plan, *, silence_s: float = SILENCE_S) -> ArtifactStatus:
     """Compare a plan with its store. Creates nothing; a store that cannot be asked is a problem, not an error.
 
     Args:
         plan: names its store.
-        deadline_s: seconds after which to go on with what is known.
+        silence_s: seconds without an answer after which to go on with what is known.
     """
-    until_s, uri = time.monotonic() + deadline_s, plan.store_uri
+    uri = plan.store_uri
     nothing = dispositions(plan, (), ())
     store: ObjectStore | None = None
     try:
-        store = _opened(uri, until_s)
+        store = _opened(uri, silence_s)
         if store is None:
             return ArtifactStatus(dispositions=nothing, problems=_absent(uri))
-        records, damaged = _records(store, plan.jobs, until_s)
-        started = _started(store, [job for job in plan.jobs if job.key not in records], until_s)
+        there = _there(store, plan.jobs, silence_s)
+        records, damaged = _records(store, there, silence_s)
+        started = _started(store, [key for key in there if key not in records], silence_s)
     except TimeoutError:
-        problem = f"store {uri} did not answer within {deadline_s:g} s: jobs are shown as new that may have a result"
+        problem = f"store {uri} did not answer within {silence_s:g} s: jobs are shown as new that may have a result"
         return ArtifactStatus(dispositions=nothing, problems=(problem,), store=store)
     except (OrchestratorError, OSError, ValueError) as error:
         problem = f"store {uri} cannot be read, so jobs with a result may be shown as new: {error}"
@@ -147,10 +150,9 @@ def _absent(uri: str) -> tuple[str, ...]:
     return (f"the bucket of store {uri} does not exist: create it, or correct the store's URI, before you submit",)
 
 
-def _records(store: ObjectStore, jobs: Iterable[Job], until_s: float) -> tuple[dict[str, ArtifactSummary], list[str]]:
+def _records(store: ObjectStore, keys: Sequence[str], silence_s: float) -> tuple[dict[str, ArtifactSummary], list[str]]:
     """Records by key, and messages about damaged ones, at which a submit would fail."""
-    keys = _there(store, jobs, until_s)
-    found = ask_all(lambda key: _summary_or_reason(store, key), keys, deadline_s=until_s)
+    found = ask_all(lambda key: _summary_or_reason(store, key), keys, silence_s=silence_s)
     damaged = [reason for reason in found.values() if isinstance(reason, str)]
     shown = damaged[:_NUM_NAMED] + (
         [f"{len(damaged) - _NUM_NAMED} more records are damaged"] if damaged[_NUM_NAMED:] else []
@@ -158,23 +160,28 @@ def _records(store: ObjectStore, jobs: Iterable[Job], until_s: float) -> tuple[d
     return {key: seen for key, seen in found.items() if isinstance(seen, ArtifactSummary)}, shown
 
 
-def _started(store: ObjectStore, jobs: Collection[Job], until_s: float) -> set[str]:
-    """Keys that have checkpoints."""
+def _started(store: ObjectStore, keys: Sequence[str], silence_s: float) -> set[str]:
+    """Those of the keys that have checkpoints."""
 
     def has_checkpoint(key: str) -> bool:
         return bool(store.list_children(checkpoints_folder(key) + "/"))
 
-    found = ask_all(has_checkpoint, _there(store, jobs, until_s), deadline_s=until_s)
+    found = ask_all(has_checkpoint, keys, silence_s=silence_s)
     return {key for key, is_started in found.items() if is_started}
 
 
-def _there(store: ObjectStore, jobs: Iterable[Job], until_s: float) -> list[str]:
+def _there(store: ObjectStore, jobs: Iterable[Job], silence_s: float) -> list[str]:
     """Keys for which the store may have objects."""
     by_kind: dict[str, set[str]] = {}
     for job in jobs:
         by_kind.setdefault(job.kind.value, set()).add(job.key)
     large = [kind for kind, keys in by_kind.items() if len(keys) > _MAX_SINGLE_LOOKUPS]
-    listed = ask_all(lambda kind: store.list_children(f"artifacts/{kind}/"), large, deadline_s=until_s)
+    try:
+        listed = ask_all(lambda kind: store.list_children(f"artifacts/{kind}/"), large, silence_s=silence_s)
+    except TimeoutError:
+        # A list is one answer, and takes as long as the store is old: it has the results of all sweeps. The keys of
+        # this plan are then looked up one by one, which tells whether the store answers.
+        listed = {}
     for kind, there in listed.items():
         by_kind[kind] &= set(there)
     return sorted(key for keys in by_kind.values() for key in keys)
@@ -198,14 +205,19 @@ def _altered(plan: Plan, records: Mapping[str, ArtifactSummary]) -> list[str]:
 
 
 def ask_all(
-    ask: Callable[[Question], Answer], questions: Sequence[Question], *, deadline_s: float
+    ask: Callable[[Question], Answer],
+    questions: Sequence[Question],
+    *,
+    silence_s: float = SILENCE_S,
+    deadline_s: float = math.inf,
 ) -> dict[Question, Answer]:
     """Answers by question.
 
     Args:
         ask: called in up to 16 threads.
         questions: hashable.
-        deadline_s: value of ``time.monotonic`` at which to stop waiting.
+        silence_s: seconds without any answer after which to stop waiting.
+        deadline_s: value of ``time.monotonic`` at which to stop waiting, even if answers arrive.
 
     Raises:
         TimeoutError: not everything was answered in time; its ``args[0]`` is the number of answers.
@@ -218,9 +230,12 @@ def ask_all(
     for _ in range(min(_NUM_THREADS, len(questions))):
         threading.Thread(target=_serve, args=(ask, waiting, answered), daemon=True).start()
     answers: dict[Question, Answer] = {}
+    heard_at_s = time.monotonic()
     try:
         while len(answers) < len(questions):
-            question, answer = answered.get(timeout=max(0.0, deadline_s - time.monotonic()))
+            until_s = min(deadline_s, heard_at_s + silence_s)
+            question, answer = answered.get(timeout=max(0.0, until_s - time.monotonic()))
+            heard_at_s = time.monotonic()
             if isinstance(answer, Exception):
                 raise answer
             answers[question] = answer
@@ -263,13 +278,13 @@ def history_of(
     Args:
         plan: names its store and models.
         known: what was read of the store already.
-        deadline_s: seconds.
+        deadline_s: seconds for all of it: estimates are no reason to wait for long.
     """
     until_s = time.monotonic() + deadline_s
     records = known.records if known is not None else {}
     more: Mapping[str, ArtifactSummary | None] = {}
     try:
-        store = known.store if known is not None else _opened(plan.store_uri, until_s)
+        store = known.store if known is not None else _opened(plan.store_uri, deadline_s)
         if store is not None:
             more = _sample(store, plan, records, until_s)
     except (OrchestratorError, OSError, TimeoutError, ValueError):
@@ -277,9 +292,9 @@ def history_of(
     return make_history([*records.values(), *(seen for seen in more.values() if seen is not None)])
 
 
-def _opened(uri: str, until_s: float) -> ObjectStore | None:
+def _opened(uri: str, silence_s: float) -> ObjectStore | None:
     """The store, if there is one."""
-    return open_store(uri) if ask_all(is_initialised, [uri], deadline_s=until_s)[uri] else None
+    return open_store(uri) if ask_all(is_initialised, [uri], silence_s=silence_s)[uri] else None
 
 
 def make_history(records: Iterable[ArtifactSummary]) -> SpeedHistory:

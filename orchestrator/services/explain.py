@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -16,7 +15,8 @@ from orchestrator.services.artifact_lookup import ArtifactSummary, ask_all, read
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore
 
-DEADLINE_S = 20.0
+_SILENCE_S = 20.0
+"""Without any answer for so long, the store is given up."""
 _MAX_CANDIDATES = 400
 """Records read to find the nearest one: first those of the same readable name, then any of the kind."""
 _MAX_TIES = 32
@@ -87,13 +87,12 @@ def explain_job(
         StorageTimeoutError: the store did not answer in time.
     """
     key, identity = _subject(name, plan, store, store_uri)
-    until_s = time.monotonic() + DEADLINE_S
     committed = read_artifact_summary(store, key) if store is not None else None
     jobs = {job.key: job for job in plan.jobs} if plan is not None else {}
     known = _Identities(store=store, plan=jobs)
     others: list[ArtifactSummary] = []
     if against or committed is None:
-        others = _others(store, key, against, until_s)
+        others = _others(store, key, against)
     other = _nearest(identity, others, known)
     fields = known.causes(other.identity, identity) if other is not None else []
     return Explanation(
@@ -124,7 +123,7 @@ def _subject(name: str, plan: Plan | None, store: ObjectStore | None, uri: str) 
     return name, seen.identity
 
 
-def _others(store: ObjectStore | None, key: str, against: str, until_s: float) -> list[ArtifactSummary]:
+def _others(store: ObjectStore | None, key: str, against: str) -> list[ArtifactSummary]:
     """Results to compare with."""
     if store is None:
         if against:
@@ -136,9 +135,9 @@ def _others(store: ObjectStore | None, key: str, against: str, until_s: float) -
             raise NotFoundError(f"no result in {store.uri} has the key '{against}'; list them with `orchestrator ls`")
         return [seen]
     try:
-        return _candidates(store, key, until_s)
+        return _candidates(store, key)
     except TimeoutError as error:
-        message = f"store {store.uri} did not answer within {DEADLINE_S:g} s; try again, or name a key with --against"
+        message = f"store {store.uri} did not answer within {_SILENCE_S:g} s; try again, or name a key with --against"
         raise StorageTimeoutError(message) from error
 
 
@@ -151,12 +150,12 @@ def _nearest(
     return min(tied, key=lambda seen: len(known.causes(seen.identity, identity)), default=None)
 
 
-def _candidates(store: ObjectStore, key: str, until_s: float) -> list[ArtifactSummary]:
+def _candidates(store: ObjectStore, key: str) -> list[ArtifactSummary]:
     """Results of a key's kind: those of its own readable name first, of each the newest first."""
     keys = [other for other in store.list_children(f"artifacts/{key.partition('-')[0]}/") if other != key]
     alike = key[:-_HASH_LENGTH]
     chosen = sorted(keys, key=lambda other: other[:-_HASH_LENGTH] != alike)[:_MAX_CANDIDATES]
-    found = ask_all(lambda other: read_artifact_summary(store, other), chosen, deadline_s=until_s)
+    found = ask_all(lambda other: read_artifact_summary(store, other), chosen, silence_s=_SILENCE_S)
     seen = [record for record in found.values() if record is not None]
     return sorted(seen, key=lambda record: (record.key[:-_HASH_LENGTH] != alike, -record.created_at_s))
 

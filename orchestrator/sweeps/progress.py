@@ -59,9 +59,13 @@ class _Line:
 
 
 class ProgressBoard:
-    """Collects the progress of one sweep's attempts and writes it at most once per ``WRITE_EVERY_S``."""
+    """Collects the progress of one sweep's attempts and writes it at most once per ``WRITE_EVERY_S``.
 
-    def __init__(self, store: ObjectStore, sweep: str) -> None:
+    ``replaces`` says that something else may be stored, which counts no more even if there is nothing to show: a former
+    controller's reasons why jobs wait. An ended sweep needs no write for it, as nobody shows these.
+    """
+
+    def __init__(self, store: ObjectStore, sweep: str, *, replaces: bool = False) -> None:
         self._store = store
         self._name = progress_name(sweep)
         self._current: dict[str, _Line] = {}
@@ -70,7 +74,7 @@ class ProgressBoard:
         self._warnings: tuple[str, ...] = ()
         self._quarantined: dict[str, tuple[str, ...]] = {}
         self._slowest: dict[str, SlowRank] = {}
-        self._written: tuple[dict[str, _Line], tuple[str, ...]] = {}, ()
+        self._written: tuple[dict[str, _Line], tuple[str, ...]] | None = None if replaces else ({}, ())
         self._write_at_s = 0.0
 
     def show(self, job: str, attempt_id: str, progress: Progress, worker_nodes: Sequence[str] = ()) -> None:

@@ -13,17 +13,19 @@ from dataclasses import asdict, dataclass, field
 from typing import TypeAlias
 
 from orchestrator.core.errors import ControllerError, NotFoundError, PreconditionFailedError, TooLargeError
-from orchestrator.scheduling.budgets import ANYBODY, Cap
+from orchestrator.scheduling.budgets import ANYBODY, Cap, UnreadCap
 from orchestrator.state.codec import decode_value
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 
-__all__ = ["ANYBODY", "Cap", "Quotas", "change_quotas", "read_quotas", "write_quotas"]
+__all__ = ["ANYBODY", "UNREAD", "Cap", "Quotas", "change_quotas", "read_quotas", "write_quotas"]
 
 Quotas: TypeAlias = Mapping[str, Cap]
 """Limits by user; ``*`` (``ANYBODY``) is for all users without their own."""
+UNREAD: Quotas = {ANYBODY: UnreadCap()}
+"""What a controller enforces that has not read any limits yet: it starts nothing that these may forbid."""
 _TRIES = 20
 """Number of tries; a try fails if another client writes in the milliseconds between a read and a write."""
 
@@ -114,8 +116,9 @@ def _decoded(store: ObjectStore, cluster: str, content: bytes) -> Quotas:
 
 def _unreadable(store: ObjectStore, cluster: str, error: Exception) -> ControllerError:
     return ControllerError(
-        f"{quotas_name(cluster)} in {store.uri} cannot be read ({error!r}); the bounds that were read before hold, "
-        "write it anew: orchestrator quota clear --all, then set them"
+        f"{quotas_name(cluster)} in {store.uri} cannot be read ({error!r}); a controller keeps to the bounds that it "
+        "has read before, and starts no job of a user's sweep if it has read none; write it anew: orchestrator quota "
+        "clear --all, then set them"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -11,7 +12,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -159,7 +164,7 @@ def test_look_up_altered_record_is_a_problem_that_names_it(finished: Path, tmp_p
 
 def test_look_up_store_that_does_not_answer_is_given_up_in_time(silent: str, tmp_path: Path) -> None:
     _, plan = planned(FIRST, tmp_path)
-    found = lookup_artifacts(replace(plan, store_uri=silent), deadline_s=0.3)
+    found = lookup_artifacts(replace(plan, store_uri=silent), silence_s=0.3)
     assert set(found.dispositions.values()) == {Disposition.NEW}
     (problem,) = found.problems
     assert "did not answer within 0.3 s" in problem
@@ -176,19 +181,77 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_look_up_many_keys_lists_instead_of_asking_for_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    class Counting(MemoryStore):
-        def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
-            asked.append(name)
-            return super().get(name, max_bytes=max_bytes)
-
-    seeds = ", ".join(map(str, range(60)))
-    _, plan = planned(FIRST.replace("transfer:", f"  seeds: [{seeds}]\ntransfer:"), tmp_path)
-    monkeypatch.setattr("orchestrator.services.artifact_lookup.open_store", lambda _: Counting())
-    monkeypatch.setattr("orchestrator.services.artifact_lookup.is_initialised", lambda _: True)
+    _, plan = planned(seeded(60), tmp_path)
+    store = opened(CountingStore(), monkeypatch)
     assert set(lookup_artifacts(plan).dispositions.values()) == {Disposition.NEW}
-    assert sorted({name.split("/")[1] for name in asked}) == ["dataset", "index", "labels"]
+    assert sorted({name.split("/")[1] for name in store.read}) == ["dataset", "index", "labels"]
+    large = ["artifacts/pretrain/", "artifacts/probe/"]
+    assert sorted(name for name in store.listed if name.count("/") == 2) == large, "once each"
+
+
+def test_look_up_many_keys_asks_for_each_where_the_list_does_not_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OldStore(CountingStore):
+        def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
+            if prefix.count("/") == 2:
+                raise TimeoutError(f"{prefix} has too many pages")
+            return super().list_children(prefix, start_after=start_after)
+
+    _, plan = planned(seeded(60), tmp_path)
+    store = opened(OldStore(), monkeypatch)
+    assert lookup_artifacts(plan).problems == ()
+    assert set(store.read) == {record_name(job.key) for job in plan.jobs}
+
+
+def test_look_up_waits_for_a_store_that_goes_on_answering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class PunctualQueue(queue.SimpleQueue[Any]):
+        """Gives nothing once the time is over, not even what is there."""
+
+        def get(self, block: bool = True, timeout: float | None = None) -> Any:
+            if timeout is not None and timeout <= 0.0:
+                raise queue.Empty
+            return super().get(block, timeout)
+
+    _, plan = planned(seeded(10), tmp_path)
+    clock = SimpleNamespace(monotonic=partial(next, count(0.0)))  # each look at it takes a second
+    monkeypatch.setattr("orchestrator.services.artifact_lookup.time", clock)
+    told = SimpleNamespace(SimpleQueue=PunctualQueue, Empty=queue.Empty)
+    monkeypatch.setattr("orchestrator.services.artifact_lookup.queue", told)
+    store = opened(CountingStore(), monkeypatch)
+    assert lookup_artifacts(plan, silence_s=15.0).problems == ()
+    assert len(store.read) == len(plan.jobs) > 100
+    with pytest.raises(TimeoutError):
+        ask_all(str, list(range(100)), deadline_s=clock.monotonic() + 15.0)
+
+
+def seeded(number: int) -> str:
+    """The first sweep with so many seeds: five pretrainings and probes of each."""
+    return FIRST.replace("transfer:", f"  seeds: [{', '.join(map(str, range(number)))}]\ntransfer:")
+
+
+class CountingStore(MemoryStore):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+        self.listed: list[str] = []
+
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        self.read.append(name)
+        return super().get(name, max_bytes=max_bytes)
+
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
+        self.listed.append(prefix)
+        return super().list_children(prefix, start_after=start_after)
+
+
+def opened(store: CountingStore, monkeypatch: pytest.MonkeyPatch) -> CountingStore:
+    """Make it the store of every plan."""
+    monkeypatch.setattr("orchestrator.services.artifact_lookup.open_store", lambda _: store)
+    monkeypatch.setattr("orchestrator.services.artifact_lookup.is_initialised", lambda _: True)
+    return store
 
 
 def deadline_of(seconds: float) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ import orchestrator
 from orchestrator.api import Sweep
 from orchestrator.api.sweep import Where, is_same_answer
 from orchestrator.core.contract import Resources
-from orchestrator.core.errors import ControllerError, NotFoundError, SpecError
-from orchestrator.planning.graph.plan import Plan, PlannedSimulation, Published
+from orchestrator.core.errors import ControllerError, NotFoundError, SpecError, StorageError
+from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.plan import Job, Plan, PlannedSimulation, Published
 from orchestrator.report.render.files import DOCUMENT
 from orchestrator.state import events
+from orchestrator.storage.artifacts import Record
 from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import report_name
+from orchestrator.storage.layout import record_name, report_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.values import Expectation, Policy
 from tests.report_sweeps import StudyPlan, accept
@@ -157,6 +160,31 @@ def test_results_without_any_have_the_columns_that_questions_need(submitted: Loc
         runs.columns
     )
     assert runs[runs.transfer == "superclass"].groupby("label_space").val_error.mean().empty
+
+
+def test_results_with_a_damaged_or_altered_record_are_refused_as_a_submit_is(submitted: LocalStore) -> None:
+    sweep = Sweep.from_yaml("quickstart", store=submitted.uri)
+    good, bad = [job for job in sweep.plan().plan.jobs if job.kind is JobKind.PRETRAIN][:2]
+
+    def record(job: Job, identity: Mapping[str, Any]) -> bytes:
+        made = Record(
+            key=job.key,
+            identity=identity,
+            attempt_id="a",
+            job=job.name,
+            sweep="quickstart",
+            created_at_s=0.0,
+            parts={},
+            metrics={"val_error": 0.5},
+        )
+        return made.to_bytes()
+
+    submitted.put(record_name(good.key), record(good, good.identity))
+    assert list(sweep.results().key) == [good.key]
+    for content, told in ((b"{", "cannot be read as a record"), (record(bad, good.identity), "another identity")):
+        submitted.put(record_name(bad.key), content)
+        with pytest.raises(StorageError, match=told):
+            sweep.results()
 
 
 def test_package_gives_what_scripts_catch_and_choose() -> None:

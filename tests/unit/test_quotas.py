@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.core.contract import JobRequest, Outcome, Progress
 from orchestrator.core.errors import ControllerError
+from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.local import LocalStore
@@ -32,6 +33,11 @@ def test_quota_bounds_all_sweeps_of_a_user_and_is_obeyed_from_the_next_look_on(t
     world = make_world(tmp_path, 4)
     client.write_quotas(world.store, CLUSTER, {"*": Cap(max_concurrent=2)})
     world.submit(*(make_job(f"dataset/{number}") for number in range(4)))
+    assert most_at_once(world) == 2
+
+
+def most_at_once(world: World) -> int:
+    """Runs the sweep to its end; how many attempts ran at once."""
     most = 0
 
     def has_ended() -> bool:
@@ -40,7 +46,7 @@ def test_quota_bounds_all_sweeps_of_a_user_and_is_obeyed_from_the_next_look_on(t
         return world.snapshot().state.is_final
 
     world.tick_until(has_ended)
-    assert most == 2
+    return most
 
 
 def test_quotas_are_read_as_written_and_refused_if_they_make_no_sense(tmp_path: Path) -> None:
@@ -63,11 +69,25 @@ def test_quotas_that_are_none_are_refused_as_they_are_read(tmp_path: Path, conte
         client.read_quotas(store, CLUSTER)
 
 
-def test_damaged_quotas_leave_those_that_hold_and_stop_nothing(tmp_path: Path) -> None:
+def test_damaged_quotas_leave_those_that_were_read_before(tmp_path: Path) -> None:
+    world = make_world(tmp_path, 3)
+    client.write_quotas(world.store, CLUSTER, {"*": Cap(max_concurrent=1)})
+    world.tick()
+    world.store.put(quotas_name(CLUSTER), b"[1, 2")
+    world.submit(*(make_job(f"dataset/{number}") for number in range(3)))
+    assert most_at_once(world) == 1
+
+
+def test_quotas_that_were_never_read_hold_everybody_back_and_the_wait_says_why(tmp_path: Path) -> None:
     world = make_world(tmp_path, 1)
     world.store.put(quotas_name(CLUSTER), b"[1, 2")
     world.submit(make_job("dataset/0"))
-    world.tick_until(lambda: world.snapshot().state.is_final)
+    world.tick_until(lambda: bool(client.read_progress(world.store, "sweep")))
+    shown = client.read_progress(world.store, "sweep")["dataset/0"]
+    assert "quotas of the cluster cannot be read" in shown.progress.phase
+    assert world.backend.launched == []
+    client.write_quotas(world.store, CLUSTER, {})
+    world.finish()
 
 
 def test_warnings_are_shown_beside_the_progress_until_they_are_over(tmp_path: Path) -> None:
@@ -84,6 +104,18 @@ def test_warnings_are_shown_beside_the_progress_until_they_are_over(tmp_path: Pa
     assert client.read_warnings(store, "sweep") == ("the budget is 20 GPU-hours",)
     board.flush(9.0)
     assert client.read_warnings(store, "sweep") == ()
+
+
+def test_new_controller_replaces_what_the_former_one_said_of_a_sweep_that_waits(tmp_path: Path) -> None:
+    world = make_world(tmp_path, 1)
+    client.write_quotas(world.store, CLUSTER, {"*": Cap(max_concurrent=0)})
+    world.submit(make_job("dataset/0"))
+    world.tick_until(lambda: bool(client.read_progress(world.store, "sweep")))
+    world.new_controller()
+    client.pause(world.store, "sweep", now=world.clock())
+    world.tick_until(lambda: world.snapshot().state is SweepState.PAUSED)
+    assert client.read_progress(world.store, "sweep") == {}
+    assert not ProgressBoard(world.store, "sweep").is_due(1e12), "ended sweeps cost no write"
 
 
 def commit_without_some_samples(store: ObjectStore, request: JobRequest, metrics: Mapping[str, float]) -> Outcome:
