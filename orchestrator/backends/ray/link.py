@@ -362,6 +362,8 @@ class RunnerLink:
             self.state = LinkState.READY
             if self._must_stop and self.is_started:
                 self.stop()
+            elif self.refused is RunnerAnswer.OTHER_CODE and _RunnerCall.ANNOUNCE not in self._calls:
+                self._start_again()
         elif call is _RunnerCall.REPORT:
             self.report = answer
             self.placement_group = answer.get("placement_group") or self.placement_group
@@ -384,6 +386,14 @@ class RunnerLink:
                 self.gang = GangShape.from_json(description.gang) if description.gang else None
                 self.placement_group = description.placement_group
             self.state = LinkState.READY
+            if self.refused is RunnerAnswer.OTHER_CODE:
+                self._start_again()
+
+    def _start_again(self) -> None:
+        """The runner's code is accepted by now: it lies on disk since after the first ``start`` was called."""
+        self.refused = None
+        if self.request is not None:
+            self._call_start(self.request, self._to_release)
 
 
 def poll_links(links: list[RunnerLink]) -> None:
