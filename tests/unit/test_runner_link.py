@@ -91,3 +91,22 @@ def test_runner_that_came_up_with_newer_code_than_its_first_call_knew_is_called_
     runner.answer(link, "start", RunnerAnswer.ACCEPTED)
     assert (link.is_started, link.refused, link.attempt_id) == (True, None, attempt.attempt_id)
     assert runner.of("report"), "from now on it is asked for news, and its end is noticed"
+
+
+def test_release_that_is_lost_is_sent_again_and_goes_with_every_start_until_one_is_accepted(
+    link: RunnerLink, runner: FakeRunner
+) -> None:
+    """A runner that holds an ended attempt never leaves, and keeps its GPUs."""
+    first, second = (request(MemoryStore(), job("sleep"), number) for number in (1, 2))
+    runner.answer(link, "announce", described(OLD))
+    link.start(first)
+    runner.answer(link, "start", RunnerAnswer.ACCEPTED)
+    link.release()
+    runner.answer(link, "release", unavailable())
+    assert runner.of("release") == [(first.attempt_id, 3)] * 2
+    link.start(second)
+    runner.answer(link, "start", unavailable())
+    assert [call[2] for call in runner.of("start")] == ["", first.attempt_id, first.attempt_id]
+    runner.answer(link, "start", RunnerAnswer.ACCEPTED)
+    runner.answer(link, "release", unavailable())
+    assert len(runner.of("release")) == 2, "the runner has released it with the start"
