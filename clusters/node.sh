@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# One node of a Ray cluster, in the foreground: node.sh head|member, until told to end by SIGTERM.
+# One node of a Ray cluster, in the foreground: node.sh head|member, until told to end by SIGTERM. In a Slurm allocation a
+# second argument `member` says that the head is in another one.
 #
 # The head serves the sweeps of a store (`orchestrator serve`); members join it, join it again after an outage, and on
 # SIGTERM have the attempts on them write a checkpoint and start elsewhere. Used by slurm/ray.sbatch, by service units
@@ -19,6 +20,7 @@
 #   ORCHESTRATOR_RAY_TMP, ORCHESTRATOR_RAY_PORT, ORCHESTRATOR_OBJECT_STORE_BYTES   Ray's own, where its defaults do not fit
 set -euo pipefail
 role=${1:?head or member}
+allocation="${SLURM_JOB_ID:+${2:-head}}"
 name="${SLURM_JOB_ID:-$(hostname)}${SLURM_PROCID:+-$SLURM_PROCID}"
 shared="${ORCHESTRATOR_SHARED:-}"
 grace_s="${ORCHESTRATOR_GRACE_S:-90}"
@@ -54,11 +56,12 @@ gpus="${ORCHESTRATOR_NODE_GPUS:-${SLURM_GPUS_ON_NODE:-}}"
 [[ -z $gpus ]] || common+=(--num-gpus="$gpus")
 [[ -z ${ORCHESTRATOR_OBJECT_STORE_BYTES:-} ]] || common+=(--object-store-memory="$ORCHESTRATOR_OBJECT_STORE_BYTES")
 
-ray_pid="" serve_pid="" watcher_pid="" told=""
+ray_pid="" serve_pid="" watcher_pid="" told="" has_joined=""
 
 say() { echo "$(date -Is) $role $name at $address: $*"; }
 head_address() { if [[ -n ${ORCHESTRATOR_HEAD:-} ]]; then echo "$ORCHESTRATOR_HEAD"; else cat "$shared/address" 2>/dev/null; fi; }
 is_running() { [[ -n $1 ]] && kill -0 "$1" 2>/dev/null; }
+is_over() { [[ $allocation == member && -n $shared && -e $shared/ended ]]; }
 answers() { timeout 20 ray health-check --address "$1" >/dev/null 2>&1; }
 
 # `wait` comes back at every signal; this one comes back when the process has ended, with its status.
@@ -89,6 +92,7 @@ close_folder() {
 
 serve_store() {
   close_folder || return 1
+  [[ -z $shared ]] || rm -f "$shared/ended"
   ray start --head --port="$port" --dashboard-host=127.0.0.1 "${common[@]}" &
   ray_pid=$!
   local deadline=$((SECONDS + start_s))
@@ -117,7 +121,11 @@ serve_store() {
   wait_for "$serve_pid" || status=$?
   [[ -z $shared ]] || rm -f "$shared/address"
   case $status in
-    0) say "no sweep is unfinished" ;;
+    0)
+      say "no sweep is unfinished"
+      # Members of other allocations end as well. A head that fails or is preempted comes back, and they wait for it.
+      [[ -n $told || -z $shared ]] || touch "$shared/ended"
+      ;;
     130 | 101) say "served until it was told to end ($status)" ;;
     *) return "$status" ;;
   esac
@@ -127,19 +135,21 @@ join_cluster() {
   local deadline=$((SECONDS + join_s)) head=""
   until head=$(head_address) && [[ -n $head ]] && answers "$head"; do
     [[ -z $told ]] || return 0
+    [[ -z $has_joined ]] || ! is_over || return 0
     ((SECONDS < deadline)) || { say "error: no head at '$head' within $join_s s"; return 1; }
     sleep 2
   done
   export RAY_ADDRESS=$head
   close_folder || return 1
   ray start --address="$head" "${common[@]}" &
-  ray_pid=$!
+  ray_pid=$! has_joined=yes
   [[ -z $told ]] || leave
   local status=0
   wait_for "$ray_pid" || status=$?
   [[ -n $told ]] && return 0
-  # Of an allocation, members end with their head. Elsewhere they wait for it to come back.
-  [[ -z ${SLURM_JOB_ID:-} ]] || answers "$head" || return 0
+  # Members in the head's allocation end with it: it is queued again as a whole. All others wait for it to come back.
+  [[ $allocation != head ]] || answers "$head" || return 0
+  ! is_over || { say "the head has ended: no sweep is unfinished"; return 0; }
   say "left the cluster (status $status)"
   return "$ENDED"
 }

@@ -245,7 +245,7 @@ class AttemptTracker:
         self.remaining_s: dict[str, float] = {}
         """Time left of live attempts, as they report it."""
         self.node_by_attempt: dict[str, str] = {}
-        """Nodes of live attempts, of gangs the first one."""
+        """Nodes of live attempts, of gangs that of the coordinator."""
         self.orphans: set[str] = set()
         """Attempts of sweeps that another cluster has taken over: asked to end, and not ended yet."""
 

@@ -289,11 +289,15 @@ class Launching:
             return False
         pending = minus(NOTHING, self._room.left)
         pending = max(0, pending[0]), max(0, pending[1]), max(0, pending[2])
-        share = dominant(plus(pending, size.total), self._node_filter.machines.whole)
-        if pending != NOTHING and share > PENDING_SHARE:
+        whole = self._node_filter.machines.whole
+        absent = [waiting for waiting, asked, has in zip(pending, size.total, whole, strict=True) if asked and not has]
+        share = dominant(plus(pending, size.total), whole)
+        # Any part of a resource that no present node has is more than a quarter of it: one attempt asks for it.
+        if pending != NOTHING and (share > PENDING_SHARE or any(absent)):
             return False
         self._room.left = minus(self._room.left, size.total)
-        why = f"the cluster is to grow for it: {share:.0%} of it is asked for beyond what it has"
+        what = "no present node has what it needs" if absent else f"{share:.0%} of it is asked for beyond what it has"
+        why = f"the cluster is to grow for it: {what}"
         self._launch(queue, place, size, nodes=(), why=why, awaits_room=True)
         return True
 

@@ -7,7 +7,7 @@ from functools import cached_property
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.job_kinds import KINDS
-from orchestrator.scheduling.demand import NOTHING, Amount, plus, times
+from orchestrator.scheduling.demand import NOTHING, Amount, minus, plus, times, total_of
 from orchestrator.scheduling.durations import RESTART_S, expected_end_s
 from orchestrator.scheduling.fairness import Held
 from orchestrator.scheduling.node_filter import NodeFilter
@@ -76,7 +76,7 @@ class Occupancy:
         floating: list[Held] = []
         for index in self._indexes:
             if machines.is_pool:
-                used[0] = plus(used.get(0, NOTHING), index.holdings.total)
+                used[0] = plus(used.get(0, NOTHING), minus(index.holdings.total, self._given_up(index)))
                 continue
             for name, amount in index.holdings.by_node.items():
                 if name in machines.places:
@@ -92,7 +92,7 @@ class Occupancy:
     def _lay(self, room: FreeCapacity, held: Held) -> None:
         demand = held.demand
         spread = room.place(demand, self._node_filter.nodes(demand), end_s=self.now)
-        if spread is None and held.attempt.awaits_room and self.now - held.attempt.launched_at_s > ROOM_KEPT_S:
+        if spread is None and self._waits_long(held):
             self.missing.add((demand.resources, demand.num_workers))
         elif spread is None:
             # On a cluster that grows, it waits for its node; otherwise nodes were lost, and it is about to be.
@@ -100,6 +100,17 @@ class Occupancy:
         else:
             room.take(demand, spread)
             self._floating[held.attempt.attempt_id] = spread
+
+    def _given_up(self, index: SweepIndex) -> Amount:
+        """Resources of the attempts that have waited long while a cluster that grows had no node but its head."""
+        if not self._node_filter.can_grow or self._node_filter.machines.nodes:
+            return NOTHING
+        waiting = [held.demand for held in index.holdings.live.values() if self._waits_long(held)]
+        self.missing.update((demand.resources, demand.num_workers) for demand in waiting)
+        return total_of(demand.total for demand in waiting)
+
+    def _waits_long(self, held: Held) -> bool:
+        return held.attempt.awaits_room and self.now - held.attempt.launched_at_s > ROOM_KEPT_S
 
     def laid_out(self) -> Iterator[tuple[SweepIndex, Held, Spread]]:
         """All live attempts on present nodes, and their nodes."""
@@ -113,7 +124,8 @@ class Occupancy:
         """The nodes of an attempt; ``None`` if they are unknown, or if it has none yet."""
         machines = self._node_filter.machines
         if machines.is_pool:
-            return ((0, held.demand.num_workers),)
+            # Where ``missing`` has shapes although no node is known, such attempts hold nothing.
+            return None if self.missing and self._waits_long(held) else ((0, held.demand.num_workers),)
         if held.nodes:
             return tuple((machines.places[name], count) for name, count in held.nodes if name in machines.places)
         return self._floating.get(held.attempt.attempt_id)

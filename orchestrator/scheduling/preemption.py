@@ -266,7 +266,7 @@ def withdrawals(
         snapshots: sweeps with live attempts.
         nodes: of the cluster.
         remaining_s: seconds left by attempt, as it reports them.
-        node_by_attempt: by attempt, the node that it is on; used for attempts without a chosen node.
+        node_by_attempt: by attempt, the node of its runner, as far as it is known.
         now: unix seconds.
     """
     leaving = {one.name: one.leaves_at_s for one in nodes if isinstance(one, Node) and one.leaves_at_s is not None}
@@ -276,7 +276,8 @@ def withdrawals(
         if snapshot.state is SweepState.CANCELLING:
             continue  # they are ending already
         for attempt in snapshot.live_attempts:
-            places = attempt.nodes or (node_by_attempt.get(attempt.attempt_id, ""),)
+            # Also a gang's coordinator, which may be beside no worker: its end is the gang's.
+            places = (*attempt.nodes, node_by_attempt.get(attempt.attempt_id, ""))
             left_s, node = _time_left(places, leaving, now)
             if not node or attempt.preempting_at_s is not None or attempt.attempt_id in snapshot.leaving:
                 continue

@@ -71,7 +71,7 @@ class ClusterView:
     remaining_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds left by attempt, as it reports them."""
     node_by_attempt: Mapping[str, str] = field(default_factory=dict)
-    """Node by attempt; for gangs the first one."""
+    """Node by attempt; for gangs that of the coordinator."""
     user_caps: Mapping[str, Cap] = field(default_factory=dict)
     """Limits by owner, ``*`` for users without their own."""
     stepping: Collection[str] | None = None

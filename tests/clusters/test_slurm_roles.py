@@ -1,4 +1,4 @@
-"""What the script of an allocation asks ``srun`` for, without Slurm: which task is the head, how many CPUs each has."""
+"""Roles in an allocation, without Slurm: what its script asks ``srun`` for, and which members outlive their head."""
 
 from __future__ import annotations
 
@@ -10,6 +10,19 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "clusters" / "slurm" / "ray.sbatch"
+NODE_SCRIPT = ROOT / "clusters" / "node.sh"
+# The head is lost at the first start of a member, and answers again at the third question; after the second start it
+# has ended on purpose. The start of a head stays until it is killed.
+RAY = """#!/bin/sh
+echo "$1" >>calls
+case "$1 $2" in
+  "start --head") touch up; exec /bin/sleep 60 ;;
+  start*) rm -f up; [ "$(grep -c start calls)" = 1 ] || touch shared/ended; exit 1 ;;
+esac
+[ -e up ] && exit
+[ "$(grep -c health calls)" -lt 3 ] || touch up
+exit 1
+"""
 
 
 def start(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -63,3 +76,45 @@ def test_role_that_is_none_is_refused(tmp_path: Path) -> None:
     done = start(tmp_path, ORCHESTRATOR_ROLE="worker")
     assert done.returncode == 2
     assert "write head or member" in done.stderr
+
+
+def run_node(folder: Path, *roles: str, serve_status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Run a node's script in an allocation, with stand-ins for Ray and the controller."""
+    programs = {"ray": RAY, "python3": f"#!/bin/sh\nexit {serve_status}\n", "sleep": "#!/bin/sh\n"}
+    (folder / "bin").mkdir()
+    for name, text in programs.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    (folder / "shared").mkdir()
+    (folder / "shared" / "address").write_text("10.0.0.1:6379")
+    (folder / "token").write_text("0" * 64)
+    variables = {
+        "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "ORCHESTRATOR_SHARED": str(folder / "shared"),
+        "ORCHESTRATOR_RAY_TMP": str(folder / "ray"),
+        "ORCHESTRATOR_NODE_ADDRESS": "10.0.0.2",
+        "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+    }
+    words = ["bash", str(NODE_SCRIPT), *roles]
+    return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(("allocation", "num_starts"), [("member", 2), ("head", 1)])
+def test_member_of_another_allocation_waits_for_a_head_that_is_lost_and_ends_with_one_that_is_done(
+    tmp_path: Path, allocation: str, num_starts: int
+) -> None:
+    (tmp_path / "up").touch()
+    done = run_node(tmp_path, "member", allocation)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "calls").read_text().split().count("start") == num_starts, done.stdout
+
+
+@pytest.mark.parametrize(("serve_status", "is_told"), [(0, True), (101, False)])
+def test_head_tells_members_of_other_allocations_that_no_sweep_is_left(
+    tmp_path: Path, serve_status: int, is_told: bool
+) -> None:
+    """Not when it is preempted: then it comes back."""
+    done = run_node(tmp_path, "head", "head", serve_status=serve_status)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "shared" / "ended").exists() is is_told

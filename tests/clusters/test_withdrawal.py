@@ -50,6 +50,15 @@ def test_gang_is_asked_if_one_of_its_nodes_leaves():
     assert [command.attempt_id for command in withdrawn(gang)] == [ATTEMPT]
 
 
+def test_gang_is_asked_if_only_the_node_of_its_coordinator_leaves():
+    """Without a chosen node it came up anywhere; once the workers are placed, the journal names theirs alone."""
+    gang = launched(JOB, num_workers=2, awaits_room=True)
+    placed = events.AttemptPlaced(at_s=2.0, job=JOB.name, attempt_id=ATTEMPT, nodes=("stays", "stays"), lots=())
+    (command,) = withdrawn(gang, placed, node_by_attempt={ATTEMPT: "goes"})
+    assert "node goes will be gone in 120 s" in command.reason
+    assert withdrawn(gang, placed, node_by_attempt={ATTEMPT: "stays"}) == []
+
+
 def test_attempt_that_was_asked_is_not_asked_again():
     asked = events.AttemptPreempting(at_s=50.0, job=JOB.name, attempt_id=ATTEMPT, reason="", grace_s=120.0)
     assert withdrawn(launched(JOB, "goes"), asked) == []

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from orchestrator.backends.ray import placement_groups
 from orchestrator.backends.ray.gang.mailbox import COORDINATOR, NODE_LABEL, GangShape
 from orchestrator.backends.ray.gang.train import _selectors
 from orchestrator.backends.ray.runner.runner import RunnerSite, _constraints, selector_of
@@ -29,6 +32,26 @@ def test_runner_for_a_chosen_node_goes_there_and_nowhere_else() -> None:
     assert not strategy.soft
     coordinator = _constraints(COORDINATOR, RunnerSite(node="a/1", node_id="ab" * 28))
     assert coordinator == {"label_selector": {NODE_LABEL: "ab" * 28}}  # which waits for a node that has just joined
+
+
+def test_coordinators_that_may_go_anywhere_spread_over_the_largest_nodes_that_stay(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One for all gangs would end all of them with itself."""
+    head, leaves, excluded, small, *largest, dead = (f"{number:056x}" for number in range(7))
+    gpus = {head: 9, leaves: 9, excluded: 9, small: 4, **dict.fromkeys(largest, 8), dead: 9}
+    nodes = [{"NodeID": one, "Alive": one != dead, "Resources": {"GPU": gpus[one]}} for one in gpus]
+    nodes[0]["Resources"] = {"GPU": 9, "node:__internal_head__": 1.0}
+    monkeypatch.setattr("ray.nodes", lambda: nodes)
+    monkeypatch.setattr(placement_groups, "leaving_nodes", lambda: {leaves: 1.0})
+    site = RunnerSite(excluded=("bad",), excluded_ids=(excluded,), selector=SELECTOR)
+    found = [_constraints(COORDINATOR, site)["scheduling_strategy"] for _ in range(64)]
+    assert {strategy.node_id for strategy in found} == set(largest)
+    assert all(strategy.soft for strategy in found)
+    del nodes[3:]
+    assert _constraints(COORDINATOR, site)["scheduling_strategy"].node_id in {leaves, excluded}, "better than the head"
+    del nodes[1:]
+    assert _constraints(COORDINATOR, RunnerSite()) == {}
 
 
 def test_workers_of_a_gang_go_to_their_nodes_or_to_nodes_of_their_sort() -> None:

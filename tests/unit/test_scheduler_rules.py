@@ -16,6 +16,7 @@ from orchestrator.scheduling.commands import (
     PreemptAttempt,
 )
 from orchestrator.scheduling.demand import NOTHING, AttemptDemand, amount_of
+from orchestrator.scheduling.occupancy import ROOM_KEPT_S
 from orchestrator.scheduling.placement import ExpectedEnd, FreeCapacity, Machines, reserve
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
@@ -118,6 +119,29 @@ def test_cluster_that_grows_sees_bounded_demand() -> None:
     found = of_type(decide(after(plan_of("s", *jobs)), nodes=gpu_nodes(16), maximum=kinds), LaunchJob)
     assert sum(command.nodes == () for command in found) == 4  # a quarter of 16
     assert len(found) == 20
+
+
+@pytest.mark.parametrize("node", [Resources(cpus=0.0), Resources(cpus=64.0)])
+def test_cluster_that_grows_is_asked_for_one_attempt_while_no_node_has_what_jobs_need(node: Resources) -> None:
+    """Its head alone is present, as after the loss of all spot nodes, or no node with GPUs."""
+    jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(100)]
+    nodes, kinds = (Node(name="head", resources=node),), (Node(resources=Resources(cpus=64.0, gpus=8.0), max_count=9),)
+    plan = plan_of("s", *jobs)
+    (first,) = decide(after(plan), nodes=nodes, maximum=kinds)
+    assert isinstance(first, LaunchJob)
+    assert first.awaits_room
+    waits = launched(next(job for job in jobs if job.name == first.job), awaits_room=True, at_s=10.0)
+    assert decide(after(plan, waits), nodes=nodes, maximum=kinds, now=20.0) == []
+
+
+def test_first_node_that_never_comes_keeps_no_other_shape_from_asking() -> None:
+    lost, alike, other = (gpu_job(f"finetune/{name}", gpus=1) for name in ("lost", "alike", "other"))
+    other = replace(other, resources=Resources(cpus=2.0, gpus=1.0))
+    head, kinds = (Node(name="head", resources=Resources(cpus=0.0)),), (Node(resources=Resources(cpus=64.0, gpus=8.0)),)
+    snapshot = after(plan_of("s", lost, alike, other), launched(lost, awaits_room=True, at_s=10.0))
+    for now, asked in ((20.0, []), (11.0 + ROOM_KEPT_S, [other.name])):
+        found = of_type(decide(snapshot, nodes=head, maximum=kinds, now=now), LaunchJob)
+        assert [command.job for command in found] == asked
 
 
 def test_job_avoids_the_node_that_it_failed_on_while_another_has_room() -> None:

@@ -239,6 +239,7 @@ class RunnerLink:
         self._handle: Any = handle  # Ray's types know no remote methods of an actor found by name
         self._epoch = 0
         self._to_release = ""
+        """Attempt that the runner may still hold, as far as its answers tell."""
         self._must_stop = False
         self._calls: dict[_RunnerCall, ray.ObjectRef[Any]] = {}
 
@@ -271,16 +272,15 @@ class RunnerLink:
         """Give the runner an attempt, and release the previous one."""
         self.attempt_id, self.request, self.gang = request.attempt_id, request, gang
         self.was_warm = self.state is LinkState.READY
-        releases, self._to_release = self._to_release, ""
-        self._call_start(request, releases)
+        self._call_start(request)
 
-    def _call_start(self, request: JobRequest, releases: str) -> None:
+    def _call_start(self, request: JobRequest) -> None:
         gang = self.gang.to_json() if self.gang is not None else None
         # Queued behind the first call of a runner that is new, whose answer says which code it runs: one of other code
         # must refuse by itself, and a runner of a version without digests fails at the argument.
         digests = [] if self.was_warm else [list(self.digests)]
         self._calls[_RunnerCall.START] = self._handle.start.remote(
-            request.to_json(), self._epoch, releases, gang, *digests
+            request.to_json(), self._epoch, self._to_release, gang, *digests
         )
 
     def stop(self) -> None:
@@ -292,9 +292,12 @@ class RunnerLink:
     def release(self) -> None:
         """Release the ended attempt; the next ``start`` repeats this, in case it overtakes the call."""
         self._to_release = self.attempt_id
-        self._calls[_RunnerCall.RELEASE] = self._handle.release.remote(self.attempt_id, self._epoch)
+        self._call_release()
         self._calls.pop(_RunnerCall.REPORT, None)
         self.forget_attempt()
+
+    def _call_release(self) -> None:
+        self._calls[_RunnerCall.RELEASE] = self._handle.release.remote(self._to_release, self._epoch)
 
     def forget_attempt(self) -> None:
         """Mark the runner as free in this backend."""
@@ -348,9 +351,11 @@ class RunnerLink:
         if call is _RunnerCall.ANNOUNCE:
             self.announce(self._epoch)
         elif call is _RunnerCall.START and self.request is not None:
-            self._call_start(self.request, self._to_release)
+            self._call_start(self.request)
         elif call is _RunnerCall.STOP:
             self.stop()
+        elif call is _RunnerCall.RELEASE and self._to_release:
+            self._call_release()
 
     def _apply(self, call: _RunnerCall, answer: Any) -> None:  # noqa: ANN401 - decoded JSON
         if call is _RunnerCall.ANNOUNCE:
@@ -360,8 +365,12 @@ class RunnerLink:
             self.refused = None if self.is_started else RunnerAnswer(answer)
             self.is_overtaken = self.refused is RunnerAnswer.STALE_EPOCH
             self.state = LinkState.READY
+            if self.is_started and self.request is not None:
+                self._to_release = ""
             if self._must_stop and self.is_started:
                 self.stop()
+            elif self.refused is RunnerAnswer.OTHER_CODE and _RunnerCall.ANNOUNCE not in self._calls:
+                self._start_again()
         elif call is _RunnerCall.REPORT:
             self.report = answer
             self.placement_group = answer.get("placement_group") or self.placement_group
@@ -384,6 +393,14 @@ class RunnerLink:
                 self.gang = GangShape.from_json(description.gang) if description.gang else None
                 self.placement_group = description.placement_group
             self.state = LinkState.READY
+            if self.refused is RunnerAnswer.OTHER_CODE:
+                self._start_again()
+
+    def _start_again(self) -> None:
+        """The runner's code is accepted by now: it lies on disk since after the first ``start`` was called."""
+        self.refused = None
+        if self.request is not None:
+            self._call_start(self.request)
 
 
 def poll_links(links: list[RunnerLink]) -> None:

@@ -13,10 +13,11 @@ groups of runners of its own namespace are touched.
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import ray
 from ray._private.state import state as cluster_state
@@ -25,6 +26,8 @@ from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  
 from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from orchestrator.backends.ray.draining import leaving_nodes
 
 _HEAD = "node:__internal_head__"
 _LOG = logging.getLogger(__name__)
@@ -50,17 +53,25 @@ def remove_reservation(group_id: str) -> None:
         _LOG.warning("placement group %s was not removed: %s", group_id, error)
 
 
-def off_the_head() -> NodeAffinitySchedulingStrategy | None:
-    """A preference for the largest node that is not the cluster's head; ``None`` if the head is all there is.
+def off_the_head(excluded_ids: Collection[str] = ()) -> NodeAffinitySchedulingStrategy | None:
+    """A preference for one of the largest nodes that are not the cluster's head; ``None`` if the head is all there is.
 
     Ray Train's controller sits beside a gang's runner. On the head, which survives everything, neither should compete
-    with the cluster's own services.
+    with the cluster's own services. The loss of any other node should end few gangs: each draws its own. Nodes that
+    leave or are excluded (Ray's ids) are used only if there are no others.
     """
     nodes = [node for node in ray.nodes() if node["Alive"] and _HEAD not in node["Resources"]]  # type: ignore[no-untyped-call]
     if not nodes:
         return None
-    best = max(nodes, key=lambda node: (node["Resources"].get("GPU", 0), node["Resources"].get("CPU", 0)))
-    return NodeAffinitySchedulingStrategy(best["NodeID"], soft=True)
+    avoided = {*excluded_ids, *leaving_nodes()}
+    nodes = [node for node in nodes if node["NodeID"] not in avoided] or nodes
+    largest = max(map(_size, nodes))
+    chosen = secrets.choice([node for node in nodes if _size(node) == largest])
+    return NodeAffinitySchedulingStrategy(chosen["NodeID"], soft=True)
+
+
+def _size(node: Mapping[str, Any]) -> tuple[float, float]:
+    return node["Resources"].get("GPU", 0.0), node["Resources"].get("CPU", 0.0)
 
 
 class OrphanedPlacementGroups:

@@ -183,7 +183,7 @@ def _constraints(resources: Resources, site: RunnerSite) -> dict[str, Any]:
             return {"label_selector": {NODE_LABEL: site.node_id}}
         # The scheduler has planned with this node; on another node the runner would take resources twice.
         return {"scheduling_strategy": NodeAffinitySchedulingStrategy(site.node_id, soft=False)}
-    if is_coordinator and (strategy := off_the_head()):
+    if is_coordinator and (strategy := off_the_head(site.excluded_ids)):
         return {"scheduling_strategy": strategy}
     avoided = {NODE_LABEL: f"!in({','.join(site.excluded_ids)})"} if site.excluded_ids else {}
     selector = avoided if is_coordinator else {**site.selector, **avoided}

@@ -1,0 +1,111 @@
+"""The calls of a controller to one runner: what follows from an answer, and from one that does not arrive."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorUnavailableError
+
+from orchestrator.backends.ray import link as link_module
+from orchestrator.backends.ray.link import LinkState, RunnerLink, poll_links
+from orchestrator.backends.ray.runner.runner import RunnerAnswer, RunnerDescription
+from orchestrator.core.contract import Resources
+from orchestrator.testing.memory_store import MemoryStore
+from tests.integration.ray_jobs import job, request
+
+OLD, NEW = "0123456789abcdef", "fedcba9876543210"
+
+
+class FakeRunner:
+    """Notes calls; the test says what each of them answers, and when."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+        self.answers: dict[int, Any] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*arguments: Any) -> int:
+            self.calls.append((name, arguments))
+            return len(self.calls) - 1
+
+        return SimpleNamespace(remote=remote)
+
+    def answer(self, link: RunnerLink, name: str, answer: Any) -> None:
+        """Answer the last call of a method, and let the link take it."""
+        self.answers[max(number for number, call in enumerate(self.calls) if call[0] == name)] = answer
+        poll_links([link])
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        """Arguments of all calls of a method."""
+        return [arguments for called, arguments in self.calls if called == name]
+
+    # What the link uses of Ray
+
+    def wait(self, refs: list[int], **_: Any) -> tuple[list[int], list[int]]:
+        return [ref for ref in refs if ref in self.answers], []
+
+    def get(self, ref: int) -> Any:
+        if isinstance(self.answers[ref], Exception):
+            raise self.answers[ref]
+        return self.answers[ref]
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
+    made = FakeRunner()
+    monkeypatch.setattr(link_module, "ray", SimpleNamespace(wait=made.wait, get=made.get))
+    return made
+
+
+@pytest.fixture
+def link(runner: FakeRunner) -> RunnerLink:
+    handle: Any = runner
+    made = RunnerLink("runner", Resources(), handle, LinkState.CREATED)
+    made.digests, made.digests_now = (OLD,), lambda: (OLD, NEW)
+    made.announce(3)
+    return made
+
+
+def described(digest: str) -> dict[str, Any]:
+    return RunnerDescription(name="runner", pid=1, node_id="node", epoch=3, digest=digest).to_json()
+
+
+def unavailable() -> Exception:
+    return ActorUnavailableError("RPC error: Connection reset by peer rpc_code: 14", None)
+
+
+@pytest.mark.parametrize("is_introduced_first", [True, False])
+def test_runner_that_came_up_with_newer_code_than_its_first_call_knew_is_called_again(
+    link: RunnerLink, runner: FakeRunner, is_introduced_first: bool
+) -> None:
+    """Its files changed on disk after the call had been queued; the answers may arrive in any order."""
+    attempt = request(MemoryStore(), job("sleep"))
+    link.start(attempt)
+    answers: list[tuple[str, Any]] = [("announce", described(NEW)), ("start", RunnerAnswer.OTHER_CODE)]
+    for name, answer in answers if is_introduced_first else reversed(answers):
+        runner.answer(link, name, answer)
+    assert [call[-1] for call in runner.of("start")] == [[OLD], [OLD, OLD, NEW]]
+    runner.answer(link, "start", RunnerAnswer.ACCEPTED)
+    assert (link.is_started, link.refused, link.attempt_id) == (True, None, attempt.attempt_id)
+    assert runner.of("report"), "from now on it is asked for news, and its end is noticed"
+
+
+def test_release_that_is_lost_is_sent_again_and_goes_with_every_start_until_one_is_accepted(
+    link: RunnerLink, runner: FakeRunner
+) -> None:
+    """A runner that holds an ended attempt never leaves, and keeps its GPUs."""
+    first, second = (request(MemoryStore(), job("sleep"), number) for number in (1, 2))
+    runner.answer(link, "announce", described(OLD))
+    link.start(first)
+    runner.answer(link, "start", RunnerAnswer.ACCEPTED)
+    link.release()
+    runner.answer(link, "release", unavailable())
+    assert runner.of("release") == [(first.attempt_id, 3)] * 2
+    link.start(second)
+    runner.answer(link, "start", unavailable())
+    assert [call[2] for call in runner.of("start")] == ["", first.attempt_id, first.attempt_id]
+    runner.answer(link, "start", RunnerAnswer.ACCEPTED)
+    runner.answer(link, "release", unavailable())
+    assert len(runner.of("release")) == 2, "the runner has released it with the start"
