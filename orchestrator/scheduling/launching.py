@@ -289,14 +289,14 @@ class Launching:
             return False
         pending = minus(NOTHING, self._room.left)
         pending = max(0, pending[0]), max(0, pending[1]), max(0, pending[2])
-        whole = self._node_filter.machines.whole
-        absent = [waiting for waiting, asked, has in zip(pending, size.total, whole, strict=True) if asked and not has]
+        whole = self._node_filter.growth_base
         share = dominant(plus(pending, size.total), whole)
-        # Any part of a resource that no present node has is more than a quarter of it: one attempt asks for it.
-        if pending != NOTHING and (share > PENDING_SHARE or any(absent)):
+        unknown = [waits for waits, asked, has in zip(pending, size.total, whole, strict=True) if asked and not has]
+        # Where nobody knows how much of a resource there may be, one attempt asks for it.
+        if pending != NOTHING and (share > PENDING_SHARE or any(unknown)):
             return False
         self._room.left = minus(self._room.left, size.total)
-        what = "no present node has what it needs" if absent else f"{share:.0%} of it is asked for beyond what it has"
+        what = "no present node has what it needs" if unknown else f"{share:.0%} of it is asked for beyond what it has"
         why = f"the cluster is to grow for it: {what}"
         self._launch(queue, place, size, nodes=(), why=why, awaits_room=True)
         return True

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from functools import cached_property
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.scheduling.demand import AttemptDemand, amount_of, count_workers
+from orchestrator.scheduling.demand import Amount, AttemptDemand, amount_of, count_workers, times, total_of
 from orchestrator.scheduling.placement import Machines
 from orchestrator.state.nodes import ZONE_LABEL, Node
 
@@ -35,6 +36,15 @@ class NodeFilter:
     def has_excluded(self) -> bool:
         """Whether a node of the cluster is excluded."""
         return bool(self._excluded)
+
+    @cached_property
+    def growth_base(self) -> Amount:
+        """What is asked for beyond the present nodes is measured by this: their resources. Of a resource that none of
+        them has, what an autoscaler may add in all, as far as the number of such nodes is known.
+        """
+        most = total_of(times(amount_of(kind.resources), kind.max_count or 0) for kind in self._maximum)
+        cpus, gpus, memory = (has or added for has, added in zip(self.machines.whole, most, strict=True))
+        return cpus, gpus, memory
 
     def nodes(self, demand: AttemptDemand) -> frozenset[int]:
         """Places of the nodes that an attempt may use: excluded ones only where the others, with what an autoscaler may

@@ -122,16 +122,20 @@ def test_cluster_that_grows_sees_bounded_demand() -> None:
 
 
 @pytest.mark.parametrize("node", [Resources(cpus=0.0), Resources(cpus=64.0)])
-def test_cluster_that_grows_is_asked_for_one_attempt_while_no_node_has_what_jobs_need(node: Resources) -> None:
-    """Its head alone is present, as after the loss of all spot nodes, or no node with GPUs."""
+@pytest.mark.parametrize(("max_count", "num_asked"), [(None, 1), (9, 18)])
+def test_cluster_that_grows_is_asked_for_a_part_while_no_node_has_what_jobs_need(
+    node: Resources, max_count: int | None, num_asked: int
+) -> None:
+    """Its head alone is present, as after the loss of all spot nodes, or no node with GPUs. A quarter of 9 x 8 is 18."""
     jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(100)]
-    nodes, kinds = (Node(name="head", resources=node),), (Node(resources=Resources(cpus=64.0, gpus=8.0), max_count=9),)
-    plan = plan_of("s", *jobs)
-    (first,) = decide(after(plan), nodes=nodes, maximum=kinds)
-    assert isinstance(first, LaunchJob)
-    assert first.awaits_room
-    waits = launched(next(job for job in jobs if job.name == first.job), awaits_room=True, at_s=10.0)
-    assert decide(after(plan, waits), nodes=nodes, maximum=kinds, now=20.0) == []
+    kinds = (Node(resources=Resources(cpus=64.0, gpus=8.0), max_count=max_count),)
+    nodes, plan = (Node(name="head", resources=node),), plan_of("s", *jobs)
+    found = of_type(decide(after(plan), nodes=nodes, maximum=kinds), LaunchJob)
+    assert len(found) == num_asked
+    assert all(command.awaits_room for command in found)
+    by_name = {job.name: job for job in jobs}
+    waiting = [launched(by_name[command.job], awaits_room=True, at_s=10.0) for command in found]
+    assert decide(after(plan, *waiting), nodes=nodes, maximum=kinds, now=20.0) == []
 
 
 def test_first_node_that_never_comes_keeps_no_other_shape_from_asking() -> None:
