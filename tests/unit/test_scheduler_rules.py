@@ -126,7 +126,7 @@ def test_cluster_that_grows_sees_bounded_demand() -> None:
 def test_cluster_that_grows_is_asked_for_a_part_while_no_node_has_what_jobs_need(
     node: Resources, max_count: int | None, num_asked: int
 ) -> None:
-    """Its head alone is present, as after the loss of all spot nodes, or no node with GPUs. A quarter of 9 x 8 is 18."""
+    """Its head alone is present, as after the loss of all spot nodes, or no node with GPUs. 18 of 9 x 8 GPUs."""
     jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(100)]
     kinds = (Node(resources=Resources(cpus=64.0, gpus=8.0), max_count=max_count),)
     nodes, plan = (Node(name="head", resources=node),), plan_of("s", *jobs)
