@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from orchestrator.core.contract import Execution
-from orchestrator.core.errors import OutOfMemoryError, UserError
+from orchestrator.core.errors import NO_DEVICE_MEMORY, OutOfMemoryError, UserError
 from orchestrator.storage.files import replaced_file
 from workloads.data.order import rank_slice
 from workloads.models.batchnorm import batchnorm_layers, resolve_norm_group
@@ -29,8 +30,8 @@ from workloads.train.recipe import Recipe
 
 _USABLE_SHARE = 0.92
 """Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""
-# What exceptions of CUDA libraries say that are not torch.OutOfMemoryError.
-_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
+# Of exceptions that are not torch.OutOfMemoryError, those of the host's memory included.
+_TEXTS = re.compile(rf"out of memory|can't allocate memory|{NO_DEVICE_MEMORY}", re.IGNORECASE)
 _PAIR = 2
 """Samples that are mixed with each other."""
 
@@ -75,7 +76,7 @@ class CudaMemory:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device (or the host) had no memory left."""
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or (isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS))
+    return known or (isinstance(error, RuntimeError) and _TEXTS.search(str(error)) is not None)
 
 
 @contextmanager
@@ -92,9 +93,14 @@ def out_of_memory_at(micro_batch: int, failed: Callable[[int], None] | None = No
             raise
         if failed is not None:
             failed(micro_batch)
-        first = (str(error).splitlines() or [""])[0]
-        message = f"a step with a micro-batch of {micro_batch} samples does not fit into memory ({first}); the next "
-        raise OutOfMemoryError(message + "attempt halves it; or set execution.micro_batch", micro_batch) from error
+        message = f"a step with a micro-batch of {micro_batch} samples does not fit into memory{_quoted(error)}; "
+        message += "the next attempt halves it; or set execution.micro_batch"
+        raise OutOfMemoryError(message, micro_batch) from error
+
+
+def _quoted(error: BaseException) -> str:
+    """The first line of its text, to stand in a message."""
+    return f" ({(str(error).splitlines() or [''])[0]})"
 
 
 def find_micro_batch(
@@ -109,25 +115,31 @@ def find_micro_batch(
         OutOfMemoryError: not even one unit fits.
     """
     room_bytes = int(_USABLE_SHARE * memory.total_bytes()) - later_bytes
+    said = ""
 
     def fits(units: int) -> bool:
-        memory.reset_peak()
+        nonlocal said
         try:
-            step(min(units * unit, limit))
-            return memory.peak_bytes() <= room_bytes
+            # The first pass of a size may try kernels (cuDNN's benchmark), with memory that no later pass takes.
+            for _ in range(2):
+                memory.reset_peak()
+                step(min(units * unit, limit))
+                if memory.peak_bytes() <= room_bytes:
+                    return True
+            return False
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            said = _quoted(error)
         # Outside the handler: the exception holds the frames whose tensors the next trial needs the room of.
         memory.reset_peak()
         return False
 
     most = -(-limit // unit)
     if not fits(1):
-        message = (
-            f"{unit} samples, the fewest that go through the model at once, do not fit into the accelerator's memory"
-        )
-        raise OutOfMemoryError(f"{message}; use a smaller norm_group, image or model, or a larger GPU", unit)
+        message = f"{unit} samples, the fewest that go through the model at once, do not fit into the accelerator's "
+        message += f"memory{said}; use a smaller norm_group, image or model, or a larger GPU"
+        raise OutOfMemoryError(message, unit)
     low, high = 1, 2
     while high <= most and fits(high):
         low, high = high, 2 * high
