@@ -246,6 +246,21 @@ def test_compiled_module_of_the_same_architecture_reuses_the_code() -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize(("mode", "kept"), [(CompileMode.DEFAULT, True), (CompileMode.REDUCE_OVERHEAD, False)])
+def test_compiled_code_with_cuda_graphs_is_forgotten_after_the_job(mode: CompileMode, kept: bool) -> None:
+    """It outlives its network, and the graphs that it recorded keep a part of the GPU's memory."""
+    torch._dynamo.reset()
+    calls: list[int] = []
+    for _ in range(2):
+        arithmetic = _on_gpu(deterministic=True)
+        arithmetic.compile_mode = mode
+        with arithmetic.numerics():
+            compiled = CompiledForward(_layer(), mode, backend=_traced(calls))
+            arithmetic._compiled.append(compiled)
+            compiled(torch.ones(2, 4))
+    assert len(calls) == (1 if kept else 2)
+
+
 def _broken(graph: torch.fx.GraphModule, example: list[Tensor]) -> Any:
     raise ArithmeticError("no kernel for this")
 

@@ -249,6 +249,64 @@ def test_chosen_micro_batch_after_a_failure_is_smaller_on_this_node_and_on_other
     assert _chosen(Execution(), device, memory) == 128
 
 
+@pytest.mark.parametrize(("total", "size"), [(290, 256), (600, 512), (90, 64)])
+def test_size_that_was_found_with_other_memory_is_searched_again(tmp_path: Path, total: int, size: int) -> None:
+    """Another process held some of it, then or now."""
+    device = Device(total=300)
+    memory = MicroBatchMemory(tmp_path, {}, device)
+    assert _chosen(Execution(), device, memory) == 256
+    tried, device.total = len(device.tried), total
+    assert _chosen(Execution(), device, memory) == size
+    assert (len(device.tried) > tried) == (size != 256)
+    assert _chosen(Execution(), device, memory) == size
+
+
+def test_whole_share_that_fits_is_not_searched_again_with_more_memory(tmp_path: Path) -> None:
+    device = Device(total=600)
+    memory = MicroBatchMemory(tmp_path, {}, device)
+    assert _chosen(Execution(), device, memory) == 512
+    tried, device.total = len(device.tried), 6000
+    assert _chosen(Execution(), device, memory) == 512
+    assert len(device.tried) == tried
+
+
+def test_size_that_failed_with_less_memory_is_tried_again(tmp_path: Path) -> None:
+    device = Device(total=600)
+    memory = MicroBatchMemory(tmp_path, {}, device)
+    assert _chosen(Execution(), device, memory) == 512
+    device.total = 300  # while it trains
+    memory.failed(512)
+    assert _chosen(Execution(), device, memory) == 256
+    device.total = 600
+    assert _chosen(Execution(), device, memory) == 512
+    memory.failed(512)
+    device.total = 300
+    memory.failed(512)  # says no more than the one before
+    device.total = 600
+    assert _chosen(Execution(), device, memory) == 256
+
+
+def test_file_of_an_earlier_version_holds_for_any_memory(tmp_path: Path) -> None:
+    device = Device(total=6000)
+    memory = MicroBatchMemory(tmp_path, {}, device)
+    memory.found(256, 512)
+    file = next(tmp_path.glob("*.json"))
+    file.write_text(json.dumps({"setting": {}, "known": {"fits": 256, "limit": 512, "failed_at": 256}}))
+    assert _chosen(Execution(), device, memory) == 128
+    assert device.tried == []
+
+
+def test_memory_of_a_broken_device_hides_no_error(tmp_path: Path) -> None:
+    class Broken(Device):
+        def total_bytes(self) -> int:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    memory = MicroBatchMemory(tmp_path, {}, Broken(total=0))
+    with pytest.raises(OutOfMemoryError, match="micro-batch of 64"), out_of_memory_at(64, memory.failed):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert memory.recall().failed_at == 64
+
+
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"setting": {}, "known": {"unknown": 1}}', '{"setting": {"a": 1}}']
 )

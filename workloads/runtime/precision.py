@@ -15,11 +15,12 @@ that are alike share their code. ``DistributedDataParallel`` reaches the first b
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -304,6 +305,8 @@ class Arithmetic:
     def numerics(self) -> Iterator[None]:
         """Set the process-wide switches of the GPU libraries until the body ends; nothing on a CPU.
 
+        In the end the memory of CUDA graphs is free again, for the next job of the process.
+
         Raises:
             UserError: ``deterministic`` is asked for and an operation of the model has no deterministic kernel, or the
                 environment asks cuBLAS for a workspace that is not reproducible.
@@ -320,6 +323,9 @@ class Arithmetic:
                     message = f"execution asks for deterministic results, but {str(error).splitlines()[0]}; "
                     raise UserError(message + "set deterministic: false or choose another model") from error
                 raise
+            finally:
+                if self._compiled and self.has_cuda_graphs:
+                    _free_graphs()
 
     def autocast(self) -> AbstractContextManager[None]:
         """Forward passes and losses run inside; backward passes and updates outside."""
@@ -399,6 +405,18 @@ def _switches(*, tf32: bool, deterministic: bool) -> Iterator[None]:
     finally:
         matmul.fp32_precision, convolution.fp32_precision, cudnn.benchmark, cudnn.deterministic = before
         torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+
+
+def _free_graphs() -> None:
+    """Forget compiled code, which outlives its network, and with it the CUDA graphs that it recorded.
+
+    Their memory lies in a pool of its own, which is kept while one of them is there. The next job of the architecture
+    reads its code from the folder again.
+    """
+    with suppress(RuntimeError):  # of a device that is broken: what was done on it says so better
+        torch.compiler.reset()  # type: ignore[no-untyped-call]
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _member(names: type[Member], field: str, value: str) -> Member:

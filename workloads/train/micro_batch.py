@@ -12,7 +12,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -32,6 +32,7 @@ _USABLE_SHARE = 0.92
 """Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""
 # Of exceptions that are not torch.OutOfMemoryError, those of the host's memory included.
 _TEXTS = re.compile(rf"out of memory|can't allocate memory|{NO_DEVICE_MEMORY}", re.IGNORECASE)
+_CLEARLY_MORE = 1.1
 _PAIR = 2
 """Samples that are mixed with each other."""
 
@@ -179,33 +180,68 @@ class Known:
     """Largest size that a search found to fit; 0 = none yet."""
     limit: int = 0
     """Where that search ended because nothing larger was wanted."""
+    total_bytes: int = 0
+    """What tensors could take at most during that search; 0 = not known: earlier versions did not write it."""
     failed_at: int = 0
     """Smallest size that failed in training after all; 0 = none."""
+    failed_bytes: int = 0
+    """What tensors could take at most when it failed; 0 = not known."""
+
+    def with_memory(self, total_bytes: int) -> Known:
+        """What of it holds where tensors can take so much; with 0, which is not known, all of it.
+
+        Memory can be short for a moment, because of another process: what was found or failed then is no measure
+        afterwards, nor what was found before.
+        """
+        known, is_full = self, self.fits == self.limit
+        if _is_more(self.total_bytes, total_bytes) or (_is_more(total_bytes, self.total_bytes) and not is_full):
+            known = replace(known, fits=0, limit=0, total_bytes=0)
+        if _is_more(total_bytes, self.failed_bytes):
+            known = replace(known, failed_at=0, failed_bytes=0)
+        return known
+
+
+def _is_more(one_bytes: int, other_bytes: int) -> bool:
+    """Whether one amount of memory is clearly more than another; never where one of them is not known."""
+    return 0 < _CLEARLY_MORE * other_bytes <= one_bytes
 
 
 class MicroBatchMemory:
-    """Files of a node, one per setting (model, image size, precision, accelerator, ...)."""
+    """Files of a node, one per setting (model, image size, precision, accelerator, ...).
 
-    def __init__(self, folder: Path, setting: Mapping[str, Any]) -> None:
+    ``device`` tells how much memory there is; without it, what is known holds for any amount.
+    """
+
+    def __init__(self, folder: Path, setting: Mapping[str, Any], device: DeviceMemory | None = None) -> None:
         name = sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
-        self._file, self._setting = folder / f"{name}.json", dict(setting)
+        self._file, self._setting, self._device = folder / f"{name}.json", dict(setting), device
 
     def recall(self) -> Known:
-        """What is known; a missing or broken file is nothing."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            document = json.loads(self._file.read_text(encoding="utf-8"))
-            return Known(**document["known"]) if document["setting"] == self._setting else Known()
-        return Known()
+        """What is known and holds with the memory that there is; a missing or broken file is nothing."""
+        return self._read().with_memory(self._total_bytes())
 
     def found(self, fits: int, limit: int) -> None:
         """Remember the end of a search. What failed before stays known."""
-        self._write(Known(fits=fits, limit=limit, failed_at=self.recall().failed_at))
+        self._write(replace(self.recall(), fits=fits, limit=limit, total_bytes=self._total_bytes()))
 
     def failed(self, micro_batch: int) -> None:
         """Remember that a size did not fit in training."""
         known = self.recall()
-        smallest = min(known.failed_at or micro_batch, micro_batch)
-        self._write(Known(fits=known.fits, limit=known.limit, failed_at=smallest))
+        if not known.failed_at or micro_batch < known.failed_at:
+            known = replace(known, failed_at=micro_batch, failed_bytes=self._total_bytes())
+        self._write(known)
+
+    def _total_bytes(self) -> int:
+        if self._device is not None:
+            with suppress(RuntimeError):  # of a device that is broken: what was done on it says so better
+                return self._device.total_bytes()
+        return 0
+
+    def _read(self) -> Known:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            document = json.loads(self._file.read_text(encoding="utf-8"))
+            return Known(**document["known"]) if document["setting"] == self._setting else Known()
+        return Known()
 
     def _write(self, known: Known) -> None:
         # Losing it costs one more search: no reason to fail a job.
