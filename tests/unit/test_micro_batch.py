@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,10 @@ from torch import nn
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import FailureKind, OutOfMemoryError
 from orchestrator.core.job_kinds import JobKind
+from tests.memory_images import MemoryImages
 from tests.tiny_training import RECIPE
+from workloads.runtime.precision import Arithmetic
+from workloads.train import warmup_step
 from workloads.train.micro_batch import (
     CudaMemory,
     MicroBatchMemory,
@@ -62,8 +66,8 @@ class Device:
         return self.total
 
 
-def _find(device: Device, *, unit: int = 1, limit: int = 4096, later_bytes: int = 0) -> int:
-    return find_micro_batch(device.step, unit=unit, limit=limit, memory=device, later_bytes=later_bytes)
+def _find(device: Device, *, unit: int = 1, limit: int = 4096, **kept_bytes: int) -> int:
+    return find_micro_batch(device.step, unit=unit, limit=limit, memory=device, **kept_bytes)
 
 
 @given(total=st.integers(10, 5000), unit=st.integers(1, 64), limit=st.integers(1, 5000), later=st.integers(0, 200))
@@ -88,6 +92,15 @@ def test_find_micro_batch_needs_few_trials() -> None:
     assert len(sizes) <= 24
     assert max(sizes.values()) == 2
     assert {size for size, times in sizes.items() if times > 1} <= {size for size in sizes if size > largest}
+
+
+def test_find_micro_batch_counts_the_inputs_of_the_whole_share() -> None:
+    """A trial holds those of its own samples; a step holds all, while a part of them goes through the model."""
+    device = Device(total=1000, per_sample=10)
+    assert _find(device, limit=400, sample_bytes=1) == (920 - 400) // (10 - 1)
+    assert _find(device, limit=92, sample_bytes=1) == 92
+    with pytest.raises(OutOfMemoryError, match="smaller norm_group, batch, image"):
+        _find(device, limit=1000, sample_bytes=1)
 
 
 def test_memory_of_the_first_pass_of_a_size_is_not_that_of_a_step() -> None:
@@ -221,6 +234,23 @@ def test_size_is_remembered_for_what_takes_the_memory() -> None:
     assert setting() == setting(lr=0.7)
 
 
+def test_search_counts_an_input_in_the_form_that_a_step_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    def find(step: Callable[[int], None], **fields: Any) -> int:
+        told.update(fields)
+        return 8
+
+    monkeypatch.setattr(warmup_step, "find_micro_batch", find)
+    arithmetic = Arithmetic(torch.device("cpu"))
+    learner: Any = SimpleNamespace(model=nn.Linear(2, 2), average=None, arithmetic=arithmetic)
+    job: Any = SimpleNamespace(context=SimpleNamespace(gpu_share=1.0))
+    task = MemoryImages(learner.model, batch_size=4, num_samples=4, image_size=16)
+    search = MicroBatchSearch(learner=learner, losses_of=lambda *_: None, task=task, job=job)  # type: ignore[arg-type]
+    assert search._search(4, 64) == 8
+    assert (told["unit"], told["limit"], told["sample_bytes"]) == (4, 64, 3 * 16 * 16 * 4)
+
+
 def test_share_of_a_gpu_limits_what_an_attempt_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (900, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50)
@@ -235,6 +265,14 @@ def test_chosen_micro_batch_larger_share_than_was_searched_is_searched_again(tmp
     tried = len(device.tried)
     assert _chosen(Execution(), device, memory, share=256) == 256
     assert len(device.tried) == tried
+
+
+def test_chosen_micro_batch_share_with_more_inputs_is_searched_again(tmp_path: Path) -> None:
+    device, memory = Device(total=300), MicroBatchMemory(tmp_path, {})
+    assert _chosen(Execution(), device, memory, share=320) == 192
+    tried = len(device.tried)
+    assert _chosen(Execution(), device, memory, share=512) == 256
+    assert len(device.tried) > tried
 
 
 def test_chosen_micro_batch_after_a_failure_is_smaller_on_this_node_and_on_others(tmp_path: Path) -> None:

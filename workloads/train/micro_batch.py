@@ -105,12 +105,19 @@ def _quoted(error: BaseException) -> str:
 
 
 def find_micro_batch(
-    step: Callable[[int], None], *, unit: int, limit: int, memory: DeviceMemory, later_bytes: int = 0
+    step: Callable[[int], None],
+    *,
+    unit: int,
+    limit: int,
+    memory: DeviceMemory,
+    later_bytes: int = 0,
+    sample_bytes: int = 0,
 ) -> int:
     """The largest multiple of ``unit``, at most ``limit``, with which ``step`` fits into memory; by trial.
 
     Doubles from one unit until a trial does not fit, then halves the interval. ``later_bytes`` is what the run will
-    take beside a step (optimiser state, averages). ``limit`` need not be a multiple.
+    take beside a step (optimiser state, averages), ``sample_bytes`` an input: a trial holds as many as go through the
+    model at once, a step all ``limit`` of its share. ``limit`` need not be a multiple.
 
     Raises:
         OutOfMemoryError: not even one unit fits.
@@ -120,12 +127,14 @@ def find_micro_batch(
 
     def fits(units: int) -> bool:
         nonlocal said
+        size = min(units * unit, limit)
+        others_bytes = (limit - size) * sample_bytes
         try:
             # The first pass of a size may try kernels (cuDNN's benchmark), with memory that no later pass takes.
             for _ in range(2):
                 memory.reset_peak()
-                step(min(units * unit, limit))
-                if memory.peak_bytes() <= room_bytes:
+                step(size)
+                if memory.peak_bytes() + others_bytes <= room_bytes:
                     return True
             return False
         except Exception as error:
@@ -139,7 +148,7 @@ def find_micro_batch(
     most = -(-limit // unit)
     if not fits(1):
         message = f"{unit} samples, the fewest that go through the model at once, do not fit into the accelerator's "
-        message += f"memory{said}; use a smaller norm_group, image or model, or a larger GPU"
+        message += f"memory{said}; use a smaller norm_group, batch, image or model, or a larger GPU"
         raise OutOfMemoryError(message, unit)
     low, high = 1, 2
     while high <= most and fits(high):
@@ -179,7 +188,7 @@ class Known:
     fits: int = 0
     """Largest size that a search found to fit; 0 = none yet."""
     limit: int = 0
-    """Where that search ended because nothing larger was wanted."""
+    """The share for which it searched: nothing larger was wanted."""
     total_bytes: int = 0
     """What tensors could take at most during that search; 0 = not known: earlier versions did not write it."""
     failed_at: int = 0
@@ -274,7 +283,8 @@ def chosen_micro_batch(
         return halved(share, retries, unit) if retries else 0
     known = memory.recall() if memory is not None else Known()
     largest = known.fits
-    if not largest or (largest == known.limit < share):
+    # A larger share also holds more inputs during a step than the search counted.
+    if not largest or known.limit < share:
         largest = search()
         if memory is not None:
             memory.found(largest, share)

@@ -121,8 +121,15 @@ class MicroBatchSearch:
         state_bytes = sum(parameter.nbytes for parameter in learner.model.parameters() if parameter.requires_grad)
         # Two moments of an optimiser at most, and averaged weights.
         later_bytes = (2 + (learner.average is not None)) * state_bytes
-        step, memory = self._warmup_step().step, self._device_memory()
-        return find_micro_batch(step, unit=unit, limit=share, memory=memory, later_bytes=later_bytes)
+        inputs, _ = self._example(1)
+        return find_micro_batch(
+            self._warmup_step().step,
+            unit=unit,
+            limit=share,
+            memory=self._device_memory(),
+            later_bytes=later_bytes,
+            sample_bytes=inputs.nbytes,
+        )
 
     def _warmup_step(self) -> WarmupStep:
         return WarmupStep(self.task.model, self.losses_of, self.learner.arithmetic, self._example)
