@@ -131,6 +131,8 @@ def test_bf16_on_a_gpu_that_only_emulates_it_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     with pytest.raises(UserError, match="bf16, which Tesla T4 does not compute in"):
         Arithmetic.of(Wanted("bf16"), Execution(), torch.device("cuda"))
+    with pytest.raises(UserError, match="bf16, which Tesla T4 does not compute in"):  # as jobs without a recipe do
+        Arithmetic(torch.device("cuda"), precision=Precision.BF16)
 
 
 def test_fp16_unscaled_gradients_are_those_of_fp32() -> None:

@@ -232,6 +232,9 @@ class Arithmetic:
 
     The order of a step: ``with autocast()``: forward and losses; ``scale(loss).backward()`` for every micro-batch;
     the gradients' reduction over ranks; ``unscale_``; norms and clipping; ``step``.
+
+    Raises:
+        UserError: the device cannot compute in the precision.
     """
 
     def __init__(
@@ -243,6 +246,9 @@ class Arithmetic:
         compile_mode: CompileMode = CompileMode.OFF,
         deterministic: bool = True,
     ) -> None:
+        if precision is Precision.BF16 and not _computes_bf16(device):
+            name = torch.cuda.get_device_name(device)
+            raise UserError(f"precision is bf16, which {name} does not compute in; use fp16 or fp32")
         self.device, self.precision, self.compile_mode = device, precision, compile_mode
         self._tf32, self._deterministic = tf32, deterministic or device.type == "cpu"
         self._compiled: list[CompiledForward] = []
@@ -256,13 +262,9 @@ class Arithmetic:
         Raises:
             UserError: an unknown precision or way to compile, or a precision that the device cannot compute in.
         """
-        precision = _member(Precision, "recipe.precision", recipe.precision)
-        if precision is Precision.BF16 and not _computes_bf16(device):
-            name = torch.cuda.get_device_name(device)
-            raise UserError(f"recipe.precision is bf16, which {name} does not compute in; use fp16 or fp32")
         return cls(
             device,
-            precision=precision,
+            precision=_member(Precision, "recipe.precision", recipe.precision),
             tf32=recipe.tf32,
             compile_mode=_member(CompileMode, "execution.compile", execution.compile),
             deterministic=execution.deterministic,
