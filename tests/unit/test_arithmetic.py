@@ -381,6 +381,49 @@ def test_compile_with_cuda_graphs_keeps_the_network_whole() -> None:
     assert compiled._blocks == [network]
 
 
+@pytest.mark.parametrize(
+    ("deterministic", "mode", "options"),
+    [
+        (False, CompileMode.DEFAULT, {}),
+        (True, CompileMode.DEFAULT, {"deterministic": True}),
+        (True, CompileMode.REDUCE_OVERHEAD, {"deterministic": True, "triton.cudagraphs": True}),
+    ],
+)
+def test_deterministic_kernels_are_not_chosen_by_their_speed(
+    monkeypatch: pytest.MonkeyPatch, deterministic: bool, mode: CompileMode, options: dict[str, bool]
+) -> None:
+    """Another node, or another attempt, measures other speeds."""
+    arithmetic = _on_gpu(deterministic=deterministic)
+    arithmetic.compile_mode = mode
+    assert _compiler_options(monkeypatch, arithmetic) == [options]
+    assert ("compiled_kernels" in arithmetic.fingerprint()) == deterministic
+
+
+@pytest.mark.parametrize("mode", [CompileMode.DEFAULT, CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE])
+def test_kernels_for_a_cpu_are_chosen_by_their_speed_in_no_mode(
+    monkeypatch: pytest.MonkeyPatch, mode: CompileMode
+) -> None:
+    """The first two modes measure nothing there, and keep their fingerprints."""
+    arithmetic, is_timed = _arithmetic(compile=mode.value), mode is CompileMode.MAX_AUTOTUNE
+    (options,) = _compiler_options(monkeypatch, arithmetic)
+    assert ("deterministic" in options) == ("compiled_kernels" in arithmetic.fingerprint()) == is_timed
+    assert options.get("max_autotune", False) == is_timed
+
+
+def _compiler_options(monkeypatch: pytest.MonkeyPatch, arithmetic: Arithmetic) -> list[dict[str, bool]]:
+    """What Inductor is told for each graph."""
+    told: list[dict[str, bool]] = []
+
+    def compile_fx(graph: torch.fx.GraphModule, *_: object, config_patches: dict[str, bool], **__: object) -> Any:
+        told.append(config_patches)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    torch._dynamo.reset()
+    arithmetic.compiled(_layer())(torch.ones(2, 4))
+    return told
+
+
 def test_compile_off_is_the_module_itself() -> None:
     arithmetic = _arithmetic()
     compiled = arithmetic.compiled(_layer())

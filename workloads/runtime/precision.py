@@ -91,10 +91,18 @@ def _share(parts: Sequence[nn.Module], whole: nn.Module) -> float:
 class CompiledForward:
     """Calls a module, compiled if it can be, block by block; its parameters and their names stay what they are.
 
-    ``note`` says why a module runs uncompiled, ``compile_s`` how long the first call took.
+    ``note`` says why a module runs uncompiled, ``compile_s`` how long the first call took. ``fixed``: no kernel is
+    chosen by its speed if that changes results.
     """
 
-    def __init__(self, module: nn.Module, mode: CompileMode, *, backend: str | Callable[..., Any] = "inductor") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        mode: CompileMode,
+        *,
+        fixed: bool = False,
+        backend: str | Callable[..., Any] = "inductor",
+    ) -> None:
         self.module, self.note, self.compile_s = module, "", 0.0
         self._blocks: list[nn.Module] = []
         self._cases: set[tuple[Any, ...]] = set()
@@ -103,7 +111,7 @@ class CompiledForward:
         self._blocks = [module] if mode in _CUDA_GRAPHS else blocks_of(module)
         settings = torch._dynamo.config  # noqa: SLF001 - torch has no other name for it
         settings.recompile_limit = max(settings.recompile_limit, _MOST_VERSIONS)
-        options = {} if backend != "inductor" else {"mode": None if mode is CompileMode.DEFAULT else mode.value}
+        options = _options(mode, fixed=fixed) if backend == "inductor" else {}
         for block in self._blocks:
             # Batches have one size, or two where the last is smaller: code for any size would be slower.
             block.compile(backend=backend, dynamic=False, **options)
@@ -155,6 +163,17 @@ class CompiledForward:
     def _remove(self) -> None:
         for block in self._blocks:
             block._compiled_call_impl = None  # noqa: SLF001 - see ``paused``
+
+
+def _options(mode: CompileMode, *, fixed: bool) -> dict[str, Any]:
+    """What ``torch.compile`` is told of a mode; it takes either a mode or options."""
+    if not fixed:
+        return {"mode": None if mode is CompileMode.DEFAULT else mode.value}
+    from torch._inductor import list_mode_options
+
+    # As an option it also holds for backward passes: these compile in threads of autograd, and what is set in torch's
+    # configuration holds for the thread that sets it.
+    return {"options": {**list_mode_options(mode.value), "deterministic": True}}
 
 
 def kept_state(module: nn.Module, devices: Iterable[torch.device]) -> Callable[[], None]:
@@ -285,6 +304,13 @@ class Arithmetic:
         """Whether compiled code may run as CUDA graphs, which use the memory of their results again."""
         return self.compile_mode in _CUDA_GRAPHS
 
+    @property
+    def _fixes_kernels(self) -> bool:
+        """Whether the compiler must not choose kernels by their speed, which it measures; on CPUs one mode does so."""
+        on_cpu = self.device.type == "cpu"
+        timed = [CompileMode.MAX_AUTOTUNE] if on_cpu else [mode for mode in CompileMode if mode is not CompileMode.OFF]
+        return self._deterministic and self.compile_mode in timed
+
     def give_up(self, error: BaseException) -> None:
         """Run everything uncompiled from now on, because of an error of the compiler."""
         for compiled in self._compiled:
@@ -358,7 +384,7 @@ class Arithmetic:
 
     def compiled(self, module: nn.Module) -> CompiledForward:
         """A callable with the module's own parameters, compiled where the execution asks for it."""
-        forward = CompiledForward(module, self.compile_mode)
+        forward = CompiledForward(module, self.compile_mode, fixed=self._fixes_kernels)
         self._compiled.append(forward)
         return forward
 
@@ -378,6 +404,8 @@ class Arithmetic:
         mine: dict[str, str | int] = {"precision": self.precision.value, "compile": self.compile_mode.value}
         if self.compile_mode is CompileMode.DEFAULT:
             mine["compiled"] = "blocks"
+        if self._fixes_kernels:
+            mine["compiled_kernels"] = "fixed"
         if self.device.type == "cuda":
             mine |= {"tf32": int(self._tf32), "deterministic": int(self._deterministic)}
             mine |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
