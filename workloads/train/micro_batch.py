@@ -199,8 +199,8 @@ class Known:
     def with_memory(self, total_bytes: int) -> Known:
         """What of it holds where tensors can take so much; with 0, which is not known, all of it.
 
-        Memory can be short for a moment, because of another process: what was found or failed then is no measure
-        afterwards, nor what was found before.
+        Memory can be short for a moment, because of another process: a size that was found then is too small
+        afterwards, and one that was found before is too large then.
         """
         known, is_full = self, self.fits == self.limit
         if _is_more(self.total_bytes, total_bytes) or (_is_more(total_bytes, self.total_bytes) and not is_full):
