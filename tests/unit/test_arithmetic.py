@@ -253,11 +253,12 @@ def test_compiled_code_with_cuda_graphs_is_forgotten_after_the_job(mode: Compile
     """It outlives its network, and the graphs that it recorded keep a part of the GPU's memory."""
     torch._dynamo.reset()
     calls: list[int] = []
+    backend = _traced(calls)
     for _ in range(2):
         arithmetic = _on_gpu(deterministic=True)
         arithmetic.compile_mode = mode
         with arithmetic.numerics():
-            compiled = CompiledForward(_layer(), mode, backend=_traced(calls))
+            compiled = CompiledForward(_layer(), mode, backend=backend)
             arithmetic._compiled.append(compiled)
             compiled(torch.ones(2, 4))
     assert len(calls) == (1 if kept else 2)
@@ -381,37 +382,11 @@ def test_compile_with_cuda_graphs_keeps_the_network_whole() -> None:
     assert compiled._blocks == [network]
 
 
-@pytest.mark.parametrize(
-    ("deterministic", "mode", "options"),
-    [
-        (False, CompileMode.DEFAULT, {}),
-        (True, CompileMode.DEFAULT, {"deterministic": True}),
-        (True, CompileMode.REDUCE_OVERHEAD, {"deterministic": True, "triton.cudagraphs": True}),
-    ],
-)
-def test_deterministic_kernels_are_not_chosen_by_their_speed(
-    monkeypatch: pytest.MonkeyPatch, deterministic: bool, mode: CompileMode, options: dict[str, bool]
-) -> None:
-    """Another node, or another attempt, measures other speeds."""
-    arithmetic = _on_gpu(deterministic=deterministic)
-    arithmetic.compile_mode = mode
-    assert _compiler_options(monkeypatch, arithmetic) == [options]
-    assert ("compiled_kernels" in arithmetic.fingerprint()) == deterministic
-
-
 @pytest.mark.parametrize("mode", [CompileMode.DEFAULT, CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE])
-def test_kernels_for_a_cpu_are_chosen_by_their_speed_in_no_mode(
+def test_deterministic_kernels_are_not_chosen_by_their_speed(
     monkeypatch: pytest.MonkeyPatch, mode: CompileMode
 ) -> None:
-    """The first two modes measure nothing there, and keep their fingerprints."""
-    arithmetic, is_timed = _arithmetic(compile=mode.value), mode is CompileMode.MAX_AUTOTUNE
-    (options,) = _compiler_options(monkeypatch, arithmetic)
-    assert ("deterministic" in options) == ("compiled_kernels" in arithmetic.fingerprint()) == is_timed
-    assert options.get("max_autotune", False) == is_timed
-
-
-def _compiler_options(monkeypatch: pytest.MonkeyPatch, arithmetic: Arithmetic) -> list[dict[str, bool]]:
-    """What Inductor is told for each graph."""
+    """Another node measures other speeds; on a CPU the first two modes measure none, and keep their fingerprints."""
     told: list[dict[str, bool]] = []
 
     def compile_fx(graph: torch.fx.GraphModule, *_: object, config_patches: dict[str, bool], **__: object) -> Any:
@@ -419,9 +394,15 @@ def _compiler_options(monkeypatch: pytest.MonkeyPatch, arithmetic: Arithmetic) -
         return graph.forward
 
     monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
-    torch._dynamo.reset()
-    arithmetic.compiled(_layer())(torch.ones(2, 4))
-    return told
+    is_timed = mode is CompileMode.MAX_AUTOTUNE
+    cases = (_on_gpu(deterministic=False), False), (_on_gpu(deterministic=True), True), (_arithmetic(), is_timed)
+    for arithmetic, fixed in cases:
+        torch._dynamo.reset()
+        arithmetic.compile_mode = mode
+        arithmetic.compiled(_layer())(torch.ones(2, 4))
+        assert ("deterministic" in told[-1]) == ("compiled_kernels" in arithmetic.fingerprint()) == fixed
+        assert told[-1].get("triton.cudagraphs", False) == arithmetic.has_cuda_graphs
+    assert len(told) == len(cases)
 
 
 def test_compile_off_is_the_module_itself() -> None:

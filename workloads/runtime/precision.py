@@ -444,7 +444,7 @@ def _free_graphs() -> None:
     reads its code from the folder again.
     """
     with suppress(RuntimeError):  # of a device that is broken: what was done on it says so better
-        torch.compiler.reset()  # type: ignore[no-untyped-call]
+        torch.compiler.reset()
         gc.collect()
         torch.cuda.empty_cache()
 
