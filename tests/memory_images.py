@@ -46,6 +46,7 @@ class MemoryImages:
     levels: Sequence[EvalLevel] = ()
     num_classes = NUM_CLASSES
     is_multi_label = False
+    is_backbone_trained = True
 
     def __init__(
         self,

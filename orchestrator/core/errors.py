@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 # Texts of libtorch 2.15 (gloo, ProcessGroupNCCL.cpp), NCCL 2.30 and of the store at which ranks meet. What a collective
 # raises is mostly a plain RuntimeError or DistBackendError: only its text tells who is at fault.
@@ -18,6 +19,13 @@ _OWN_TROUBLE = re.compile(
     r"|allocate memory|bad_alloc",
     re.IGNORECASE,
 )
+NO_DEVICE_MEMORY: Final = (
+    r"CUDA out of memory|CUDA error: out of memory|Cuda failure.{0,8}'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
+    r"|torch\.(?:cuda\.)?OutOfMemoryError|CUDNN_STATUS_\w*ALLOC\w*_FAILED|HIP out of memory|MPS backend out of memory"
+    r"|unable to find an engine to execute this computation"
+)
+"""Texts of torch and of GPU libraries when a device has no memory left. torch says the last one if no kernel of a
+convolution ran: mostly because none found the memory that it works in, but also if cuDNN does not support the GPU."""
 _TRANSPORT = re.compile(
     r"gloo/(?:transport|rendezvous)/|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
     r"|Watchdog caught collective operation timeout|communicator was aborted|operations have failed or timed out"

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import lru_cache
 
-from orchestrator.core.errors import FailureKind
+from orchestrator.core.errors import NO_DEVICE_MEMORY, FailureKind
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 
 MAX_BACKOFF_S = 300.0
@@ -290,8 +290,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         "GPU memory",
         FailureKind.OUT_OF_MEMORY,
-        r"CUDA out of memory|CUDA error: out of memory|Cuda failure.{0,8}'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
-        r"|torch\.(?:cuda\.)?OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED|HIP out of memory|MPS backend out of memory",
+        NO_DEVICE_MEMORY,
         "the next attempt halves the micro-batch in whole norm groups",
     ),
     _signature(

@@ -131,6 +131,8 @@ def test_bf16_on_a_gpu_that_only_emulates_it_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Tesla T4")
     with pytest.raises(UserError, match="bf16, which Tesla T4 does not compute in"):
         Arithmetic.of(Wanted("bf16"), Execution(), torch.device("cuda"))
+    with pytest.raises(UserError, match="bf16, which Tesla T4 does not compute in"):  # as jobs without a recipe do
+        Arithmetic(torch.device("cuda"), precision=Precision.BF16)
 
 
 def test_fp16_unscaled_gradients_are_those_of_fp32() -> None:
@@ -244,6 +246,22 @@ def test_compiled_module_of_the_same_architecture_reuses_the_code() -> None:
     for _ in range(3):
         CompiledForward(nn.Sequential(_layer(), nn.ReLU()), CompileMode.DEFAULT, backend=backend)(torch.ones(2, 4))
     assert len(calls) == 1
+
+
+@pytest.mark.parametrize(("mode", "kept"), [(CompileMode.DEFAULT, True), (CompileMode.REDUCE_OVERHEAD, False)])
+def test_compiled_code_with_cuda_graphs_is_forgotten_after_the_job(mode: CompileMode, kept: bool) -> None:
+    """It outlives its network, and the graphs that it recorded keep a part of the GPU's memory."""
+    torch._dynamo.reset()
+    calls: list[int] = []
+    backend = _traced(calls)
+    for _ in range(2):
+        arithmetic = _on_gpu(deterministic=True)
+        arithmetic.compile_mode = mode
+        with arithmetic.numerics():
+            compiled = CompiledForward(_layer(), mode, backend=backend)
+            arithmetic._compiled.append(compiled)
+            compiled(torch.ones(2, 4))
+    assert len(calls) == (1 if kept else 2)
 
 
 def _broken(graph: torch.fx.GraphModule, example: list[Tensor]) -> Any:
@@ -362,6 +380,29 @@ def test_compile_with_cuda_graphs_keeps_the_network_whole() -> None:
     network = nn.Sequential(_Block(), _Block())
     compiled = CompiledForward(network, CompileMode.REDUCE_OVERHEAD, backend=_traced([]))
     assert compiled._blocks == [network]
+
+
+@pytest.mark.parametrize("mode", [CompileMode.DEFAULT, CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE])
+def test_deterministic_kernels_are_not_chosen_by_their_speed(
+    monkeypatch: pytest.MonkeyPatch, mode: CompileMode
+) -> None:
+    """Another node measures other speeds; on a CPU the first two modes measure none, and keep their fingerprints."""
+    told: list[dict[str, bool]] = []
+
+    def compile_fx(graph: torch.fx.GraphModule, *_: object, config_patches: dict[str, bool], **__: object) -> Any:
+        told.append(config_patches)
+        return graph.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    is_timed = mode is CompileMode.MAX_AUTOTUNE
+    cases = (_on_gpu(deterministic=False), False), (_on_gpu(deterministic=True), True), (_arithmetic(), is_timed)
+    for arithmetic, fixed in cases:
+        torch._dynamo.reset()
+        arithmetic.compile_mode = mode
+        arithmetic.compiled(_layer())(torch.ones(2, 4))
+        assert ("deterministic" in told[-1]) == ("compiled_kernels" in arithmetic.fingerprint()) == fixed
+        assert told[-1].get("triton.cudagraphs", False) == arithmetic.has_cuda_graphs
+    assert len(told) == len(cases)
 
 
 def test_compile_off_is_the_module_itself() -> None:

@@ -44,6 +44,8 @@ def caused(text: str, cause: Exception) -> Exception:
         (foreign("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2 GiB"), FailureKind.OUT_OF_MEMORY),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB"), FailureKind.OUT_OF_MEMORY),
         (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`"), FailureKind.OUT_OF_MEMORY),
+        (RuntimeError("GET was unable to find an engine to execute this computation"), FailureKind.OUT_OF_MEMORY),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), FailureKind.OUT_OF_MEMORY),
         (
             RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that ..."),
             FailureKind.OUT_OF_MEMORY,

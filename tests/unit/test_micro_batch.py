@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +20,10 @@ from torch import nn
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import FailureKind, OutOfMemoryError
 from orchestrator.core.job_kinds import JobKind
+from tests.memory_images import MemoryImages
 from tests.tiny_training import RECIPE
+from workloads.runtime.precision import Arithmetic
+from workloads.train import warmup_step
 from workloads.train.micro_batch import (
     CudaMemory,
     MicroBatchMemory,
@@ -61,8 +66,8 @@ class Device:
         return self.total
 
 
-def _find(device: Device, *, unit: int = 1, limit: int = 4096, later_bytes: int = 0) -> int:
-    return find_micro_batch(device.step, unit=unit, limit=limit, memory=device, later_bytes=later_bytes)
+def _find(device: Device, *, unit: int = 1, limit: int = 4096, **kept_bytes: int) -> int:
+    return find_micro_batch(device.step, unit=unit, limit=limit, memory=device, **kept_bytes)
 
 
 @given(total=st.integers(10, 5000), unit=st.integers(1, 64), limit=st.integers(1, 5000), later=st.integers(0, 200))
@@ -81,9 +86,42 @@ def test_find_micro_batch_any_device_gives_the_largest_that_fits(total: int, uni
 
 def test_find_micro_batch_needs_few_trials() -> None:
     device = Device(total=10_000, fixed=500, per_sample=7)
-    assert _find(device) == (9200 - 500) // 7
-    assert len(device.tried) <= 24
-    assert len(set(device.tried)) == len(device.tried)
+    largest = (9200 - 500) // 7
+    assert _find(device) == largest
+    sizes = Counter(device.tried)
+    assert len(sizes) <= 24
+    assert max(sizes.values()) == 2
+    assert {size for size, times in sizes.items() if times > 1} <= {size for size in sizes if size > largest}
+
+
+def test_find_micro_batch_counts_the_inputs_of_the_whole_share() -> None:
+    """A trial holds those of its own samples; a step holds all, while a part of them goes through the model."""
+    device = Device(total=1000, per_sample=10)
+    assert _find(device, limit=400, sample_bytes=1) == (920 - 400) // (10 - 1)
+    assert _find(device, limit=92, sample_bytes=1) == 92
+    with pytest.raises(OutOfMemoryError, match="smaller norm_group, batch, image"):
+        _find(device, limit=1000, sample_bytes=1)
+
+
+def test_memory_of_the_first_pass_of_a_size_is_not_that_of_a_step() -> None:
+    """In it cuDNN's benchmark takes the workspace of every kernel it tries."""
+
+    class Benchmarking(Device):
+        def step(self, size: int) -> None:
+            is_first = size not in self.tried
+            super().step(size)
+            if is_first:
+                self.peak = self.total
+
+    assert _find(Benchmarking(total=1000), unit=8) == 920
+
+
+def test_find_micro_batch_quotes_why_the_fewest_samples_do_not_fit() -> None:
+    def broken(size: int) -> None:
+        raise RuntimeError("GET was unable to find an engine to execute this computation")
+
+    with pytest.raises(OutOfMemoryError, match=r"8 samples, the fewest.*\(GET was unable to find an engine"):
+        find_micro_batch(broken, unit=8, limit=8, memory=Device(total=100))
 
 
 def test_find_micro_batch_other_error_is_not_swallowed() -> None:
@@ -102,6 +140,8 @@ def test_find_micro_batch_other_error_is_not_swallowed() -> None:
         (RuntimeError("CUDA error: out of memory"), True),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
         (RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"), True),
+        (RuntimeError("FIND was unable to find an engine to execute this computation"), True),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"), True),
         (RuntimeError("shape mismatch"), False),
         (ValueError("out of memory"), False),
     ],
@@ -194,6 +234,23 @@ def test_size_is_remembered_for_what_takes_the_memory() -> None:
     assert setting() == setting(lr=0.7)
 
 
+def test_search_counts_an_input_in_the_form_that_a_step_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[str, Any] = {}
+
+    def find(step: Callable[[int], None], **fields: Any) -> int:
+        told.update(fields)
+        return 8
+
+    monkeypatch.setattr(warmup_step, "find_micro_batch", find)
+    arithmetic = Arithmetic(torch.device("cpu"))
+    learner: Any = SimpleNamespace(model=nn.Linear(2, 2), average=None, arithmetic=arithmetic)
+    job: Any = SimpleNamespace(context=SimpleNamespace(gpu_share=1.0))
+    task = MemoryImages(learner.model, batch_size=4, num_samples=4, image_size=16)
+    search = MicroBatchSearch(learner=learner, losses_of=lambda *_: None, task=task, job=job)  # type: ignore[arg-type]
+    assert search._search(4, 64) == 8
+    assert (told["unit"], told["limit"], told["sample_bytes"]) == (4, 64, 3 * 16 * 16 * 4)
+
+
 def test_share_of_a_gpu_limits_what_an_attempt_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (900, 1000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 50)
@@ -210,6 +267,14 @@ def test_chosen_micro_batch_larger_share_than_was_searched_is_searched_again(tmp
     assert len(device.tried) == tried
 
 
+def test_chosen_micro_batch_share_with_more_inputs_is_searched_again(tmp_path: Path) -> None:
+    device, memory = Device(total=300), MicroBatchMemory(tmp_path, {})
+    assert _chosen(Execution(), device, memory, share=320) == 192
+    tried = len(device.tried)
+    assert _chosen(Execution(), device, memory, share=512) == 256
+    assert len(device.tried) > tried
+
+
 def test_chosen_micro_batch_after_a_failure_is_smaller_on_this_node_and_on_others(tmp_path: Path) -> None:
     device, memory = Device(total=300), MicroBatchMemory(tmp_path, {})
     assert _chosen(Execution(), device, memory) == 256
@@ -220,6 +285,64 @@ def test_chosen_micro_batch_after_a_failure_is_smaller_on_this_node_and_on_other
     assert _chosen(Execution(memory_retries=1), device, memory) == 128
     assert _chosen(Execution(memory_retries=1), device, MicroBatchMemory(tmp_path / "other", {})) == 128
     assert _chosen(Execution(), device, memory) == 128
+
+
+@pytest.mark.parametrize(("total", "size"), [(290, 256), (600, 512), (90, 64)])
+def test_size_that_was_found_with_other_memory_is_searched_again(tmp_path: Path, total: int, size: int) -> None:
+    """Another process held some of it, then or now."""
+    device = Device(total=300)
+    memory = MicroBatchMemory(tmp_path, {}, device)
+    assert _chosen(Execution(), device, memory) == 256
+    tried, device.total = len(device.tried), total
+    assert _chosen(Execution(), device, memory) == size
+    assert (len(device.tried) > tried) == (size != 256)
+    assert _chosen(Execution(), device, memory) == size
+
+
+def test_whole_share_that_fits_is_not_searched_again_with_more_memory(tmp_path: Path) -> None:
+    device = Device(total=600)
+    memory = MicroBatchMemory(tmp_path, {}, device)
+    assert _chosen(Execution(), device, memory) == 512
+    tried, device.total = len(device.tried), 6000
+    assert _chosen(Execution(), device, memory) == 512
+    assert len(device.tried) == tried
+
+
+def test_size_that_failed_with_less_memory_is_tried_again(tmp_path: Path) -> None:
+    device = Device(total=600)
+    memory = MicroBatchMemory(tmp_path, {}, device)
+    assert _chosen(Execution(), device, memory) == 512
+    device.total = 300  # while it trains
+    memory.failed(512)
+    assert _chosen(Execution(), device, memory) == 256
+    device.total = 600
+    assert _chosen(Execution(), device, memory) == 512
+    memory.failed(512)
+    device.total = 300
+    memory.failed(512)  # says no more than the one before
+    device.total = 600
+    assert _chosen(Execution(), device, memory) == 256
+
+
+def test_file_of_an_earlier_version_holds_for_any_memory(tmp_path: Path) -> None:
+    device = Device(total=6000)
+    memory = MicroBatchMemory(tmp_path, {}, device)
+    memory.found(256, 512)
+    file = next(tmp_path.glob("*.json"))
+    file.write_text(json.dumps({"setting": {}, "known": {"fits": 256, "limit": 512, "failed_at": 256}}))
+    assert _chosen(Execution(), device, memory) == 128
+    assert device.tried == []
+
+
+def test_memory_of_a_broken_device_hides_no_error(tmp_path: Path) -> None:
+    class Broken(Device):
+        def total_bytes(self) -> int:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+
+    memory = MicroBatchMemory(tmp_path, {}, Broken(total=0))
+    with pytest.raises(OutOfMemoryError, match="micro-batch of 64"), out_of_memory_at(64, memory.failed):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+    assert memory.recall().failed_at == 64
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """Norm groups: own statistics per group, running statistics that move once per step."""
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -66,6 +68,20 @@ def test_gradients_lie_in_memory_of_their_own_where_passes_are_cuda_graphs(mode:
         assert all(torch.equal(*pair) for pair in zip(sums.finish(), expected.finish(), strict=True))
         bases = {gradient.untyped_storage().data_ptr() for gradient in places[0] if gradient is not None}
         assert len(bases) == (1 if arithmetic.has_cuda_graphs else len(places[0]))
+
+
+def test_gradients_in_buckets_are_freed_with_their_network() -> None:
+    """A process runs many jobs: what one leaves on the device is missing for the next."""
+    network = _network()
+    sums = GradientSum(network.parameters(), Ranks(), in_buckets=True)
+    sums.begin()
+    sums.last_pass()
+    network(_batch(12)[0]).sum().backward()
+    sums.finish()
+    left = [weakref.ref(one) for one in (sums, network[0].weight, sums._buckets[0].flat)]
+    del network, sums
+    gc.collect()
+    assert [one() for one in left] == [None] * len(left)
 
 
 def _updated(network: nn.Sequential, group_size: int, micro_batch: int = 0, num_samples: int = 12) -> tuple[float, int]:

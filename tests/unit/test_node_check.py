@@ -79,6 +79,11 @@ def test_kernel_is_compiled_or_the_reason_is_told(monkeypatch: pytest.MonkeyPatc
     assert "Failed to find C compiler" in node_check.compile_kernel("cpu")
 
 
+def test_kernel_that_is_compiled_wrongly_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: lambda inputs: inputs + 1)
+    assert node_check.compile_kernel("cpu") == "the compiled kernel computes another result"
+
+
 def test_disk_that_is_slow_and_a_store_that_alters_bytes_are_found(tmp_path: Path) -> None:
     assert node_check.write_disk(tmp_path, num_bytes=1024, least_per_s=0.0) > 0
     with pytest.raises(ArithmeticError, match=r"is written at .* MiB/s; at least"):

@@ -22,6 +22,7 @@ from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.loop import TrainingLoop
 from workloads.train.recipe import Recipe
+from workloads.train.step_metrics import Throughput
 from workloads.train.task import JobContext, TrainInputs
 
 NUM_SAMPLES = 40
@@ -52,6 +53,7 @@ class MemoryTask:
     num_train = NUM_SAMPLES
     num_classes = 2
     is_multi_label = False
+    is_backbone_trained = True
 
     def __init__(self, poisoned_step: int | None = None) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -95,8 +97,15 @@ class MemoryTask:
 def make_loop(tmp_path: Path) -> Callable[..., TrainingLoop]:
     store = LocalStore(tmp_path)
 
-    def make(task: MemoryTask, *, seed: int = 0, stage: Stage = Stage.PRETRAIN, **callbacks: Any) -> TrainingLoop:
-        recipe = Recipe.from_mapping({**RECIPE, "epochs": 2, "batch_size": 8})
+    def make(
+        task: MemoryTask,
+        *,
+        seed: int = 0,
+        stage: Stage = Stage.PRETRAIN,
+        freeze: Sequence[str] = (),
+        **callbacks: Any,
+    ) -> TrainingLoop:
+        recipe = Recipe.from_mapping({**RECIPE, "epochs": 2, "batch_size": 8, "freeze": list(freeze)})
         request = JobRequest(
             attempt_id=f"{KEY}.1",
             attempt_number=1,
@@ -205,6 +214,27 @@ def _with_other_torch(loop: TrainingLoop) -> Any:
         optimizer=checkpoint.optimizer,
         state={**checkpoint.state, "fingerprint": fingerprint},
     )
+
+
+@pytest.mark.parametrize(
+    ("trained", "freeze", "known"), [(True, (), True), (False, (), False), (True, ["*.bias"], False)]
+)
+def test_mfu_is_told_where_the_whole_network_learns(
+    make_loop: Callable[..., TrainingLoop],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    trained: bool,
+    freeze: Sequence[str],
+    known: bool,
+) -> None:
+    """An image of a probe is not three forward passes of its backbone."""
+    on_gpu = Throughput(flops_per_image=1.0, peak_flops=1.0)
+    monkeypatch.setattr(Throughput, "of", lambda *_, **__: on_gpu)
+    task = MemoryTask()
+    task.is_backbone_trained = trained
+    with caplog.at_level("INFO", logger="workloads.train.loop"):
+        make_loop(task, freeze=freeze).run()
+    assert ("  mfu " in caplog.text) == known
 
 
 def test_loop_first_line_tells_the_recipe_as_a_sweep_would(

@@ -62,10 +62,6 @@ class TrainedModel(Task, Protocol):
         """Maps features to logits."""
 
     @property
-    def is_backbone_trained(self) -> bool:
-        """Whether the backbone's weights are part of the artifact."""
-
-    @property
     def origin(self) -> Mapping[str, Any]:
         """What the record says of where the weights came from."""
 

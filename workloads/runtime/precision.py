@@ -15,11 +15,12 @@ that are alike share their code. ``DistributedDataParallel`` reaches the first b
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
@@ -90,10 +91,18 @@ def _share(parts: Sequence[nn.Module], whole: nn.Module) -> float:
 class CompiledForward:
     """Calls a module, compiled if it can be, block by block; its parameters and their names stay what they are.
 
-    ``note`` says why a module runs uncompiled, ``compile_s`` how long the first call took.
+    ``note`` says why a module runs uncompiled, ``compile_s`` how long the first call took. ``fixed``: no kernel is
+    chosen by its speed if that changes results.
     """
 
-    def __init__(self, module: nn.Module, mode: CompileMode, *, backend: str | Callable[..., Any] = "inductor") -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        mode: CompileMode,
+        *,
+        fixed: bool = False,
+        backend: str | Callable[..., Any] = "inductor",
+    ) -> None:
         self.module, self.note, self.compile_s = module, "", 0.0
         self._blocks: list[nn.Module] = []
         self._cases: set[tuple[Any, ...]] = set()
@@ -102,7 +111,7 @@ class CompiledForward:
         self._blocks = [module] if mode in _CUDA_GRAPHS else blocks_of(module)
         settings = torch._dynamo.config  # noqa: SLF001 - torch has no other name for it
         settings.recompile_limit = max(settings.recompile_limit, _MOST_VERSIONS)
-        options = {} if backend != "inductor" else {"mode": None if mode is CompileMode.DEFAULT else mode.value}
+        options = _options(mode, fixed=fixed) if backend == "inductor" else {}
         for block in self._blocks:
             # Batches have one size, or two where the last is smaller: code for any size would be slower.
             block.compile(backend=backend, dynamic=False, **options)
@@ -154,6 +163,17 @@ class CompiledForward:
     def _remove(self) -> None:
         for block in self._blocks:
             block._compiled_call_impl = None  # noqa: SLF001 - see ``paused``
+
+
+def _options(mode: CompileMode, *, fixed: bool) -> dict[str, Any]:
+    """What ``torch.compile`` is told of a mode; it takes either a mode or options."""
+    if not fixed:
+        return {"mode": None if mode is CompileMode.DEFAULT else mode.value}
+    from torch._inductor import list_mode_options
+
+    # As an option it also holds for backward passes: these compile in threads of autograd, and what is set in torch's
+    # configuration holds for the thread that sets it.
+    return {"options": {**list_mode_options(mode.value), "deterministic": True}}
 
 
 def kept_state(module: nn.Module, devices: Iterable[torch.device]) -> Callable[[], None]:
@@ -231,6 +251,9 @@ class Arithmetic:
 
     The order of a step: ``with autocast()``: forward and losses; ``scale(loss).backward()`` for every micro-batch;
     the gradients' reduction over ranks; ``unscale_``; norms and clipping; ``step``.
+
+    Raises:
+        UserError: the device cannot compute in the precision.
     """
 
     def __init__(
@@ -242,6 +265,9 @@ class Arithmetic:
         compile_mode: CompileMode = CompileMode.OFF,
         deterministic: bool = True,
     ) -> None:
+        if precision is Precision.BF16 and not _computes_bf16(device):
+            name = torch.cuda.get_device_name(device)
+            raise UserError(f"precision is bf16, which {name} does not compute in; use fp16 or fp32")
         self.device, self.precision, self.compile_mode = device, precision, compile_mode
         self._tf32, self._deterministic = tf32, deterministic or device.type == "cpu"
         self._compiled: list[CompiledForward] = []
@@ -255,13 +281,9 @@ class Arithmetic:
         Raises:
             UserError: an unknown precision or way to compile, or a precision that the device cannot compute in.
         """
-        precision = _member(Precision, "recipe.precision", recipe.precision)
-        if precision is Precision.BF16 and not _computes_bf16(device):
-            name = torch.cuda.get_device_name(device)
-            raise UserError(f"recipe.precision is bf16, which {name} does not compute in; use fp16 or fp32")
         return cls(
             device,
-            precision=precision,
+            precision=_member(Precision, "recipe.precision", recipe.precision),
             tf32=recipe.tf32,
             compile_mode=_member(CompileMode, "execution.compile", execution.compile),
             deterministic=execution.deterministic,
@@ -281,6 +303,13 @@ class Arithmetic:
     def has_cuda_graphs(self) -> bool:
         """Whether compiled code may run as CUDA graphs, which use the memory of their results again."""
         return self.compile_mode in _CUDA_GRAPHS
+
+    @property
+    def _fixes_kernels(self) -> bool:
+        """Whether the compiler must not choose kernels by their speed, which it measures; on CPUs one mode does so."""
+        on_cpu = self.device.type == "cpu"
+        timed = [CompileMode.MAX_AUTOTUNE] if on_cpu else [mode for mode in CompileMode if mode is not CompileMode.OFF]
+        return self._deterministic and self.compile_mode in timed
 
     def give_up(self, error: BaseException) -> None:
         """Run everything uncompiled from now on, because of an error of the compiler."""
@@ -304,6 +333,8 @@ class Arithmetic:
     def numerics(self) -> Iterator[None]:
         """Set the process-wide switches of the GPU libraries until the body ends; nothing on a CPU.
 
+        In the end the memory of CUDA graphs is free again, for the next job of the process.
+
         Raises:
             UserError: ``deterministic`` is asked for and an operation of the model has no deterministic kernel, or the
                 environment asks cuBLAS for a workspace that is not reproducible.
@@ -320,6 +351,9 @@ class Arithmetic:
                     message = f"execution asks for deterministic results, but {str(error).splitlines()[0]}; "
                     raise UserError(message + "set deterministic: false or choose another model") from error
                 raise
+            finally:
+                if self._compiled and self.has_cuda_graphs:
+                    _free_graphs()
 
     def autocast(self) -> AbstractContextManager[None]:
         """Forward passes and losses run inside; backward passes and updates outside."""
@@ -350,7 +384,7 @@ class Arithmetic:
 
     def compiled(self, module: nn.Module) -> CompiledForward:
         """A callable with the module's own parameters, compiled where the execution asks for it."""
-        forward = CompiledForward(module, self.compile_mode)
+        forward = CompiledForward(module, self.compile_mode, fixed=self._fixes_kernels)
         self._compiled.append(forward)
         return forward
 
@@ -370,6 +404,8 @@ class Arithmetic:
         mine: dict[str, str | int] = {"precision": self.precision.value, "compile": self.compile_mode.value}
         if self.compile_mode is CompileMode.DEFAULT:
             mine["compiled"] = "blocks"
+        if self._fixes_kernels:
+            mine["compiled_kernels"] = "fixed"
         if self.device.type == "cuda":
             mine |= {"tf32": int(self._tf32), "deterministic": int(self._deterministic)}
             mine |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
@@ -399,6 +435,18 @@ def _switches(*, tf32: bool, deterministic: bool) -> Iterator[None]:
     finally:
         matmul.fp32_precision, convolution.fp32_precision, cudnn.benchmark, cudnn.deterministic = before
         torch.use_deterministic_algorithms(algorithms[0], warn_only=algorithms[1])
+
+
+def _free_graphs() -> None:
+    """Forget compiled code, which outlives its network, and with it the CUDA graphs that it recorded.
+
+    Their memory lies in a pool of its own, which is kept while one of them is there. The next job of the architecture
+    reads its code from the folder again.
+    """
+    with suppress(RuntimeError):  # of a device that is broken: what was done on it says so better
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def _member(names: type[Member], field: str, value: str) -> Member:

@@ -65,9 +65,7 @@ class TrainingLoop:
         self._task, self._job, self._ranks = task, job, job.ranks
         self.calendar = Calendar.of(recipe, task.num_train)
         keep = KeepPolicy.of(request.parameters)
-        self._throughput = Throughput.of(
-            job.model, job.device, Precision(recipe.precision), tf32=recipe.tf32, num_classes=task.num_classes
-        )
+        self._throughput = _throughput(task, job)
         arithmetic = arithmetic or Arithmetic.of(recipe, request.execution, job.device)
         # Before anything is compiled or measured.
         recomputes = request.execution.activation_checkpointing and checkpoint_activations(task.model)
@@ -399,3 +397,12 @@ class TrainingLoop:
                 counters=self.counters(),
             )
             self._job.context.report(progress)
+
+
+def _throughput(task: Task, job: JobContext) -> Throughput | None:
+    """None where not the whole network learns: an image is then less than three forward passes, or none at all."""
+    recipe = job.recipe
+    if not task.is_backbone_trained or recipe.freeze:
+        return None
+    precision = Precision(recipe.precision)
+    return Throughput.of(job.model, job.device, precision, tf32=recipe.tf32, num_classes=task.num_classes)

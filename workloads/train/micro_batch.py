@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -20,7 +21,7 @@ import torch
 from torch import nn
 
 from orchestrator.core.contract import Execution
-from orchestrator.core.errors import OutOfMemoryError, UserError
+from orchestrator.core.errors import NO_DEVICE_MEMORY, OutOfMemoryError, UserError
 from orchestrator.storage.files import replaced_file
 from workloads.data.order import rank_slice
 from workloads.models.batchnorm import batchnorm_layers, resolve_norm_group
@@ -29,8 +30,9 @@ from workloads.train.recipe import Recipe
 
 _USABLE_SHARE = 0.92
 """Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""
-# What exceptions of CUDA libraries say that are not torch.OutOfMemoryError.
-_TEXTS = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "can't allocate memory")
+# Of exceptions that are not torch.OutOfMemoryError, those of the host's memory included.
+_TEXTS = re.compile(rf"out of memory|can't allocate memory|{NO_DEVICE_MEMORY}", re.IGNORECASE)
+_CLEARLY_MORE = 1.1
 _PAIR = 2
 """Samples that are mixed with each other."""
 
@@ -75,7 +77,7 @@ class CudaMemory:
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether a device (or the host) had no memory left."""
     known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or (isinstance(error, RuntimeError) and any(text in str(error) for text in _TEXTS))
+    return known or (isinstance(error, RuntimeError) and _TEXTS.search(str(error)) is not None)
 
 
 @contextmanager
@@ -92,42 +94,62 @@ def out_of_memory_at(micro_batch: int, failed: Callable[[int], None] | None = No
             raise
         if failed is not None:
             failed(micro_batch)
-        first = (str(error).splitlines() or [""])[0]
-        message = f"a step with a micro-batch of {micro_batch} samples does not fit into memory ({first}); the next "
-        raise OutOfMemoryError(message + "attempt halves it; or set execution.micro_batch", micro_batch) from error
+        message = f"a step with a micro-batch of {micro_batch} samples does not fit into memory{_quoted(error)}; "
+        message += "the next attempt halves it; or set execution.micro_batch"
+        raise OutOfMemoryError(message, micro_batch) from error
+
+
+def _quoted(error: BaseException) -> str:
+    """The first line of its text, to stand in a message."""
+    return f" ({(str(error).splitlines() or [''])[0]})"
 
 
 def find_micro_batch(
-    step: Callable[[int], None], *, unit: int, limit: int, memory: DeviceMemory, later_bytes: int = 0
+    step: Callable[[int], None],
+    *,
+    unit: int,
+    limit: int,
+    memory: DeviceMemory,
+    later_bytes: int = 0,
+    sample_bytes: int = 0,
 ) -> int:
     """The largest multiple of ``unit``, at most ``limit``, with which ``step`` fits into memory; by trial.
 
     Doubles from one unit until a trial does not fit, then halves the interval. ``later_bytes`` is what the run will
-    take beside a step (optimiser state, averages). ``limit`` need not be a multiple.
+    take beside a step (optimiser state, averages), ``sample_bytes`` an input: a trial holds as many as go through the
+    model at once, a step all ``limit`` of its share. ``limit`` need not be a multiple.
 
     Raises:
         OutOfMemoryError: not even one unit fits.
     """
     room_bytes = int(_USABLE_SHARE * memory.total_bytes()) - later_bytes
+    said = ""
 
     def fits(units: int) -> bool:
-        memory.reset_peak()
+        nonlocal said
+        size = min(units * unit, limit)
+        others_bytes = (limit - size) * sample_bytes
         try:
-            step(min(units * unit, limit))
-            return memory.peak_bytes() <= room_bytes
+            # The first pass of a size may try kernels (cuDNN's benchmark), with memory that no later pass takes.
+            for _ in range(2):
+                memory.reset_peak()
+                step(size)
+                if memory.peak_bytes() + others_bytes <= room_bytes:
+                    return True
+            return False
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
+            said = _quoted(error)
         # Outside the handler: the exception holds the frames whose tensors the next trial needs the room of.
         memory.reset_peak()
         return False
 
     most = -(-limit // unit)
     if not fits(1):
-        message = (
-            f"{unit} samples, the fewest that go through the model at once, do not fit into the accelerator's memory"
-        )
-        raise OutOfMemoryError(f"{message}; use a smaller norm_group, image or model, or a larger GPU", unit)
+        message = f"{unit} samples, the fewest that go through the model at once, do not fit into the accelerator's "
+        message += f"memory{said}; use a smaller norm_group, batch, image or model, or a larger GPU"
+        raise OutOfMemoryError(message, unit)
     low, high = 1, 2
     while high <= most and fits(high):
         low, high = high, 2 * high
@@ -166,34 +188,69 @@ class Known:
     fits: int = 0
     """Largest size that a search found to fit; 0 = none yet."""
     limit: int = 0
-    """Where that search ended because nothing larger was wanted."""
+    """The share for which it searched: nothing larger was wanted."""
+    total_bytes: int = 0
+    """What tensors could take at most during that search; 0 = not known: earlier versions did not write it."""
     failed_at: int = 0
     """Smallest size that failed in training after all; 0 = none."""
+    failed_bytes: int = 0
+    """What tensors could take at most when it failed; 0 = not known."""
+
+    def with_memory(self, total_bytes: int) -> Known:
+        """What of it holds where tensors can take so much; with 0, which is not known, all of it.
+
+        Memory can be short for a moment, because of another process: a size that was found then is too small
+        afterwards, and one that was found before is too large then.
+        """
+        known, is_full = self, self.fits == self.limit
+        if _is_more(self.total_bytes, total_bytes) or (_is_more(total_bytes, self.total_bytes) and not is_full):
+            known = replace(known, fits=0, limit=0, total_bytes=0)
+        if _is_more(total_bytes, self.failed_bytes):
+            known = replace(known, failed_at=0, failed_bytes=0)
+        return known
+
+
+def _is_more(one_bytes: int, other_bytes: int) -> bool:
+    """Whether one amount of memory is clearly more than another; never where one of them is not known."""
+    return 0 < _CLEARLY_MORE * other_bytes <= one_bytes
 
 
 class MicroBatchMemory:
-    """Files of a node, one per setting (model, image size, precision, accelerator, ...)."""
+    """Files of a node, one per setting (model, image size, precision, accelerator, ...).
 
-    def __init__(self, folder: Path, setting: Mapping[str, Any]) -> None:
+    ``device`` tells how much memory there is; without it, what is known holds for any amount.
+    """
+
+    def __init__(self, folder: Path, setting: Mapping[str, Any], device: DeviceMemory | None = None) -> None:
         name = sha256(json.dumps(setting, sort_keys=True).encode()).hexdigest()[:16]
-        self._file, self._setting = folder / f"{name}.json", dict(setting)
+        self._file, self._setting, self._device = folder / f"{name}.json", dict(setting), device
 
     def recall(self) -> Known:
-        """What is known; a missing or broken file is nothing."""
-        with suppress(OSError, ValueError, TypeError, KeyError):
-            document = json.loads(self._file.read_text(encoding="utf-8"))
-            return Known(**document["known"]) if document["setting"] == self._setting else Known()
-        return Known()
+        """What is known and holds with the memory that there is; a missing or broken file is nothing."""
+        return self._read().with_memory(self._total_bytes())
 
     def found(self, fits: int, limit: int) -> None:
         """Remember the end of a search. What failed before stays known."""
-        self._write(Known(fits=fits, limit=limit, failed_at=self.recall().failed_at))
+        self._write(replace(self.recall(), fits=fits, limit=limit, total_bytes=self._total_bytes()))
 
     def failed(self, micro_batch: int) -> None:
         """Remember that a size did not fit in training."""
         known = self.recall()
-        smallest = min(known.failed_at or micro_batch, micro_batch)
-        self._write(Known(fits=known.fits, limit=known.limit, failed_at=smallest))
+        if not known.failed_at or micro_batch < known.failed_at:
+            known = replace(known, failed_at=micro_batch, failed_bytes=self._total_bytes())
+        self._write(known)
+
+    def _total_bytes(self) -> int:
+        if self._device is not None:
+            with suppress(RuntimeError):  # of a device that is broken: what was done on it says so better
+                return self._device.total_bytes()
+        return 0
+
+    def _read(self) -> Known:
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            document = json.loads(self._file.read_text(encoding="utf-8"))
+            return Known(**document["known"]) if document["setting"] == self._setting else Known()
+        return Known()
 
     def _write(self, known: Known) -> None:
         # Losing it costs one more search: no reason to fail a job.
@@ -226,7 +283,8 @@ def chosen_micro_batch(
         return halved(share, retries, unit) if retries else 0
     known = memory.recall() if memory is not None else Known()
     largest = known.fits
-    if not largest or (largest == known.limit < share):
+    # A larger share also holds more inputs during a step than the search counted.
+    if not largest or known.limit < share:
         largest = search()
         if memory is not None:
             memory.found(largest, share)

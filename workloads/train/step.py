@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Final
+from weakref import WeakMethod
 
 import torch
 from torch import Tensor
@@ -192,8 +193,9 @@ class GradientSum:
         self._touched: set[Parameter] = set()
         self._num_sent = 0
         self._is_last_pass = False
+        hook = _weak_hook(self._is_accumulated)
         for parameter in self._bucket_of:
-            parameter.register_post_accumulate_grad_hook(self._is_accumulated)  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def begin(self) -> None:
         """Forget the gradients of the step before."""
@@ -253,6 +255,21 @@ class GradientSum:
         for parameter in self._parameters:
             if parameter not in self._touched:
                 parameter.grad = None
+
+
+def _weak_hook(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
+    """The method for autograd, which keeps its hooks where the garbage collector does not look.
+
+    The method itself would be a cycle, parameter, hook, sum, parameter, that is never freed.
+    """
+    weak = WeakMethod(method)
+
+    def hook(parameter: Tensor) -> None:
+        alive = weak()
+        if alive is not None:
+            alive(parameter)
+
+    return hook
 
 
 def _buckets(parameters: Sequence[Parameter]) -> list[_Bucket]:

@@ -68,6 +68,10 @@ class Task(Protocol):
         """Maps ``TrainInputs.inputs`` to logits."""
 
     @property
+    def is_backbone_trained(self) -> bool:
+        """Whether the backbone learns, so that its weights are part of the artifact."""
+
+    @property
     def num_train(self) -> int:
         """Samples of an epoch."""
 

@@ -96,7 +96,10 @@ class MicroBatchSearch:
         if device.type != "cuda":
             return None
         here = {"device": torch.cuda.get_device_name(device), "torch": torch.__version__}
-        return MicroBatchMemory(self.job.context.cache / _FOLDER, {**self.setting(), **here})
+        return MicroBatchMemory(self.job.context.cache / _FOLDER, {**self.setting(), **here}, self._device_memory())
+
+    def _device_memory(self) -> CudaMemory:
+        return CudaMemory(self.learner.arithmetic.device, self.job.context.gpu_share)
 
     def setting(self) -> dict[str, Any]:
         """Besides the device, how many samples fit: a node remembers a size under it."""
@@ -118,9 +121,15 @@ class MicroBatchSearch:
         state_bytes = sum(parameter.nbytes for parameter in learner.model.parameters() if parameter.requires_grad)
         # Two moments of an optimiser at most, and averaged weights.
         later_bytes = (2 + (learner.average is not None)) * state_bytes
-        memory = CudaMemory(learner.arithmetic.device, self.job.context.gpu_share)
-        step = self._warmup_step().step
-        return find_micro_batch(step, unit=unit, limit=share, memory=memory, later_bytes=later_bytes)
+        inputs, _ = self._example(1)
+        return find_micro_batch(
+            self._warmup_step().step,
+            unit=unit,
+            limit=share,
+            memory=self._device_memory(),
+            later_bytes=later_bytes,
+            sample_bytes=inputs.nbytes,
+        )
 
     def _warmup_step(self) -> WarmupStep:
         return WarmupStep(self.task.model, self.losses_of, self.learner.arithmetic, self._example)
