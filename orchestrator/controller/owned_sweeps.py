@@ -36,8 +36,8 @@ from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded,
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0
 BLIND_S = 120.0
-"""A new controller launches nothing, and ends no attempt that it does not know, for so long while it cannot read all
-sweeps from the store."""
+"""After it has tried to read each sweep once, a new controller launches nothing, and ends no attempt that it does not
+know, for so long while it cannot read all sweeps from the store."""
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
 # Errors that altered objects of one sweep can cause; the other sweeps are served meanwhile.
@@ -124,6 +124,7 @@ class OwnedSweeps:
         self._unseen: set[str] = set()
         """Sweeps that were never read because the store did not answer: what runs for them is unknown."""
         self._started_at_s = now()
+        """When each sweep had been tried to be read once."""
         self._loaded: list[OwnedSweep] = []
         self.fenced: list[OwnedSweep] = []
         """Sweeps that another controller took, until this controller has released their attempts."""
@@ -204,6 +205,8 @@ class OwnedSweeps:
         for sweep in list_sweeps(self._store):
             self._retry_at_s[sweep] = self._now()
         self.reload()
+        # Only now: a store that does not answer takes a minute for each read, which would use up the blind time.
+        self._started_at_s = self._now()
 
     def reload(self) -> None:
         """A new round: read again the sweeps whose journal may hold more, or other, than this controller knows."""

@@ -1,6 +1,7 @@
 """Damaged records, sweeps that keep failing, and messages that were left for another controller."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -270,19 +271,23 @@ def test_sweep_that_earlier_versions_accepted_and_cannot_be_ranked_is_set_aside_
 
 
 class SilentStore(MemoryStore):
-    """Does not answer about names with ``silent`` in them."""
+    """Does not answer about names with ``silent`` in them, which it lets ``wait`` for."""
 
     silent = ""
+    wait: Callable[[], None] = staticmethod(lambda: None)
 
     def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         if self.silent and self.silent in name:
+            self.wait()
             raise StorageTimeoutError("no answer")
         return super().get(name, max_bytes=max_bytes)
 
 
-def test_attempts_of_a_sweep_whose_journal_does_not_answer_a_new_controller_run_on() -> None:
+@pytest.mark.parametrize("silence_s", [0.0, 60.0])
+def test_attempts_of_a_sweep_whose_journal_does_not_answer_a_new_controller_run_on(silence_s: float) -> None:
     clock = VirtualClock()
     store = SilentStore(now=clock)
+    store.wait = lambda: clock.jump(clock() + silence_s)
     work = JobWork(work_s=400.0, checkpoint_every_s=1000.0)
     spec = ClusterSpec(groups=(NodeGroup(count=1, shape=Resources(cpus=4.0)),))
     cluster = SimulatedCluster(spec, clock, store, lambda _: work, Random(1))  # noqa: S311 - a simulation
