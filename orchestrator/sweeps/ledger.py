@@ -31,7 +31,7 @@ from orchestrator.core.security.redaction import redacted
 from orchestrator.metrics.machine import describe_machine
 from orchestrator.planning.graph.identity import has_its_key
 from orchestrator.planning.graph.plan import Plan, load_shared
-from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, decode_event, encode_event
+from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, SweepFinished, decode_event, encode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from orchestrator.storage.bounds import PLAN_BYTES
@@ -47,7 +47,8 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import seal
 
 SNAPSHOT_EVERY = 128
-"""Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3."""
+"""Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3. Another
+one is stored when the sweep ends."""
 _JOBS_PER_SEGMENT = 50
 """Large sweeps: 50 jobs take as long to write as one segment, so that snapshots stay a small part of the work."""
 PROVENANCE_VERSION = 1
@@ -205,7 +206,9 @@ class SweepLedger:
         self._journal.append([encode_event(event) for event in segment])
         self._adoption = None
         self.snapshot = snapshot
-        if self._journal.next_sequence - self._snapshot_sequence >= _snapshot_distance(snapshot):
+        # Of an ended sweep, every later controller and reader begins there: its journal may never reach the distance.
+        has_ended = any(isinstance(event, SweepFinished) for event in events)
+        if has_ended or self._journal.next_sequence - self._snapshot_sequence >= _snapshot_distance(snapshot):
             self._store_snapshot()
         return snapshot
 

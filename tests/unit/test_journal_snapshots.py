@@ -115,6 +115,16 @@ def test_snapshot_whose_plan_is_gone_is_passed_over(world: World) -> None:
     assert client.load_snapshot(world.store, "sweep").revision == 1
 
 
+def test_ended_sweep_is_read_from_a_snapshot_of_its_end(tmp_path: Path) -> None:
+    """A controller that starts reads each sweep that ever ended: few of them have 128 segments."""
+    world = World(tmp_path)
+    world.submit(*diamond())
+    world.finish()
+    segments = world.store.list_children(journal_folder("sweep"))
+    assert names(world) == [f"{len(segments):08d}.jsonl"]
+    assert client.load_snapshot(world.store, "sweep") == without_snapshots(world)
+
+
 def test_snapshot_that_cannot_be_stored_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 2)
     world = World(tmp_path)
