@@ -28,7 +28,7 @@ from orchestrator.core.errors import StorageError, StorageTimeoutError
 from orchestrator.state import events
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name, record_name
+from orchestrator.storage.layout import inbox_folder, journal_folder, journal_segment, plan_name, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.requests import Ownership, new_submit, post
@@ -268,6 +268,29 @@ def test_sweep_that_earlier_versions_accepted_and_cannot_be_ranked_is_set_aside_
     assert world.clock() - begun_s <= 2.0, "its message is a reason to read it at once"
     world.finish("victim")
     assert world.snapshot("victim").state is SweepState.SUCCEEDED, "a sound plan repairs it"
+
+
+def test_attempts_of_a_sweep_that_is_set_aside_are_not_chosen_to_make_room(tmp_path: Path) -> None:
+    """It was the cheapest choice in every round, and nothing came of it: the urgent job waited for the end of one."""
+    world = World(tmp_path)
+    jobs = {sweep: make_job(f"pretrain/{sweep}") for sweep in ("low", "middle", "urgent")}
+    world.backend = ScriptedBackend(world.store, {job.name: [Hang()] for job in jobs.values()}, total=Resources(cpus=2))
+    world.new_controller()
+
+    def submit(sweep: str, priority: int) -> None:
+        plan = make_plan(jobs[sweep], sweep=sweep, store_uri=world.store.uri, priority=priority)
+        client.submit(world.store, plan, "", CLUSTER, now=world.clock())
+
+    submit("low", -2)
+    submit("middle", -1)
+    world.tick_until(lambda: len(world.backend.live) == 2)
+    damaged = journal_segment("low", len(world.store.list_children(journal_folder("low"))))
+    world.store.put(damaged, b"damaged")
+    world.controller.wake("low")
+    submit("urgent", 1)
+    world.tick_until(lambda: world.is_running("pretrain/urgent"))
+    assert [attempt_id.partition(".")[0] for attempt_id in world.backend.stopped] == [jobs["middle"].key]
+    assert world.is_running("pretrain/low")
 
 
 class SilentStore(MemoryStore):
