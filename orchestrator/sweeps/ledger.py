@@ -142,6 +142,7 @@ class SweepLedger:
         self._is_writer = bool(holder)
         self._journal = Journal(store, sweep, holder=holder, on_alive=on_alive)
         self._plans: dict[int, Plan] = {}
+        """By revision; of those before the current one none is kept, a sweep may be submitted often."""
         self.snapshot = Snapshot(sweep=sweep)
         """State after all events read or appended."""
         self._adoption: SweepAdopted | None = None
@@ -157,6 +158,11 @@ class SweepLedger:
     def sweep(self) -> str:
         """Name of the sweep."""
         return self.snapshot.sweep
+
+    @property
+    def next_sequence(self) -> int:
+        """Number of the first segment that ``snapshot`` does not have."""
+        return self._journal.next_sequence
 
     def refresh(self) -> Snapshot:
         """Read the segments that are new since the last call (one ``exists`` if there are none); the first call starts
@@ -177,6 +183,7 @@ class SweepLedger:
             if self._unfolded:
                 self.snapshot = apply(self.snapshot, self._unfolded, self._accepted_plan)
                 self._unfolded = []
+                self._drop_former_plans()
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             before = self._journal.next_sequence
             message = f"an event before segment {before} cannot follow: {error!r}"
@@ -206,6 +213,7 @@ class SweepLedger:
         self._journal.append([encode_event(event) for event in segment])
         self._adoption = None
         self.snapshot = snapshot
+        self._drop_former_plans()
         # Of an ended sweep, every later controller and reader begins there: its journal may never reach the distance.
         has_ended = any(isinstance(event, SweepFinished) for event in events)
         if has_ended or self._journal.next_sequence - self._snapshot_sequence >= _snapshot_distance(snapshot):
@@ -275,6 +283,10 @@ class SweepLedger:
             loads = load_shared if self._is_writer else parse_json
             self._plans[revision] = read_plan(self._store, self.sweep, revision, documents, loads=loads)
         return self._plans[revision]
+
+    def _drop_former_plans(self) -> None:
+        current = self.snapshot.revision
+        self._plans = {revision: plan for revision, plan in self._plans.items() if revision >= current}
 
 
 def store_once(store: ObjectStore, name: str, content: bytes) -> dict[str, str]:
