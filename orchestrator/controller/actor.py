@@ -25,6 +25,7 @@ from orchestrator.metrics.sweeps import SweepMetrics
 from orchestrator.stack.description import database_behind
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
+from orchestrator.storage.layout import journal_segment
 from orchestrator.storage.open import check_tracking, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger, list_sweeps
@@ -225,6 +226,16 @@ def _new_publisher(store: ObjectStore, tracking_uri: str) -> Any:  # noqa: ANN40
     return importlib.import_module("orchestrator.tracking.publication").Publisher(store, tracking_uri)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """What is to be known of a sweep's journal to publish it."""
+
+    tracking_uri: str
+    """Of its plan."""
+    next_sequence: int
+    """Number of the first segment that was not there."""
+
+
 class StorePublication:
     """All sweeps of a store, each to the tracking server that its plan names; follows their journals."""
 
@@ -241,6 +252,8 @@ class StorePublication:
         self._new_publisher = new_publisher
         self._publishers: dict[str, Any] = {}
         self._ledgers: dict[str, SweepLedger] = {}
+        self._ended: dict[str, _Place] = {}
+        """Of those caught up, in place of their ledgers, which hold all of their jobs: there may be thousands."""
         self._trouble = PublishingTrouble(store)
         self.caught_up: frozenset[str] = frozenset()
         """Sweeps that had ended before they were published the last time; replaced, never changed."""
@@ -266,6 +279,7 @@ class StorePublication:
         failures: list[Exception] = []
         sweeps = list_sweeps(self._store)
         self._ledgers = {sweep: ledger for sweep, ledger in self._ledgers.items() if sweep in sweeps}
+        self._ended = {sweep: ended for sweep, ended in self._ended.items() if sweep in sweeps}
         self._passed_over = self._rest()
         for sweep in sweeps:
             if sweep in self._passed_over:
@@ -294,8 +308,8 @@ class StorePublication:
 
     def _publish(self, sweep: str) -> None:
         self._looked_at_s[sweep] = self._clock()
-        plan = self._ledgers.setdefault(sweep, SweepLedger(self._store, sweep)).refresh().plan
-        uri = (plan.tracking_uri if plan else "") or self._tracking_uri
+        found = self._look(sweep)
+        uri = found.tracking_uri or self._tracking_uri
         uri = database_behind(uri, Path(os.environ.get(STACK_VARIABLE, "/nonexistent")))
         if uri != self._tracking_uri:
             check_tracking(uri)
@@ -304,6 +318,17 @@ class StorePublication:
         has_ended = publisher.has_ended(sweep)
         is_caught_up = publisher.publish_once(sweep) and has_ended
         self.caught_up = self.caught_up | {sweep} if is_caught_up else self.caught_up - {sweep}
+        if is_caught_up:
+            self._ended[sweep] = found
+            self._ledgers.pop(sweep, None)
+
+    def _look(self, sweep: str) -> _Place:
+        ended = self._ended.pop(sweep, None)
+        if ended is not None and not self._store.exists(journal_segment(sweep, ended.next_sequence)):
+            return ended
+        ledger = self._ledgers.setdefault(sweep, SweepLedger(self._store, sweep))
+        plan = ledger.refresh().plan
+        return _Place(tracking_uri=plan.tracking_uri if plan else "", next_sequence=ledger.next_sequence)
 
     def _publisher(self, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
         if tracking_uri not in self._publishers:

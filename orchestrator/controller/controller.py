@@ -465,6 +465,7 @@ class Controller:
         self._pricing.look(capacity)
         return ClusterView(
             snapshots=[*served, *held],
+            held={snapshot.sweep for snapshot in held},
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,

@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -26,7 +26,7 @@ from orchestrator.state.failure_policy import Deaths, count_deaths
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.journal import JournalFencedError, journal_exists
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.storage.request_pool import RequestPool
+from orchestrator.storage.request_pool import Batch, RequestPool
 from orchestrator.sweeps.inbox_polling import InboxPolling
 from orchestrator.sweeps.lease import LeaseLostError, StaleLeaseError
 from orchestrator.sweeps.ledger import SweepLedger, list_sweeps
@@ -36,8 +36,10 @@ from orchestrator.sweeps.requests import Message, Ownership, Submit, Superseded,
 RETRY_EVERY_S = 1.0
 MAX_RETRY_EVERY_S = 60.0
 BLIND_S = 120.0
-"""A new controller launches nothing, and ends no attempt that it does not know, for so long while it cannot read all
-sweeps from the store."""
+"""After it has tried to read each sweep once, a new controller launches nothing, and ends no attempt that it does not
+know, for so long while it cannot read all sweeps from the store."""
+READ_TOGETHER = 16
+"""Sweeps whose journals are read side by side, and so are in memory at once."""
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
 # Errors that altered objects of one sweep can cause; the other sweeps are served meanwhile.
@@ -88,7 +90,7 @@ class _Delay:
 class OwnedSweeps:
     """Sweeps by name: those adopted, and finished ones that may be reopened.
 
-    ``on_alive`` is called after each sweep that was read: many of them take long.
+    ``on_alive`` is called again and again while sweeps are read: many of them take long.
     """
 
     def __init__(
@@ -104,6 +106,8 @@ class OwnedSweeps:
         self._now = now
         self._on_alive = on_alive
         self._pool = pool or RequestPool(1)
+        # Only the controller's own thread renews its lease: it does so while it waits for the threads of the pool.
+        self._on_read = on_alive if self._pool.num_threads == 1 else lambda: None
         self.looks = InboxPolling()
         self._sweeps: dict[str, OwnedSweep] = {}
         self._resting: dict[str, RestingSweep] = {}
@@ -124,6 +128,7 @@ class OwnedSweeps:
         self._unseen: set[str] = set()
         """Sweeps that were never read because the store did not answer: what runs for them is unknown."""
         self._started_at_s = now()
+        """When each sweep had been tried to be read once."""
         self._loaded: list[OwnedSweep] = []
         self.fenced: list[OwnedSweep] = []
         """Sweeps that another controller took, until this controller has released their attempts."""
@@ -204,6 +209,8 @@ class OwnedSweeps:
         for sweep in list_sweeps(self._store):
             self._retry_at_s[sweep] = self._now()
         self.reload()
+        # Only now: a store that does not answer takes a minute for each read, which would use up the blind time.
+        self._started_at_s = self._now()
 
     def reload(self) -> None:
         """A new round: read again the sweeps whose journal may hold more, or other, than this controller knows."""
@@ -217,14 +224,21 @@ class OwnedSweeps:
         # Who writes to a contested one is found out first: this controller may have been replaced.
         self._load_again([sweep for sweep in sweeps if sweep in self._retry_at_s and sweep not in self._contested])
 
-    def _load_again(self, sweeps: Iterable[str]) -> None:
-        for sweep in sweeps:
-            del self._retry_at_s[sweep]
-            with self.guard(sweep):
-                owned_sweep = self._load(sweep)
-                self._shelved.pop(sweep, None)  # it is owned again, or another cluster's
-                if owned_sweep is not None:
-                    self._let_rest(owned_sweep)  # at once: all sweeps that ever ended would not fit into memory
+    def _load_again(self, sweeps: Sequence[str]) -> None:
+        for start in range(0, len(sweeps), READ_TOGETHER):
+            self._load_together(sweeps[start : start + READ_TOGETHER])
+
+    def _load_together(self, sweeps: Sequence[str]) -> None:
+        """Read some sweeps side by side, and hold those that are ours in the given order."""
+        with self._pool.batch(self._on_alive) as batch:
+            reads = [(sweep, self._start_read(batch, sweep)) for sweep in sweeps]
+            for sweep, read in reads:
+                del self._retry_at_s[sweep]
+                with self.guard(sweep):
+                    owned_sweep = self._load(sweep, read)
+                    self._shelved.pop(sweep, None)  # it is owned again, or another cluster's
+                    if owned_sweep is not None:
+                        self._let_rest(owned_sweep)  # at once: all sweeps that ever ended would not fit into memory
 
     def check_fences(self, sweeps: Collection[str]) -> None:
         """Of these sweeps, and of those with messages to other clusters, drop those that another cluster has taken."""
@@ -384,9 +398,11 @@ class OwnedSweeps:
             return None  # its new owner fences this controller by adopting it
         return owned_sweep
 
-    def _load(self, sweep: str, *, submit: Submit | None = None) -> OwnedSweep | None:
-        """Read a sweep and hold it if it is ours, or becomes ours by ``submit``."""
-        ledger = self._read(sweep)
+    def _load(
+        self, sweep: str, read: Callable[[], SweepLedger] | None = None, *, submit: Submit | None = None
+    ) -> OwnedSweep | None:
+        """Read a sweep and hold it if it is ours, or becomes ours by ``submit``. ``read``: of ``_start_read``."""
+        ledger = self._read(sweep) if read is None else read()
         self._resting.pop(sweep, None)
         snapshot = ledger.snapshot
         is_free = submit is not None and (submit.ownership is Ownership.TAKE or not _is_active(snapshot))
@@ -413,18 +429,26 @@ class OwnedSweeps:
         return owned_sweep
 
     def _read(self, sweep: str) -> SweepLedger:
-        """A sweep's ledger after all of its journal; a store that fails half-way need not start over."""
+        with self._pool.batch(self._on_alive) as batch:
+            return self._start_read(batch, sweep)()
+
+    def _start_read(self, batch: Batch, sweep: str) -> Callable[[], SweepLedger]:
+        """Start to read a sweep; what is returned gives its ledger after all of its journal. A store that fails
+        half-way need not start over.
+        """
         ledger = self._half_read.pop(sweep, None) or SweepLedger(
-            self._store, sweep, holder=self._me.holder, on_alive=self._on_alive
+            self._store, sweep, holder=self._me.holder, on_alive=self._on_read
         )
+        return partial(self._finish_read, ledger, batch.start(ledger.refresh))
+
+    def _finish_read(self, ledger: SweepLedger, refresh: Callable[[], Snapshot]) -> SweepLedger:
+        sweep = ledger.sweep
         try:
-            ledger.refresh()
+            refresh()
         except _OUTAGES:
             self._half_read[sweep] = ledger
             self._unseen |= {sweep} - self._shelved.keys() - self._resting.keys()
             raise
-        finally:
-            self._on_alive()
         self._unseen.discard(sweep)
         return ledger
 

@@ -51,8 +51,9 @@ class Occupancy:
         ]
 
     def lowest_priority(self, priorities: Mapping[str, int]) -> int | None:
-        """Of all sweeps that hold anything."""
-        return min((priorities[one.plan.sweep] for one in self._indexes if one.holdings.live), default=None)
+        """Of the sweeps with a priority here that hold anything."""
+        held = [one.plan.sweep for one in self._indexes if one.holdings.live]
+        return min((priorities[sweep] for sweep in held if sweep in priorities), default=None)
 
     def promised_gpu_hours(self, index: SweepIndex) -> float:
         """The expected further use of a sweep's live attempts."""

@@ -53,11 +53,11 @@ class Candidate:
 
 
 def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) -> Iterator[Candidate]:
-    """Attempts of lower priority that may be preempted."""
+    """Attempts of lower priority that may be preempted: of sweeps with a priority here, which are those served now."""
     now = occupancy.now
     for index, held, spread in occupancy.laid_out():
-        priority, view = priorities[index.plan.sweep], view_of(index, held)
-        if priority >= below or view is None:
+        priority, view = priorities.get(index.plan.sweep), view_of(index, held)
+        if priority is None or priority >= below or view is None:
             continue
         num_before = view.failures.get(FailureKind.PREEMPTED, 0)
         if may_be_preempted(held, num_before, index.plan.policy.max_preemptions, now=now):

@@ -54,6 +54,8 @@ class ClusterView:
     """Its nodes; where they have no names, their different shapes, and room is counted over ``total``."""
     now: float
     """Unix seconds."""
+    held: Collection[str] = ()
+    """Sweeps that cannot be served now: what runs for them stays, because no command for them is carried out."""
     maximum: Sequence[Node] | None = None
     """Kinds of nodes that an autoscaler would add; ``None`` = the cluster does not grow."""
     is_settled: bool = True
@@ -149,7 +151,7 @@ class Scheduler:
             queues=_ranked(queues, now),
             round_state=round_state,
             users=users,
-            priorities={index.plan.sweep: _priority(index) for index in indexes},
+            priorities={one.plan.sweep: _priority(one) for one in indexes if one.plan.sweep not in view.held},
             num_launches=_left_to_launch(view.max_live_attempts, indexes),
             is_settled=view.is_settled,
         )

@@ -31,7 +31,7 @@ from orchestrator.core.security.redaction import redacted
 from orchestrator.metrics.machine import describe_machine
 from orchestrator.planning.graph.identity import has_its_key
 from orchestrator.planning.graph.plan import Plan, load_shared
-from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, decode_event, encode_event
+from orchestrator.state.events import Event, PlanAccepted, SweepAdopted, SweepFinished, decode_event, encode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from orchestrator.storage.bounds import PLAN_BYTES
@@ -47,7 +47,8 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import seal
 
 SNAPSHOT_EVERY = 128
-"""Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3."""
+"""Segments between stored snapshots: 128 small objects are read in 0.1 s from a local store, in 2 s from S3. Another
+one is stored when the sweep ends."""
 _JOBS_PER_SEGMENT = 50
 """Large sweeps: 50 jobs take as long to write as one segment, so that snapshots stay a small part of the work."""
 PROVENANCE_VERSION = 1
@@ -141,6 +142,7 @@ class SweepLedger:
         self._is_writer = bool(holder)
         self._journal = Journal(store, sweep, holder=holder, on_alive=on_alive)
         self._plans: dict[int, Plan] = {}
+        """By revision; of those before the current one none is kept, a sweep may be submitted often."""
         self.snapshot = Snapshot(sweep=sweep)
         """State after all events read or appended."""
         self._adoption: SweepAdopted | None = None
@@ -156,6 +158,11 @@ class SweepLedger:
     def sweep(self) -> str:
         """Name of the sweep."""
         return self.snapshot.sweep
+
+    @property
+    def next_sequence(self) -> int:
+        """Number of the first segment that ``snapshot`` does not have."""
+        return self._journal.next_sequence
 
     def refresh(self) -> Snapshot:
         """Read the segments that are new since the last call (one ``exists`` if there are none); the first call starts
@@ -176,6 +183,7 @@ class SweepLedger:
             if self._unfolded:
                 self.snapshot = apply(self.snapshot, self._unfolded, self._accepted_plan)
                 self._unfolded = []
+                self._drop_former_plans()
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
             before = self._journal.next_sequence
             message = f"an event before segment {before} cannot follow: {error!r}"
@@ -205,7 +213,10 @@ class SweepLedger:
         self._journal.append([encode_event(event) for event in segment])
         self._adoption = None
         self.snapshot = snapshot
-        if self._journal.next_sequence - self._snapshot_sequence >= _snapshot_distance(snapshot):
+        self._drop_former_plans()
+        # Of an ended sweep, every later controller and reader begins there: its journal may never reach the distance.
+        has_ended = any(isinstance(event, SweepFinished) for event in events)
+        if has_ended or self._journal.next_sequence - self._snapshot_sequence >= _snapshot_distance(snapshot):
             self._store_snapshot()
         return snapshot
 
@@ -272,6 +283,10 @@ class SweepLedger:
             loads = load_shared if self._is_writer else parse_json
             self._plans[revision] = read_plan(self._store, self.sweep, revision, documents, loads=loads)
         return self._plans[revision]
+
+    def _drop_former_plans(self) -> None:
+        current = self.snapshot.revision
+        self._plans = {revision: plan for revision, plan in self._plans.items() if revision >= current}
 
 
 def store_once(store: ObjectStore, name: str, content: bytes) -> dict[str, str]:

@@ -64,6 +64,11 @@ class TimelineReader:
         """Whether the journal was read to its end once, and no segment before that was missing."""
         self._begin()
 
+    @property
+    def next_sequence(self) -> int:
+        """Number of the first segment that the latest ``read`` did not find."""
+        return self._journal.next_sequence
+
     def read(self) -> Timeline:
         """The sweep as its journal tells it at this moment.
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from orchestrator.core.errors import PreconditionFailedError, StorageError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.inputs import MetricSegment
+from orchestrator.storage.layout import journal_segment
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.attachments import Attachments
 from orchestrator.tracking.content import (
@@ -71,6 +72,11 @@ class SweepSource:
     """
     looked_at_s: dict[RunIdentity, float] = field(default_factory=dict)
     """When a running job's metrics were last looked for."""
+
+    def rest(self) -> None:
+        """Drop what can be read or made again, which is as large as the sweep."""
+        self.facts, self.looked_at_s = FactsCache(), {}
+        self.file.forget()
 
 
 class Publication:
@@ -523,8 +529,9 @@ class Publisher:
         self._records = RecordCache(store)
         self._readers: dict[str, TimelineReader] = {}
         self._sources: dict[str, SweepSource] = {}
-        self._published: dict[str, Timeline] = {}
-        """Of ended sweeps, as they were when all of them was published."""
+        self._resting: dict[str, int] = {}
+        """Of ended sweeps all of which was published, the number of the journal's next segment. What is as large as a
+        sweep is not kept of them: there may be thousands."""
 
     def publish_once(self, sweep: str) -> bool:
         """Publish what is new; True if everything known at this moment is published.
@@ -535,18 +542,21 @@ class Publisher:
             TrackingError: the tracking server cannot be reached or refuses; call again later.
             StorageError: the store cannot be read.
         """
-        timeline = self._reader(sweep).read()
+        if self._is_resting(sweep):
+            return True
+        reader = self._reader(sweep)
+        timeline = reader.read()
         if timeline.snapshot.plan is None:
             return True  # no controller has accepted the sweep yet: there is nothing to tell
-        if timeline is self._published.get(sweep):
-            return True  # it had ended and nothing happened since: whoever polls many old sweeps pays nothing for them
         publication = Publication(self._source(sweep), self._server, timeline, timeline.snapshot.plan)
         try:
             published = publication.run()
         except PreconditionFailedError:
             return False  # another publisher remembered something meanwhile: the next pass starts from that
         if published and timeline.snapshot.state.is_final:
-            self._published[sweep] = timeline
+            self._resting[sweep] = reader.next_sequence
+            self._source(sweep).rest()
+            del self._readers[sweep]
         return published
 
     @property
@@ -556,7 +566,16 @@ class Publisher:
 
     def has_ended(self, sweep: str) -> bool:
         """Whether nothing will happen to the sweep unless a client asks for it."""
-        return self._reader(sweep).read().snapshot.state.is_final
+        return self._is_resting(sweep) or self._reader(sweep).read().snapshot.state.is_final
+
+    def _is_resting(self, sweep: str) -> bool:
+        """Whether it had ended, all of it was published, and nothing happened since: one look for the next segment."""
+        if sweep not in self._resting:
+            return False
+        if not self._store.exists(journal_segment(sweep, self._resting[sweep])):
+            return True
+        del self._resting[sweep]
+        return False
 
     def _source(self, sweep: str) -> SweepSource:
         if sweep not in self._sources:

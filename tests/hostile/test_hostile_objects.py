@@ -109,8 +109,8 @@ def test_record_altered_is_refused_or_leads_nowhere_else(finished, tmp_path: Pat
 
 def test_journal_altered_is_refused_in_words_or_harmless(finished, tmp_path: Path) -> None:
     store, _ = finished
-    snapshots = [f"{snapshots_folder('sound')}{child}" for child in store.list_children(snapshots_folder("sound"))]
-    assert snapshots == []
+    for child in store.list_children(snapshots_folder("sound")):  # the journal is read from its beginning
+        store.delete(f"{snapshots_folder('sound')}{child}")
     name = journal_segment("sound", 0)
     sound = store.get(name)
     found = outcomes(store, name, objects.events(sound), lambda: SweepLedger(store, "sound").refresh(), tmp_path)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
@@ -17,6 +19,8 @@ from orchestrator.state.events import SweepEnding
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import metrics_segment, record_name, report_name, tracking_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps.ledger import read_plan
+from orchestrator.tracking import facts
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
 from orchestrator.tracking.publication import LOOK_EVERY_S, Publisher
 from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
@@ -435,6 +439,25 @@ def test_publisher_ended_sweep_that_is_reopened_is_published_again(client, store
     found = [(runs[name].info.status, runs[name].data.tags["state"]) for name in ("(sweep)", plan.jobs[0].name)]
     assert found == [("RUNNING", "running"), ("FINISHED", "succeeded")]
     assert runs[plan.jobs[0].name].data.tags["reason"] == ""
+
+
+def test_publisher_reads_a_sweep_that_has_ended_and_is_published_no_more_and_keeps_no_plan_of_it(
+    store, plan, publisher, monkeypatch
+):
+    plans = []
+
+    def read(*arguments):
+        found = read_plan(*arguments)
+        plans.append(ref(found))
+        return found
+
+    monkeypatch.setattr(facts, "read_plan", read)
+    SampleJournal(store, plan).run_all()
+    for _ in range(2):
+        assert publisher.publish_once(plan.sweep)
+        assert publisher.has_ended(plan.sweep)
+    gc.collect()
+    assert [found() for found in plans] == [None]
 
 
 def test_publisher_sweep_nobody_accepted_yet_publishes_nothing(client, store, plan, publisher):

@@ -1,6 +1,7 @@
 """Damaged records, sweeps that keep failing, and messages that were left for another controller."""
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +28,7 @@ from orchestrator.core.errors import StorageError, StorageTimeoutError
 from orchestrator.state import events
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.journal import Journal
-from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name, record_name
+from orchestrator.storage.layout import inbox_folder, journal_folder, journal_segment, plan_name, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.requests import Ownership, new_submit, post
@@ -269,20 +270,47 @@ def test_sweep_that_earlier_versions_accepted_and_cannot_be_ranked_is_set_aside_
     assert world.snapshot("victim").state is SweepState.SUCCEEDED, "a sound plan repairs it"
 
 
+def test_attempts_of_a_sweep_that_is_set_aside_are_not_chosen_to_make_room(tmp_path: Path) -> None:
+    """It was the cheapest choice in every round, and nothing came of it: the urgent job waited for the end of one."""
+    world = World(tmp_path)
+    jobs = {sweep: make_job(f"pretrain/{sweep}") for sweep in ("low", "middle", "urgent")}
+    world.backend = ScriptedBackend(world.store, {job.name: [Hang()] for job in jobs.values()}, total=Resources(cpus=2))
+    world.new_controller()
+
+    def submit(sweep: str, priority: int) -> None:
+        plan = make_plan(jobs[sweep], sweep=sweep, store_uri=world.store.uri, priority=priority)
+        client.submit(world.store, plan, "", CLUSTER, now=world.clock())
+
+    submit("low", -2)
+    submit("middle", -1)
+    world.tick_until(lambda: len(world.backend.live) == 2)
+    damaged = journal_segment("low", len(world.store.list_children(journal_folder("low"))))
+    world.store.put(damaged, b"damaged")
+    world.controller.wake("low")
+    submit("urgent", 1)
+    world.tick_until(lambda: world.is_running("pretrain/urgent"))
+    assert [attempt_id.partition(".")[0] for attempt_id in world.backend.stopped] == [jobs["middle"].key]
+    assert world.is_running("pretrain/low")
+
+
 class SilentStore(MemoryStore):
-    """Does not answer about names with ``silent`` in them."""
+    """Does not answer about names with ``silent`` in them, which it lets ``wait`` for."""
 
     silent = ""
+    wait: Callable[[], None] = staticmethod(lambda: None)
 
     def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
         if self.silent and self.silent in name:
+            self.wait()
             raise StorageTimeoutError("no answer")
         return super().get(name, max_bytes=max_bytes)
 
 
-def test_attempts_of_a_sweep_whose_journal_does_not_answer_a_new_controller_run_on() -> None:
+@pytest.mark.parametrize("silence_s", [0.0, 60.0])
+def test_attempts_of_a_sweep_whose_journal_does_not_answer_a_new_controller_run_on(silence_s: float) -> None:
     clock = VirtualClock()
     store = SilentStore(now=clock)
+    store.wait = lambda: clock.jump(clock() + silence_s)
     work = JobWork(work_s=400.0, checkpoint_every_s=1000.0)
     spec = ClusterSpec(groups=(NodeGroup(count=1, shape=Resources(cpus=4.0)),))
     cluster = SimulatedCluster(spec, clock, store, lambda _: work, Random(1))  # noqa: S311 - a simulation

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from pathlib import Path
-from threading import Condition, Lock
+from threading import Condition, Lock, Thread, current_thread
 from time import sleep
 
 import pytest
 
 from orchestrator.backends.protocol import ANYWHERE, Placement
+from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import JobRequest, Resources
 from orchestrator.storage import request_pool
 from orchestrator.storage.layout import record_name
@@ -18,7 +19,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.faults import Fault, FaultyStore, Moment
-from tests.scripted_sweep import World, make_job
+from tests.scripted_sweep import CLUSTER, World, make_job
 
 SLOW_S = 0.02
 """Of each append: long enough for a second one to begin meanwhile, which is what must not happen."""
@@ -88,30 +89,37 @@ def test_events_of_one_sweep_are_never_appended_by_two_threads(
 
 
 class MeetingStore(LocalStore):
-    """While ``num_expected`` is set, a look for a record waits for as many to be under way at the same time."""
+    """While ``num_expected`` is set, requests for names with ``where`` wait for as many to be under way at once."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, where: str) -> None:
         super().__init__(root)
         self._changed = Condition()
+        self._where = where
         self._under_way = self.most = self.num_expected = 0
 
     def exists(self, name: str) -> bool:
-        if not self.num_expected or not name.endswith("/record.json"):
-            return super().exists(name)
-        with self._changed:
-            self._under_way += 1
-            self.most = max(self.most, self._under_way)
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self.most >= self.num_expected, timeout=1)
-            self._under_way -= 1
+        self._meet(name)
         return super().exists(name)
+
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        self._meet(name)
+        return super().get(name, max_bytes=max_bytes)
+
+    def _meet(self, name: str) -> None:
+        if self.num_expected and self._where in name:
+            with self._changed:
+                self._under_way += 1
+                self.most = max(self.most, self._under_way)
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: self.most >= self.num_expected, timeout=1)
+                self._under_way -= 1
 
 
 def test_records_of_a_sweep_that_is_submitted_again_are_looked_for_side_by_side(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(request_pool, "_LOCAL", ())
-    store = MeetingStore(tmp_path)
+    store = MeetingStore(tmp_path, "/record.json")
     world, jobs = World(tmp_path, store=store), [make_job(f"dataset/{number}") for number in range(5)]
     world.submit(*jobs)
     world.finish()
@@ -122,6 +130,26 @@ def test_records_of_a_sweep_that_is_submitted_again_are_looked_for_side_by_side(
     world.finish()
     assert store.most == len(jobs)
     assert sorted(world.launches()[5:]) == ["dataset/1", "dataset/4"]
+
+
+def test_new_controller_reads_sweeps_side_by_side_and_renews_its_lease_in_its_own_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_pool, "_LOCAL", ())
+    store, sweeps = MeetingStore(tmp_path, "/snapshots/"), ("a", "b", "c", "d")
+    world = World(tmp_path, store=store)
+    for sweep in sweeps:
+        world.submit(make_job(f"dataset/{sweep}"), sweep=sweep)
+    world.finish(*sweeps)
+    store.num_expected = len(sweeps)
+    threads = set[Thread]()
+    controller = Controller(
+        store, world.backend, CLUSTER, "next", world.clock, on_alive=lambda: threads.add(current_thread())
+    )
+    controller.tick()
+    assert store.most == len(sweeps)
+    assert [snapshot.sweep for snapshot in controller.snapshots] == list(sweeps)
+    assert threads == {current_thread()}
 
 
 @pytest.mark.parametrize("nth", range(1, 4))

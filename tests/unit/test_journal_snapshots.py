@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from hashlib import sha256
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.journal import KEPT, read_snapshots
 from orchestrator.storage.layout import journal_folder, journal_segment, snapshots_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client, ledger
 from orchestrator.testing import Fault, FaultyStore, Moment
-from tests.scripted_sweep import World, diamond
+from tests.scripted_sweep import World, diamond, make_job
 
 
 @pytest.fixture
@@ -113,6 +116,33 @@ def test_snapshot_whose_plan_is_gone_is_passed_over(world: World) -> None:
     told = {**json.loads(header), "sha256": sha256(changed).hexdigest()}
     world.store.put(newest, json.dumps(told).encode() + b"\n" + changed + b"\n")
     assert client.load_snapshot(world.store, "sweep").revision == 1
+
+
+def test_ended_sweep_is_read_from_a_snapshot_of_its_end(tmp_path: Path) -> None:
+    """A controller that starts reads each sweep that ever ended: few of them have 128 segments."""
+    world = World(tmp_path)
+    world.submit(*diamond())
+    world.finish()
+    segments = world.store.list_children(journal_folder("sweep"))
+    assert names(world) == [f"{len(segments):08d}.jsonl"]
+    assert client.load_snapshot(world.store, "sweep") == without_snapshots(world)
+
+
+@pytest.mark.parametrize("holder", ["", "writer"])
+def test_ledger_keeps_the_plan_of_the_current_revision_alone(tmp_path: Path, holder: str) -> None:
+    world, seen = World(tmp_path), list[ref[Plan]]()
+    follower = ledger.SweepLedger(world.store, "sweep", holder=holder)
+    for number in range(3):
+        world.submit(make_job(f"dataset/{number}"))
+        world.finish()
+        owned = world.controller._owned
+        assert owned is not None
+        for plan in (follower.refresh().plan, owned.snapshots()[0].plan):
+            assert plan is not None
+            seen.append(ref(plan))
+    del plan
+    gc.collect()
+    assert [found() is not None for found in seen] == [False] * 4 + [True] * 2
 
 
 def test_snapshot_that_cannot_be_stored_harms_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,20 +1,25 @@
 """The publisher's round over all sweeps, with a publisher that only notes what it is asked."""
 
+import gc
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import pytest
 
+from orchestrator.controller import actor
 from orchestrator.controller.actor import LOOK_AT_ENDED_EVERY_S, StorePublication
 from orchestrator.storage.journal import JournalDamagedError
-from orchestrator.storage.layout import journal_folder, journal_segment
+from orchestrator.storage.layout import journal_folder, journal_segment, snapshots_folder
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweeps.client import read_trouble
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import SweepLedger, read_trouble
 from orchestrator.tracking.facts import TimelineReader
-from tests.scripted_sweep import World, diamond
+from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
 SWEEPS = ("a", "b", "c")
 
@@ -90,6 +95,36 @@ def test_publication_looks_at_ended_sweeps_now_and_then_or_for_who_waits(store: 
     assert publisher.published == list(SWEEPS)
 
 
+def test_publication_keeps_no_journal_of_ended_sweeps_and_sees_what_is_submitted_again(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There may be thousands, and each of them holds the plan of all its jobs."""
+    ledgers: list[ref[SweepLedger]] = []
+    publishers: dict[str, NotingPublisher] = {}
+
+    def make(*arguments: Any) -> SweepLedger:
+        ledger = SweepLedger(*arguments)
+        ledgers.append(ref(ledger))
+        return ledger
+
+    monkeypatch.setattr(actor, "SweepLedger", make)
+    publication = StorePublication(store, "", lambda _, uri: publishers.setdefault(uri, NotingPublisher()))
+    publication.run()
+    gc.collect()
+    assert [ledger() for ledger in ledgers] == [None] * len(SWEEPS)
+
+    world = World(Path(store.uri.removeprefix("file://")))
+    plan = replace(make_plan(*diamond(), sweep="b", store_uri=store.uri), tracking_uri="sqlite:////other.db")
+    client.submit(store, plan, "", CLUSTER, now=world.clock())
+    world.tick_until(lambda: world.snapshot("b").revision == 2)
+    publication.ask()
+    publication.run()
+    assert {uri: publisher.published for uri, publisher in publishers.items()} == {
+        "": ["a", "b", "c", "a", "c"],
+        "sqlite:////other.db": ["b"],
+    }
+
+
 def test_publication_of_a_sweep_that_fails_does_not_keep_the_others(store: CountingStore) -> None:
     publisher = NotingPublisher()
     publication = StorePublication(store, "", lambda *_: publisher)
@@ -103,8 +138,9 @@ def test_publication_of_a_sweep_that_fails_does_not_keep_the_others(store: Count
 
 
 def test_publication_of_a_damaged_journal_does_not_keep_the_others(store: CountingStore) -> None:
-    for name in store.list_children(journal_folder("a")):
-        store.put(f"{journal_folder('a')}{name}", b"{}\n[]\n")
+    for folder in (journal_folder("a"), snapshots_folder("a")):
+        for name in store.list_children(folder):
+            store.put(f"{folder}{name}", b"{}\n[]\n")
     publisher = NotingPublisher()
     with pytest.raises(JournalDamagedError):
         StorePublication(store, "", lambda *_: publisher).run()
