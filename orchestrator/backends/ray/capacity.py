@@ -6,7 +6,6 @@ configuration, which ``ray up`` leaves on the head, or a ``RayCluster`` manifest
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -30,8 +29,6 @@ GROUPS_VARIABLE = "ORCHESTRATOR_NODE_GROUPS"
 """Environment variable of the head's ``ray start``: the file. Unset = the cluster has the nodes that it has."""
 MARKET_LABEL = "ray.io/market-type"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
-LABELS_VARIABLE = "RAY_OVERRIDE_LABELS"
-"""Ray's environment variable: labels of the node that is started, as JSON."""
 _RAY_LABELS = "ray.io/"
 _ZONE_OF_RAY = "ray.io/availability-zone"
 """Ray sets this label from a variable of the node's environment, which Kubernetes sites set."""
@@ -110,13 +107,8 @@ def _pods(spec: Mapping[str, Any]) -> Iterator[Node]:
             )
             max_count = group.get("maxReplicas")
             max_count = None if max_count is None else int(max_count) * int(group.get("numOfHosts") or 1)
-            yield _node(resources, {**(group.get("labels") or {}), **_labels_of(container)}, max_count)
-
-
-def _labels_of(container: Mapping[str, Any]) -> dict[str, str]:
-    values = {one["name"]: one.get("value", "") for one in container.get("env") or ()}
-    found: dict[str, str] = json.loads(values.get(LABELS_VARIABLE) or "{}")
-    return found
+            # The autoscaler knows no other labels: not those of a container's RAY_OVERRIDE_LABELS.
+            yield _node(resources, group.get("labels") or {}, max_count)
 
 
 def _node(resources: Resources, labels: Mapping[str, str], max_count: int | None) -> Node:
