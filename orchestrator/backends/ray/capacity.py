@@ -116,6 +116,7 @@ def _node(resources: Resources, labels: Mapping[str, str], max_count: int | None
         resources=resources,
         max_count=None if max_count is None else int(max_count),
         labels=node_labels(labels),
+        zone_label=zone_label(labels),
         accelerator=labels.get(ACCELERATOR_LABEL, ""),
         is_spot=labels.get(MARKET_LABEL) == "spot",
     )
@@ -125,6 +126,11 @@ def node_labels(labels: Mapping[str, str]) -> dict[str, str]:
     """What the scheduler knows of a node's Ray labels: those that are not Ray's own, and its zone."""
     zone = {ZONE_LABEL: labels[_ZONE_OF_RAY]} if labels.get(_ZONE_OF_RAY) else {}
     return zone | {name: value for name, value in labels.items() if not name.startswith(_RAY_LABELS)}
+
+
+def zone_label(labels: Mapping[str, str]) -> str:
+    """The Ray label from which ``node_labels`` has the zone."""
+    return _ZONE_OF_RAY if labels.get(_ZONE_OF_RAY) and ZONE_LABEL not in labels else ZONE_LABEL
 
 
 def _quantity(text: str | float) -> float:
@@ -232,6 +238,7 @@ def _machine(node: Mapping[str, Any], leaving: Mapping[str, float]) -> tuple[str
         name=node_name(node),
         resources=_resources(node["Resources"]),
         labels=node_labels(labels),
+        zone_label=zone_label(labels),
         accelerator=labels.get(ACCELERATOR_LABEL) or next(iter(types), ""),
         is_spot=labels.get(MARKET_LABEL) == "spot",
         leaves_at_s=leaving.get(node_id),
