@@ -54,6 +54,15 @@ def test_gang_that_only_both_zones_together_would_hold_is_refused() -> None:
     assert len(of_type(decide(after(plan_of("s", job)), nodes=gpu_nodes(8 * 6)), LaunchJob)) == 1
 
 
+def test_gang_that_nodes_to_come_would_hold_only_in_both_zones_together_is_refused() -> None:
+    job = gang("pretrain/x", 3)
+    for zones, max_count, is_refused in (("ab", 2, True), ("ab", 3, False), (("", "b"), 2, False)):
+        kinds = [replace(zoned("a")[0], name="", labels={"zone": zone}, max_count=max_count) for zone in zones]
+        commands = decide(after(plan_of("s", job)), nodes=(), maximum=tuple(kinds))
+        assert bool(of_type(commands, FailJob)) is is_refused
+        assert bool(of_type(commands, LaunchJob)) is not is_refused
+
+
 def test_gangs_of_one_node_use_all_zones() -> None:
     jobs = [gpu_job(f"finetune/{number}", gpus=8) for number in range(NUM_NODES)]
     assert len(of_type(decide(after(plan_of("s", *jobs)), nodes=zoned("aaabbb")), LaunchJob)) == NUM_NODES
