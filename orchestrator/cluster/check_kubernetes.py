@@ -27,7 +27,8 @@ from orchestrator.core.errors import UserError
 GROUPS_VARIABLE = "ORCHESTRATOR_NODE_GROUPS"
 """As ``backends.ray.capacity`` has it, which loads Ray."""
 LABELS_VARIABLE = "RAY_OVERRIDE_LABELS"
-"""Environment variable of a worker's container: the labels of its Ray node, as JSON."""
+"""Environment variable of a worker's container: labels of its Ray node, as JSON. They override the group's ``labels``,
+and the autoscaler does not know them."""
 # Of KubeRay 1.4 and later: https://docs.ray.io/en/latest/cluster/kubernetes/references.html
 _CLUSTER = frozenset(
     [
@@ -159,7 +160,7 @@ def pod_templates(spec: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, A
 
 
 def labels_of(container: Mapping[str, Any]) -> dict[str, str]:
-    """Labels that a container gives its Ray node; none where they are no JSON object."""
+    """Labels that a container itself gives its Ray node; none where they are no JSON object."""
     values = {one["name"]: one.get("value", "") for one in container.get("env") or ()}
     try:
         found = json.loads(values.get(LABELS_VARIABLE) or "{}")
@@ -305,18 +306,26 @@ def check_heads(documents: Documents) -> str:
 
 
 def check_labels(documents: Documents) -> str:
-    """Raises ``UserError`` for workers without the labels by which the scheduler chooses nodes."""
+    """Raises ``UserError`` for workers without the labels they need, or with labels that the autoscaler cannot see."""
     count = 0
     for name, spec in ray_clusters(documents):
         for group in spec.get("workerGroupSpecs") or ():
             container = group["template"]["spec"]["containers"][0]
-            labels = {**(group.get("labels") or {}), **labels_of(container)}
+            seen, own = group.get("labels") or {}, labels_of(container)
+            labels = {**seen, **own}
             limits = (container.get("resources") or {}).get("limits") or {}
             wanted = [MARKET_LABEL, *([ACCELERATOR_LABEL] if "nvidia.com/gpu" in limits else []), *EXPECTED_LABELS]
             missing = [label for label in wanted if label not in labels]
             place = f"group {group.get('groupName')} of {name}"
             if missing:
-                raise UserError(f"{place} lacks the labels {', '.join(missing)}; put them into {LABELS_VARIABLE}")
+                raise UserError(f"{place} lacks the labels {', '.join(missing)}; put them into the group's `labels`")
+            unseen = [label for label, value in own.items() if seen.get(label) != value]
+            if unseen and spec.get("enableInTreeAutoscaling"):
+                raise UserError(
+                    f"{place} gets the labels {', '.join(unseen)} from {LABELS_VARIABLE}, which the autoscaler does "
+                    "not read: it adds no node, or a wrong one, for jobs that ask for them; put them into the group's "
+                    "`labels`"
+                )
             check_price(place, labels)
             count += 1
     return f"{count} groups of workers say their accelerator, market, price and domain"

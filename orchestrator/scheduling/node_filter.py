@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from functools import cached_property
 
@@ -98,13 +99,17 @@ class NodeFilter:
             available = "the largest nodes have " + " or ".join(str(shape) for shape in shapes[:_MAX_SHAPES_NAMED])
         if not sort and nodes:
             available = f"no node is of that sort; {available}"
-        requested = str(demand.resources)
+        requested, more = str(demand.resources), "add a larger node"
         if demand.num_workers > 1:
             requested += f" for {demand.num_workers} workers ({demand.resources.share(demand.num_workers)} each)"
-            available += "" if self.can_grow else f", the cluster {self._total}"
+            if self.can_grow and (grown := self._num_grown(demand)):
+                available += f", and at full growth there is room for {grown:g} of these workers in one zone"
+                more = "let the cluster grow further"
+            elif not self.can_grow:
+                available += f", the cluster {self._total}"
         is_search = kind == JobKind.SEARCH
         less = "search.concurrent, or what its trials ask for," if is_search else f"`resources` of {kind} jobs"
-        remedy = f"lower {less} in sweep.yaml, or add a larger node and resubmit"
+        remedy = f"lower {less} in sweep.yaml, or {more} and resubmit"
         return f"infeasible: it asks for {requested}, but {available}; {remedy}"
 
     def _suitable(self, demand: AttemptDemand) -> frozenset[int]:
@@ -120,14 +125,34 @@ class NodeFilter:
         if not self.machines.nodes and not self._maximum:
             return True
         # A leaving node may come back, as after maintenance: no job fails as infeasible while the node exists.
-        for node in (*self._maximum, *self.machines.leaving):
+        for node in self.machines.leaving:
             if node.suits(demand.resources) and count_workers(demand.worker, amount_of(node.resources)) > 0:
-                return True  # how many of them it may add is known only to the autoscaler
+                return True
+        if self._num_grown(demand) >= demand.num_workers:
+            return True
         if not self.machines.is_pool:
             return self._num_workers(demand, self._suitable(demand)) >= demand.num_workers
         shapes = [amount_of(node.resources) for node in self.machines.nodes if node.suits(demand.resources)]
         is_held = any(count_workers(demand.worker, shape) > 0 for shape in shapes)
         return is_held and (demand.num_workers == 1 or count_workers(demand.total, self.machines.whole) > 0)
+
+    def _num_grown(self, demand: AttemptDemand) -> float:
+        """How many workers, up to all of them, fit into the largest zone of the empty cluster at its full growth.
+
+        Nodes and kinds without a zone count in each: their zone is not known.
+        """
+        kinds = [kind for kind in self._maximum if kind.suits(demand.resources)]
+        there = [] if self.machines.is_pool else [self.machines.nodes[place] for place in self._suitable(demand)]
+        others = (node for node in there if not any(_is_alike(node, kind) for kind in kinds))
+        zones: defaultdict[str, float] = defaultdict(float)
+        for counts in (((kind, kind.max_count) for kind in kinds), ((node, 1) for node in others)):
+            for node, count in counts:
+                if per_node := count_workers(demand.worker, amount_of(node.resources)):
+                    zones[node.labels.get(ZONE_LABEL, "")] += per_node * (math.inf if count is None else count)
+            found = zones[""] + max((count for zone, count in zones.items() if zone), default=0.0)
+            if found >= demand.num_workers:
+                return found
+        return found
 
     def _num_growing(self, demand: AttemptDemand) -> float:
         """How many workers fit on the nodes that an autoscaler may still add; infinite if unknown."""

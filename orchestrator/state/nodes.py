@@ -20,6 +20,8 @@ class Node:
     resources: Resources
     """Its total resources, used or not."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    zone_label: str = ZONE_LABEL
+    """Name that the cluster itself has for its label ``zone``."""
     accelerator: str = ""
     """Type of its GPUs, such as ``A100``; empty = none, or not known."""
     is_spot: bool = False

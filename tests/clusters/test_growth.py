@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _node_type_from_group_spec
 
 from orchestrator.backends.ray import capacity
-from orchestrator.backends.ray.capacity import GROUPS_VARIABLE, growth
+from orchestrator.backends.ray.capacity import GROUPS_VARIABLE, growth, node_groups
 from orchestrator.core.contract import Resources, Spot
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.units import GIB
 from orchestrator.planning.graph.plan import Job
 from orchestrator.scheduling.commands import FailJob, LaunchJob
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
+from orchestrator.state.nodes import Node
 from tests.scheduler_cases import after, of_type, plan_of
 from tests.scripted_sweep import make_job
 
@@ -91,3 +97,52 @@ def test_job_for_nodes_that_may_come_is_launched_and_one_for_none_is_refused(mon
     too_large = gpu_job(cpus=96.0, gpus=16.0)
     (refusal,) = of_type(decided(too_large, maximum), FailJob)
     assert "infeasible" in refusal.reason
+
+
+def group_of(container: str, **fields) -> dict[str, Any]:
+    """A group of workers of a ``RayCluster``; ``container``: the resources of its container, as YAML."""
+    pod = {"containers": [{"name": "ray-worker", "resources": yaml.safe_load(container)}]}
+    group = {"groupName": "workers", "minReplicas": 0, "maxReplicas": 3, "rayStartParams": {}}
+    return {**group, "template": {"spec": pod}, **fields}
+
+
+def grown(group) -> tuple[Node, ...]:
+    return node_groups([{"kind": "RayCluster", "spec": {"workerGroupSpecs": [group]}}], "groups.yaml")
+
+
+_LIMITS = "{requests: {cpu: 3500m, memory: 10Gi}, limits: {cpu: 7500m, memory: 16G, nvidia.com/gpu: '2'}}"
+GROUPS = {
+    "requests alone": group_of("{requests: {cpu: 7500m, memory: 64Gi}, limits: {memory: 65Gi}}"),
+    "limits before requests": group_of(_LIMITS),
+    "parameters before limits": group_of(_LIMITS, rayStartParams={"num-cpus": "30", "num-gpus": "4", "memory": "1000"}),
+    "resources before all": group_of(_LIMITS, resources={"CPU": "6", "GPU": "1", "memory": "3Gi"}),
+    "no GPUs in spite of limits": group_of(_LIMITS, rayStartParams={"num-cpus": "8", "num-gpus": "0"}),
+    "GPUs of another maker": group_of("{limits: {cpu: 8, amd.com/gpu: 4}}"),
+    "several hosts": group_of("{limits: {cpu: 8}}", numOfHosts=2),
+    "labels": group_of("{limits: {cpu: 8}}", labels={"ray.io/market-type": "spot", "rack": "r1"}),
+}
+
+
+@pytest.mark.parametrize("group", GROUPS.values(), ids=GROUPS)
+def test_groups_of_a_manifest_are_what_the_autoscaler_takes_them_for(group):
+    of_ray = _node_type_from_group_spec(group, is_head=False)
+    (node,) = grown(group)
+    resources = {"CPU": node.resources.cpus, "GPU": node.resources.gpus, "memory": node.resources.memory_gib * GIB}
+    assert resources == {"GPU": 0, "memory": 0, **of_ray["resources"]}
+    assert node.max_count == of_ray["max_workers"]
+    assert node.is_spot == (of_ray["labels"].get("ray.io/market-type") == "spot")
+
+
+def test_job_waits_for_pods_of_which_only_the_requests_say_how_many_cpus_they_have():
+    commands = decided(gpu_job(cpus=8.0), grown(GROUPS["requests alone"]))
+    assert [type(command) for command in commands] == [LaunchJob]
+
+
+def test_fields_that_are_null_count_as_absent():
+    group = group_of("{limits: {cpu: 8}, requests: null}", rayStartParams=None, labels=None, resources=None)
+    assert grown(group) == grown(group_of("{limits: {cpu: 8}}"))
+
+
+def test_group_of_which_the_autoscaler_cannot_tell_the_cpus_is_named():
+    with pytest.raises(OrchestratorError, match="group workers: Autoscaler failed to detect `CPU` resources"):
+        grown(group_of("{limits: {memory: 8Gi}}"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import json
 import os
 import re
 import subprocess
@@ -10,10 +11,12 @@ import subprocess
 import kubernetes_validate  # type: ignore[import-untyped] # it ships no types
 import pytest
 import yaml
+from ray.autoscaler._private.kuberay.autoscaling_config import _node_type_from_group_spec
 
-from orchestrator.backends.ray.capacity import node_groups
+from orchestrator.backends.ray.capacity import node_groups, node_labels
 from orchestrator.cluster import check_kubernetes
 from orchestrator.cluster.check_kubernetes import (
+    LABELS_VARIABLE,
     Reference,
     check_fields,
     check_groups,
@@ -27,11 +30,13 @@ from orchestrator.cluster.check_kubernetes import (
     ray_clusters,
     references,
 )
+from orchestrator.cluster.check_launcher import ACCELERATOR_LABEL, EXPECTED_LABELS, MARKET_LABEL
 from orchestrator.cluster.kinds import ToolError, read_cluster
 from orchestrator.cluster.start_stop import KEEP_LABEL, status_commands
 from orchestrator.core.checks import Verdict, run_checks
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UserError
+from orchestrator.core.units import GIB
 from tests.clusters.manifests import KUBERAY, RENDERED, SERVICES, containers, named, pods, rendered, rendered_with
 
 CUSTOM = {"RayCluster", "RayJob", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass"}
@@ -209,6 +214,28 @@ def test_ray_cluster_grows_to_nodes_that_the_scheduler_can_choose():
     assert cpu.resources.gpus == 0.0
 
 
+def test_controller_knows_the_groups_as_the_autoscaler_does(cluster):
+    types = [_node_type_from_group_spec(group, is_head=False) for group in cluster["spec"]["workerGroupSpecs"]]
+    found = node_groups([cluster], "raycluster.yaml")
+    for node, of_ray in zip(found, types, strict=True):
+        sizes = node.resources
+        assert (sizes.cpus, sizes.gpus) == (of_ray["resources"]["CPU"], of_ray["resources"].get("GPU", 0))
+        assert sizes.memory_gib * GIB == of_ray["resources"]["memory"]
+        assert node.max_count == of_ray["max_workers"]
+        assert node.labels == node_labels(of_ray["labels"])
+        assert node.labels.keys() >= set(EXPECTED_LABELS)
+        assert node.accelerator == of_ray["labels"].get(ACCELERATOR_LABEL, "")
+        assert node.is_spot == (of_ray["labels"][MARKET_LABEL] == "spot")
+
+
+def test_labels_by_which_a_container_overrides_those_of_its_group_do_not_count_for_growth(cluster):
+    for group in cluster["spec"]["workerGroupSpecs"]:
+        override = {"name": LABELS_VARIABLE, "value": json.dumps(group.pop("labels"))}
+        group["template"]["spec"]["containers"][0]["env"].append(override)
+    found = node_groups([cluster], "raycluster.yaml")
+    assert [(node.labels, node.accelerator, node.is_spot) for node in found] == [({}, "", False)] * 3
+
+
 def test_workers_that_the_controller_does_not_know_are_refused(tmp_path):
     with pytest.raises(UserError, match="add a configMapGenerator with `behavior: replace`"):
         check_groups(rendered_with(tmp_path, further=MORE_WORKERS))
@@ -272,15 +299,24 @@ def test_head_that_takes_work_is_refused(cluster):
 
 
 def test_workers_without_labels_are_refused(cluster):
-    cluster["spec"]["workerGroupSpecs"][2]["template"]["spec"]["containers"][0]["env"] = []
+    del cluster["spec"]["workerGroupSpecs"][2]["labels"]
     with pytest.raises(UserError, match="group cpu-spot of pretraining lacks the labels"):
         check_labels([cluster])
 
 
+@pytest.mark.parametrize("group_labels", [{}, {"ray.io/market-type": "on-demand", "price": "0.60"}])
+def test_labels_that_the_autoscaler_does_not_see_are_refused(cluster, group_labels):
+    group = cluster["spec"]["workerGroupSpecs"][2]
+    own, group["labels"] = group["labels"], group_labels
+    group["template"]["spec"]["containers"][0]["env"] = [{"name": LABELS_VARIABLE, "value": json.dumps(own)}]
+    with pytest.raises(UserError, match=r"group cpu-spot .* ray\.io/market-type.* from RAY_OVERRIDE_LABELS"):
+        check_labels([cluster])
+    cluster["spec"]["enableInTreeAutoscaling"] = False  # then nodes that exist are all that counts
+    assert check_labels([cluster])
+
+
 def test_workers_with_a_price_that_is_no_number_are_refused(cluster):
-    environment = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["env"]
-    entry = next(one for one in environment if '"price"' in str(one.get("value")))
-    entry["value"] = entry["value"].replace('"24.00"', '"24 USD"')
+    cluster["spec"]["workerGroupSpecs"][0]["labels"]["price"] = "24 USD"
     with pytest.raises(UserError, match=r"has the label price: '24 USD', which is not a number"):
         check_labels([cluster])
 

@@ -95,8 +95,11 @@ class WatchedCluster(SimulatedCluster):
 
     def _check_room(self, resources: Resources) -> None:
         """What was asked for before a node went away stays; beyond what all nodes have, nothing may be asked for (of an
-        autoscaler a quarter more, or one attempt). Whoever waited long for nodes gave its room to others.
+        autoscaler a quarter more, without any GPU a quarter of what it may add, or one attempt). Whoever waited long
+        for nodes gave its room to others.
         """
+        if not resources.gpus:
+            return
         now = self.clock()
         asked = [
             attempt.resources.gpus
@@ -107,7 +110,8 @@ class WatchedCluster(SimulatedCluster):
         asked.append(resources.gpus)
         gpus = sum(asked)
         # The one that is more than a quarter may be another: beside it, what nodes have room for is started.
-        limit = total + (max(total / 4.0, *asked) if self.spec.grows else 0.0)
+        base = total or sum(group.shape.gpus * group.count for group in self.spec.groups)
+        limit = total + (max(base / 4.0, *asked) if self.spec.grows else 0.0)
         require(gpus <= limit + 1e-6, f"{gpus:g} GPUs are asked for in all, of {limit:g}")
 
     def _check_nodes(self, share: Resources, placement: Placement) -> None:

@@ -2,22 +2,61 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
-from orchestrator.backends.ray import placement_groups
+from orchestrator.backends.protocol import Placement
+from orchestrator.backends.ray import capacity, placement_groups
+from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.gang.mailbox import COORDINATOR, NODE_LABEL, GangShape
 from orchestrator.backends.ray.gang.train import _selectors
 from orchestrator.backends.ray.runner.runner import RunnerSite, _constraints, selector_of
 from orchestrator.core.contract import Resources, Spot
+from orchestrator.state.nodes import Node
 
 ASKED = Resources(cpus=4.0, gpus=1.0, accelerator="A100", spot=Spot.NEVER, labels=(("zone", "b"),))
 SELECTOR = {"zone": "b", "ray.io/market-type": "!spot", "ray.io/accelerator-type": "A100"}
 
 
+A100 = Node(resources=Resources(cpus=8.0, gpus=8.0), accelerator="A100", labels={"zone": "b"})
+GROUPS = """
+available_node_types:
+  gpu:
+    resources: {CPU: 8, GPU: 8}
+    labels: {ray.io/accelerator-type: A100, ray.io/availability-zone: b}
+    max_workers: 2
+"""
+
+
 def test_conditions_of_an_attempt_become_rays_labels() -> None:
-    assert selector_of(ASKED) == SELECTOR
-    assert selector_of(Resources(spot=Spot.REQUIRE)) == {"ray.io/market-type": "spot"}
-    assert selector_of(Resources(gpus=8.0)) == {}
+    assert selector_of(ASKED, [A100]) == SELECTOR
+    assert selector_of(ASKED, []) == SELECTOR
+    assert selector_of(Resources(spot=Spot.REQUIRE), [A100]) == {"ray.io/market-type": "spot"}
+    assert selector_of(Resources(gpus=8.0), [A100]) == {}
+
+
+def test_type_of_gpu_is_asked_for_as_the_nodes_that_suit_write_it() -> None:
+    asked = replace(ASKED, accelerator="a100")
+    others = [replace(A100, accelerator="H100"), replace(A100, is_spot=True, accelerator="a100")]
+    assert selector_of(asked, [A100, *others]) == SELECTOR
+    nodes = [A100, replace(A100, accelerator="A100"), replace(A100, accelerator="a100")]
+    assert selector_of(asked, nodes)["ray.io/accelerator-type"] == "in(A100,a100)"
+
+
+def test_runner_for_a_node_that_is_yet_to_come_asks_for_what_the_groups_and_the_nodes_have(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    present = {"ray.io/accelerator-type": "a100", "ray.io/availability-zone": "b"}
+    node = {"Alive": True, "NodeID": "ab" * 8, "NodeManagerHostname": "gpu-7", "Resources": {"GPU": 8.0}}
+    monkeypatch.setattr(capacity, "_nodes", lambda: [{**node, "Labels": present}])
+    monkeypatch.setattr(capacity, "leaving_nodes", dict)
+    (tmp_path / "groups.yaml").write_text(GROUPS)
+    monkeypatch.setenv(capacity.GROUPS_VARIABLE, str(tmp_path / "groups.yaml"))
+    asked = Resources(gpus=8.0, accelerator="A100", labels=(("zone", "b"),))
+    site = RayBackend("namespace")._site(asked, Placement())
+    assert site.selector == {"ray.io/availability-zone": "b", "ray.io/accelerator-type": "in(A100,a100)"}
 
 
 def test_runner_for_a_node_that_is_yet_to_come_asks_for_its_sort_and_avoids_excluded_ones() -> None:

@@ -113,6 +113,22 @@ def test_cluster_that_grows_is_judged_by_its_largest_node_types() -> None:
     assert "8 GPU" in refused.reason
 
 
+@pytest.mark.parametrize(
+    ("max_count", "num_other", "is_launched"), [(3, 0, True), (2, 0, False), (2, 1, True), (None, 0, True)]
+)
+def test_gang_larger_than_all_nodes_that_a_cluster_may_grow_to_is_refused(
+    max_count: int | None, num_other: int, is_launched: bool
+) -> None:
+    gang, kind = gpu_job("pretrain/gang", gpus=24), replace(gpu_nodes(8)[0], name="", max_count=max_count)
+    other = replace(gpu_nodes(8)[0], name="other", resources=Resources(cpus=96.0, gpus=8.0, memory_gib=512.0))
+    nodes = (*gpu_nodes(8), *[other] * num_other)  # the first is one of the kind, which counts once
+    found = decide(after(plan_of("s", gang)), nodes=nodes, maximum=(kind,))
+    assert [command.awaits_room for command in of_type(found, LaunchJob)] == [True] * is_launched
+    refusals = [command.reason for command in of_type(found, FailJob)]
+    assert len(refusals) == (not is_launched)
+    assert all("room for 16 of these workers in one zone; " in reason for reason in refusals)
+
+
 def test_cluster_that_grows_sees_bounded_demand() -> None:
     jobs = [gpu_job(f"finetune/{number}", gpus=1) for number in range(100)]
     kinds = (Node(resources=Resources(cpus=64.0, gpus=8.0)),)

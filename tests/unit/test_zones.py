@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from orchestrator.backends.ray.capacity import node_labels
+from orchestrator.backends.ray.capacity import node_labels, zone_label
+from orchestrator.backends.ray.runner.runner import selector_of
+from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Job
 from orchestrator.scheduling.commands import FailJob, LaunchJob
 from orchestrator.state.nodes import Node
@@ -52,6 +54,15 @@ def test_gang_that_only_both_zones_together_would_hold_is_refused() -> None:
     assert len(of_type(decide(after(plan_of("s", job)), nodes=gpu_nodes(8 * 6)), LaunchJob)) == 1
 
 
+def test_gang_that_nodes_to_come_would_hold_only_in_both_zones_together_is_refused() -> None:
+    job = gang("pretrain/x", 3)
+    for zones, max_count, is_refused in (("ab", 2, True), ("ab", 3, False), (("", "b"), 2, False)):
+        kinds = [replace(zoned("a")[0], name="", labels={"zone": zone}, max_count=max_count) for zone in zones]
+        commands = decide(after(plan_of("s", job)), nodes=(), maximum=tuple(kinds))
+        assert bool(of_type(commands, FailJob)) is is_refused
+        assert bool(of_type(commands, LaunchJob)) is not is_refused
+
+
 def test_gangs_of_one_node_use_all_zones() -> None:
     jobs = [gpu_job(f"finetune/{number}", gpus=8) for number in range(NUM_NODES)]
     assert len(of_type(decide(after(plan_of("s", *jobs)), nodes=zoned("aaabbb")), LaunchJob)) == NUM_NODES
@@ -60,3 +71,13 @@ def test_gangs_of_one_node_use_all_zones() -> None:
 def test_zone_that_ray_was_told_reaches_the_scheduler() -> None:
     assert node_labels({"ray.io/availability-zone": "eu-1a", "ray.io/node-id": "x"}) == {"zone": "eu-1a"}
     assert node_labels({"ray.io/availability-zone": "eu-1a", "zone": "own"}) == {"zone": "own"}
+
+
+def test_zone_is_asked_for_by_the_label_that_the_nodes_have() -> None:
+    asked = Resources(gpus=8.0, labels=(("zone", "eu-1a"),))
+    for labels in ({"ray.io/availability-zone": "eu-1a"}, {"ray.io/availability-zone": "us-2b", "zone": "eu-1a"}):
+        node = replace(gpu_nodes(8)[0], labels=node_labels(labels), zone_label=zone_label(labels))
+        assert node.suits(asked)
+        selector = selector_of(asked, [node])
+        assert selector
+        assert selector.items() <= labels.items()

@@ -197,7 +197,8 @@ class RayBackend:
             node = self._capacity.name_of(node_ids[0])
             return RunnerSite(node=node, node_id=node_ids[0], excluded=excluded, excluded_ids=excluded_ids)
         unsuited = tuple(machine.name for machine in capacity.machines if not machine.suits(requested))
-        selector = selector_of(requested) if capacity.maximum is not None else {}
+        kinds = capacity.maximum
+        selector = {} if kinds is None else selector_of(requested, (*kinds, *capacity.machines))
         return RunnerSite(excluded=excluded + unsuited, excluded_ids=excluded_ids, selector=selector)
 
     def _avoidable(self, excluded: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ configuration, which ``ray up`` leaves on the head, or a ``RayCluster`` manifest
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -30,12 +29,9 @@ GROUPS_VARIABLE = "ORCHESTRATOR_NODE_GROUPS"
 """Environment variable of the head's ``ray start``: the file. Unset = the cluster has the nodes that it has."""
 MARKET_LABEL = "ray.io/market-type"
 ACCELERATOR_LABEL = "ray.io/accelerator-type"
-LABELS_VARIABLE = "RAY_OVERRIDE_LABELS"
-"""Ray's environment variable: labels of the node that is started, as JSON."""
 _RAY_LABELS = "ray.io/"
 _ZONE_OF_RAY = "ray.io/availability-zone"
 """Ray sets this label from a variable of the node's environment, which Kubernetes sites set."""
-_SUFFIXES = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LOG = logging.getLogger(__name__)
 _READ_EVERY_S = 2.0
 _MAY_COME_BACK_S = 3600.0
@@ -87,36 +83,36 @@ def _launched(config: Mapping[str, Any]) -> Iterator[Node]:
     types: Mapping[str, Mapping[str, Any]] = config["available_node_types"]
     for name, one in types.items():
         if name != config.get("head_node_type") and one.get("max_workers", 1):
-            sizes: Mapping[str, float] = one.get("resources") or {}
-            resources = Resources(
-                cpus=float(sizes.get("CPU", 0)),
-                gpus=float(sizes.get("GPU", 0)),
-                memory_gib=float(sizes.get("memory", 0)) / GIB,
-            )
             max_count = one.get("max_workers", config.get("max_workers"))
-            yield _node(resources, one.get("labels") or {}, max_count)
+            yield _node(_resources(one.get("resources") or {}), one.get("labels") or {}, max_count)
 
 
 def _pods(spec: Mapping[str, Any]) -> Iterator[Node]:
-    for group in spec.get("workerGroupSpecs") or ():
+    """Groups of workers, read by the functions of Ray's autoscaler: a job waits for what the autoscaler adds."""
+    # It loads Ray's autoscaler, which only clusters with such groups need.
+    from ray.autoscaler._private.kuberay.autoscaling_config import (
+        _get_labels_from_group_spec,
+        _get_ray_resources_from_group_spec,
+    )
+
+    for group in _without_nulls(spec.get("workerGroupSpecs") or ()):
         if group.get("maxReplicas", 1):
-            container = group["template"]["spec"]["containers"][0]
-            limits = (container.get("resources") or {}).get("limits") or {}
-            parameters = group.get("rayStartParams") or {}
-            resources = Resources(
-                cpus=float(parameters.get("num-cpus") or _quantity(limits.get("cpu", "0"))),
-                gpus=float(parameters.get("num-gpus") or _quantity(limits.get("nvidia.com/gpu", "0"))),
-                memory_gib=_quantity(limits.get("memory", "0")) / GIB,
-            )
+            name = group["groupName"]
+            try:
+                sizes = _get_ray_resources_from_group_spec(group, is_head=False)
+                labels = _get_labels_from_group_spec(group, name)
+            except ValueError as error:
+                raise OrchestratorError(f"group {name}: {' '.join(str(error).split())}") from error
             max_count = group.get("maxReplicas")
-            max_count = None if max_count is None else int(max_count) * int(group.get("numOfHosts") or 1)
-            yield _node(resources, {**(group.get("labels") or {}), **_labels_of(container)}, max_count)
+            max_count = None if max_count is None else int(max_count) * int(group.get("numOfHosts", 1))
+            yield _node(_resources(sizes), labels, max_count)
 
 
-def _labels_of(container: Mapping[str, Any]) -> dict[str, str]:
-    values = {one["name"]: one.get("value", "") for one in container.get("env") or ()}
-    found: dict[str, str] = json.loads(values.get(LABELS_VARIABLE) or "{}")
-    return found
+def _without_nulls(part: Any) -> Any:  # noqa: ANN401 - any part of a manifest
+    """A part of a manifest as Kubernetes stores it: fields that are null are absent."""
+    if isinstance(part, Mapping):
+        return {name: _without_nulls(value) for name, value in part.items() if value is not None}
+    return [_without_nulls(one) for one in part] if isinstance(part, list) else part
 
 
 def _node(resources: Resources, labels: Mapping[str, str], max_count: int | None) -> Node:
@@ -124,6 +120,7 @@ def _node(resources: Resources, labels: Mapping[str, str], max_count: int | None
         resources=resources,
         max_count=None if max_count is None else int(max_count),
         labels=node_labels(labels),
+        zone_label=zone_label(labels),
         accelerator=labels.get(ACCELERATOR_LABEL, ""),
         is_spot=labels.get(MARKET_LABEL) == "spot",
     )
@@ -135,13 +132,9 @@ def node_labels(labels: Mapping[str, str]) -> dict[str, str]:
     return zone | {name: value for name, value in labels.items() if not name.startswith(_RAY_LABELS)}
 
 
-def _quantity(text: str | float) -> float:
-    """A Kubernetes quantity: ``500m``, ``8``, ``64Gi``."""
-    written = str(text)
-    for suffix, factor in _SUFFIXES.items():
-        if written.endswith(suffix):
-            return float(written.removesuffix(suffix)) * factor
-    return float(written.removesuffix("m")) / 1000.0 if written.endswith("m") else float(written)
+def zone_label(labels: Mapping[str, str]) -> str:
+    """The Ray label from which ``node_labels`` has the zone."""
+    return _ZONE_OF_RAY if labels.get(_ZONE_OF_RAY) and ZONE_LABEL not in labels else ZONE_LABEL
 
 
 class ClusterCapacity:
@@ -240,6 +233,7 @@ def _machine(node: Mapping[str, Any], leaving: Mapping[str, float]) -> tuple[str
         name=node_name(node),
         resources=_resources(node["Resources"]),
         labels=node_labels(labels),
+        zone_label=zone_label(labels),
         accelerator=labels.get(ACCELERATOR_LABEL) or next(iter(types), ""),
         is_spot=labels.get(MARKET_LABEL) == "spot",
         leaves_at_s=leaving.get(node_id),
@@ -257,8 +251,13 @@ def fits(resources: Resources, others: Iterable[Resources], room: Resources) -> 
     )
 
 
-def _resources(node: Mapping[str, float]) -> Resources:
-    return Resources(cpus=node.get("CPU", 0.0), gpus=node.get("GPU", 0.0), memory_gib=node.get("memory", 0.0) / GIB)
+def _resources(amounts: Mapping[str, float]) -> Resources:
+    """From amounts by Ray's names."""
+    return Resources(
+        cpus=float(amounts.get("CPU", 0)),
+        gpus=float(amounts.get("GPU", 0)),
+        memory_gib=float(amounts.get("memory", 0)) / GIB,
+    )
 
 
 def _sum(resources: Iterable[Resources]) -> Resources:

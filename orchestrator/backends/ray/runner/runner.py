@@ -17,7 +17,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
@@ -37,6 +37,7 @@ from orchestrator.core.contract import JobRequest, Resources, Spot
 from orchestrator.core.security import redaction
 from orchestrator.core.units import GIB
 from orchestrator.metrics.machine import describe_machine, gpu_uuids
+from orchestrator.state.nodes import ZONE_LABEL, Node
 from orchestrator.storage.files import sweep_scratch
 
 _NAME = re.compile(r"runner/cpus([0-9.e+-]+)-gpus([0-9.e+-]+)-memory_gib([0-9.e+-]+)/[0-9a-f]+")
@@ -144,13 +145,21 @@ class RunnerSite:
 ANY_SITE = RunnerSite()
 
 
-def selector_of(requested: Resources) -> dict[str, str]:
-    """The conditions of an attempt as Ray's label selector: the autoscaler then adds nodes that meet them."""
+def selector_of(requested: Resources, nodes: Iterable[Node]) -> dict[str, str]:
+    """The conditions of an attempt as Ray's label selector: the autoscaler then adds nodes that meet them.
+
+    ``nodes``: the kinds that may be added, then the nodes that are there. Ray compares texts exactly and ``Node.suits``
+    does not, so names and values are written as suitable nodes have them.
+    """
+    suitable = [node for node in nodes if node.suits(requested)]
     selector = dict(requested.labels)
+    if ZONE_LABEL in selector and suitable:
+        selector[suitable[0].zone_label] = selector.pop(ZONE_LABEL)
     if requested.spot in _MARKETS:
         selector[_MARKET] = _MARKETS[requested.spot]
     if requested.accelerator:
-        selector[_ACCELERATOR] = requested.accelerator
+        types = sorted({node.accelerator for node in suitable}) or [requested.accelerator]
+        selector[_ACCELERATOR] = types[0] if len(types) == 1 else f"in({','.join(types)})"
     return selector
 
 
