@@ -227,7 +227,7 @@ def _new_publisher(store: ObjectStore, tracking_uri: str) -> Any:  # noqa: ANN40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class _JournalPlace:
     """What is to be known of a sweep's journal to publish it."""
 
     tracking_uri: str
@@ -252,7 +252,7 @@ class StorePublication:
         self._new_publisher = new_publisher
         self._publishers: dict[str, Any] = {}
         self._ledgers: dict[str, SweepLedger] = {}
-        self._ended: dict[str, _Place] = {}
+        self._ended: dict[str, _JournalPlace] = {}
         """Of those caught up, in place of their ledgers, which hold all of their jobs: there may be thousands."""
         self._trouble = PublishingTrouble(store)
         self.caught_up: frozenset[str] = frozenset()
@@ -322,13 +322,13 @@ class StorePublication:
             self._ended[sweep] = found
             self._ledgers.pop(sweep, None)
 
-    def _look(self, sweep: str) -> _Place:
+    def _look(self, sweep: str) -> _JournalPlace:
         ended = self._ended.pop(sweep, None)
         if ended is not None and not self._store.exists(journal_segment(sweep, ended.next_sequence)):
             return ended
         ledger = self._ledgers.setdefault(sweep, SweepLedger(self._store, sweep))
         plan = ledger.refresh().plan
-        return _Place(tracking_uri=plan.tracking_uri if plan else "", next_sequence=ledger.next_sequence)
+        return _JournalPlace(tracking_uri=plan.tracking_uri if plan else "", next_sequence=ledger.next_sequence)
 
     def _publisher(self, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
         if tracking_uri not in self._publishers:
