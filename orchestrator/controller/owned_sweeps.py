@@ -38,7 +38,7 @@ MAX_RETRY_EVERY_S = 60.0
 BLIND_S = 120.0
 """After it has tried to read each sweep once, a new controller launches nothing, and ends no attempt that it does not
 know, for so long while it cannot read all sweeps from the store."""
-READ_TOGETHER = 16
+READ_TOGETHER = 4
 """Sweeps whose journals are read side by side, and so are in memory at once."""
 _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.

@@ -194,6 +194,8 @@ class NodeFilter:
 
 def _is_alike(node: Node, kind: Node) -> bool:
     """Whether a node is of a kind, by shape and market. Memory may differ slightly from the requested amount."""
+    if node.is_head:
+        return False
     same = (node.resources.gpus, node.resources.cpus, node.is_spot)
     return same == (kind.resources.gpus, kind.resources.cpus, kind.is_spot)
 

@@ -77,7 +77,7 @@ class Occupancy:
         floating: list[Held] = []
         for index in self._indexes:
             if machines.is_pool:
-                used[0] = plus(used.get(0, NOTHING), minus(index.holdings.total, self._given_up(index)))
+                used[0] = plus(used.get(0, NOTHING), self._held_in_pool(index))
                 continue
             for name, amount in index.holdings.by_node.items():
                 if name in machines.places:
@@ -102,13 +102,17 @@ class Occupancy:
             room.take(demand, spread)
             self._floating[held.attempt.attempt_id] = spread
 
-    def _given_up(self, index: SweepIndex) -> Amount:
-        """Resources of the attempts that have waited long while a cluster that grows had no node but its head."""
+    def _held_in_pool(self, index: SweepIndex) -> Amount:
+        """Resources of a sweep's attempts where room is counted over the whole cluster.
+
+        A cluster that grows is counted so while all of its nodes leave, or none is there: attempts on leaving nodes
+        hold nothing of what is to come, nor do those that have waited long.
+        """
         if not self._node_filter.can_grow or self._node_filter.machines.nodes:
-            return NOTHING
+            return index.holdings.total
         waiting = [held.demand for held in index.holdings.live.values() if self._waits_long(held)]
         self.missing.update((demand.resources, demand.num_workers) for demand in waiting)
-        return total_of(demand.total for demand in waiting)
+        return minus(index.holdings.floating, total_of(demand.total for demand in waiting))
 
     def _waits_long(self, held: Held) -> bool:
         return held.attempt.awaits_room and self.now - held.attempt.launched_at_s > ROOM_KEPT_S

@@ -26,6 +26,8 @@ class Node:
     """Type of its GPUs, such as ``A100``; empty = none, or not known."""
     is_spot: bool = False
     """Whether the provider may reclaim it."""
+    is_head: bool = False
+    """Whether it is the node that the cluster began with, which no autoscaler adds."""
     is_alive: bool = True
     max_count: int | None = None
     """For a type that an autoscaler may add: the largest number of such nodes; None = unknown."""

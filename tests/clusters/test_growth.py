@@ -45,6 +45,14 @@ def gpu_job(**asked) -> Job:
     return Job(name=job.name, kind=job.kind, key=job.key, identity=job.identity, resources=Resources(**asked))
 
 
+def test_changed_file_of_nodes_counts_at_once(tmp_path, monkeypatch):
+    path = tmp_path / "cluster.yaml"
+    monkeypatch.setenv(GROUPS_VARIABLE, str(path))
+    for max_workers in (2, 40):
+        path.write_text(f"available_node_types: {{gpu: {{resources: {{CPU: 8}}, max_workers: {max_workers}}}}}\n")
+        assert [kind.max_count for kind in growth() or ()] == [max_workers]
+
+
 def test_capacity_counts_no_node_that_leaves(monkeypatch):
     monkeypatch.setattr(capacity, "_nodes", lambda: [of_ray("aaaaaaaa1", 8.0), of_ray("bbbbbbbb2", 4.0)])
     monkeypatch.setattr(capacity, "leaving_nodes", lambda: {"aaaaaaaa1": 100.0})

@@ -228,6 +228,11 @@ def test_blocks_that_state_different_values_are_told_apart_by_these_alone(
     assert {name: len(values) for name, values in found.items() if name != "labels"} == factors
 
 
+def test_cells_of_the_only_named_block_have_its_name_also_beside_a_value_that_it_states() -> None:
+    plan = plan_of("report=null", text=_blocks(small=f"{{study: one, {_RATES}}}"))
+    assert PlanDesign.of(plan).factors["block"] == ("small",)
+
+
 def test_name_of_a_block_means_its_cells_also_where_it_is_no_value() -> None:
     text = _blocks(small=f"{{size: small, {_RATES}}}", large=f"{{size: large, {_RATES}}}")
     plan = plan_of("report=null", "transfer.top.pretrain=[large]", text=text)

@@ -1,5 +1,6 @@
 """Placement, order, priorities and elastic sizes: one decision or one run each."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -135,6 +136,25 @@ def test_cluster_that_grows_sees_bounded_demand() -> None:
     found = of_type(decide(after(plan_of("s", *jobs)), nodes=gpu_nodes(16), maximum=kinds), LaunchJob)
     assert sum(command.nodes == () for command in found) == 4  # a quarter of 16
     assert len(found) == 20
+
+
+def test_head_that_works_is_none_of_the_nodes_that_an_autoscaler_adds() -> None:
+    gang, kind = gpu_job("pretrain/gang", gpus=16), replace(gpu_nodes(8)[0], name="", max_count=1)
+    head = replace(gpu_nodes(8)[0], is_head=True)
+    for node, expected in ((head, LaunchJob), (replace(head, is_head=False), FailJob)):
+        (found,) = decide(after(plan_of("s", gang)), nodes=(node,), maximum=(kind,))
+        assert isinstance(found, expected)
+
+
+def test_nodes_that_leave_are_replaced_while_attempts_still_run_on_them() -> None:
+    runs, ready = gpu_job("finetune/runs", gpus=8), gpu_job("finetune/ready", gpus=8)
+    (leaves,) = (replace(node, leaves_at_s=math.inf) for node in gpu_nodes(8))
+    snapshot = after(plan_of("s", runs, ready), launched(runs, leaves.name))
+    kind = replace(leaves, name="", leaves_at_s=None, max_count=4)
+    nothing = Resources(cpus=0.0)  # a node that leaves is no part of the total
+    view = ClusterView(snapshots=(snapshot,), total=nothing, nodes=(leaves,), now=10.0, maximum=(kind,))
+    found = Scheduler().decide(view)
+    assert [command.job for command in of_type(found, LaunchJob)] == [ready.name]
 
 
 @pytest.mark.parametrize("node", [Resources(cpus=0.0), Resources(cpus=64.0)])

@@ -32,6 +32,10 @@ ACCELERATOR_LABEL = "ray.io/accelerator-type"
 _RAY_LABELS = "ray.io/"
 _ZONE_OF_RAY = "ray.io/availability-zone"
 """Ray sets this label from a variable of the node's environment, which Kubernetes sites set."""
+HEAD_RESOURCE = "node:__internal_head__"
+"""Resource that Ray gives to the node a cluster began with."""
+_BROKEN = (ValueError, TypeError, LookupError, AttributeError, AssertionError)
+"""What reading a file raises that describes nodes in another way."""
 _LOG = logging.getLogger(__name__)
 _READ_EVERY_S = 2.0
 _MAY_COME_BACK_S = 3600.0
@@ -49,15 +53,22 @@ def growth() -> tuple[Node, ...] | None:
     A file that cannot be read is reported once and counts as none: then only existing nodes count.
     """
     path = os.environ.get(GROUPS_VARIABLE, "")
-    return _growth_of(path) if path else None
+    if not path:
+        return None
+    try:
+        found = Path(path).expanduser().stat()
+    except OSError:
+        return _growth_of(path, 0, 0)
+    return _growth_of(path, found.st_mtime_ns, found.st_size)
 
 
 @lru_cache(maxsize=4)
-def _growth_of(path: str) -> tuple[Node, ...] | None:
+def _growth_of(path: str, _modified_ns: int, _size_bytes: int) -> tuple[Node, ...] | None:
+    """Read once until the file changes: a mounted ConfigMap follows what is applied."""
     try:
         text = Path(path).expanduser().read_text(encoding="utf-8")
         return node_groups([one for one in yaml.safe_load_all(text) if isinstance(one, Mapping)], path)
-    except (OSError, yaml.YAMLError, OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (OSError, yaml.YAMLError, OrchestratorError, ImportError, *_BROKEN) as error:
         _LOG.warning("%s: %r; the cluster counts as one that does not grow", GROUPS_VARIABLE, error)
         return None
 
@@ -101,8 +112,8 @@ def _pods(spec: Mapping[str, Any]) -> Iterator[Node]:
             try:
                 sizes = _get_ray_resources_from_group_spec(group, is_head=False)
                 labels = _get_labels_from_group_spec(group, name)
-            except ValueError as error:
-                raise OrchestratorError(f"group {name}: {' '.join(str(error).split())}") from error
+            except _BROKEN as error:
+                raise OrchestratorError(f"group {name}: {' '.join(str(error).split()) or repr(error)}") from error
             max_count = group.get("maxReplicas")
             max_count = None if max_count is None else int(max_count) * int(group.get("numOfHosts", 1))
             yield _node(_resources(sizes), labels, max_count)
@@ -236,6 +247,7 @@ def _machine(node: Mapping[str, Any], leaving: Mapping[str, float]) -> tuple[str
         zone_label=zone_label(labels),
         accelerator=labels.get(ACCELERATOR_LABEL) or next(iter(types), ""),
         is_spot=labels.get(MARKET_LABEL) == "spot",
+        is_head=HEAD_RESOURCE in node["Resources"],
         leaves_at_s=leaving.get(node_id),
     )
     return node_id, machine

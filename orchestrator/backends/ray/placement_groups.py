@@ -27,9 +27,9 @@ from ray.exceptions import RayError
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.backends.ray.capacity import HEAD_RESOURCE
 from orchestrator.backends.ray.draining import leaving_nodes
 
-_HEAD = "node:__internal_head__"
 _LOG = logging.getLogger(__name__)
 SCANS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 """Scans after a death, in seconds: Ray takes a while to notice that what the dead process owned is dead, too."""
@@ -60,7 +60,7 @@ def off_the_head(excluded_ids: Collection[str] = ()) -> NodeAffinitySchedulingSt
     with the cluster's own services. The loss of any other node should end few gangs: each draws its own. Nodes that
     leave or are excluded (Ray's ids) are used only if there are no others.
     """
-    nodes = [node for node in ray.nodes() if node["Alive"] and _HEAD not in node["Resources"]]  # type: ignore[no-untyped-call]
+    nodes = [node for node in ray.nodes() if node["Alive"] and HEAD_RESOURCE not in node["Resources"]]  # type: ignore[no-untyped-call]
     if not nodes:
         return None
     avoided = {*excluded_ids, *leaving_nodes()}

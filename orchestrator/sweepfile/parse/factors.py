@@ -113,7 +113,7 @@ def _needs_names(declared: Sequence[_Design]) -> bool:
     blocks would change together with them, so that no effect of either could be told.
     """
     stated = [design.stated for design in declared]
-    return not any(stated) or len(set(stated)) < len(stated)
+    return len(stated) == 1 or not any(stated) or len(set(stated)) < len(stated)
 
 
 class _Design:
