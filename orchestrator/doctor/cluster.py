@@ -65,6 +65,8 @@ def ask(question: ClusterQuestion, report: Report) -> None:
     _join(question)
     import ray
 
+    from orchestrator.backends.ray.capacity import HEAD_RESOURCE
+
     nodes: list[dict[str, Any]] = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     report("nodes", {"nodes": [_node_row(node) for node in nodes]})
     doctors = {node["NodeID"]: _doctor_on(node["NodeID"]) for node in nodes}
@@ -83,7 +85,7 @@ def ask(question: ClusterQuestion, report: Report) -> None:
     }
     if question.store_uri:
         report("store", _store(question.store_uri, there))
-    heads = [node["NodeID"] for node in nodes if "node:__internal_head__" in node["Resources"]]
+    heads = [node["NodeID"] for node in nodes if HEAD_RESOURCE in node["Resources"]]
     trackers = {name: there[name] for name in (heads or list(there)[:1]) if name in there}
     if question.tracking_uri:
         calls = {name: doctor.tracking.remote(question.tracking_uri) for name, doctor in trackers.items()}

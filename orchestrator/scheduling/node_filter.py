@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 from orchestrator.core.contract import Resources
@@ -143,15 +143,17 @@ class NodeFilter:
         """
         kinds = [kind for kind in self._maximum if kind.suits(demand.resources)]
         there = [] if self.machines.is_pool else [self.machines.nodes[place] for place in self._suitable(demand)]
-        others = (node for node in there if not any(_is_alike(node, kind) for kind in kinds))
         zones: defaultdict[str, float] = defaultdict(float)
-        for counts in (((kind, kind.max_count) for kind in kinds), ((node, 1) for node in others)):
+
+        def with_nodes(counts: Iterable[tuple[Node, float]]) -> float:
             for node, count in counts:
                 if per_node := count_workers(demand.worker, amount_of(node.resources)):
-                    zones[node.labels.get(ZONE_LABEL, "")] += per_node * (math.inf if count is None else count)
-            found = zones[""] + max((count for zone, count in zones.items() if zone), default=0.0)
-            if found >= demand.num_workers:
-                return found
+                    zones[node.labels.get(ZONE_LABEL, "")] += per_node * count
+            return zones[""] + max((count for zone, count in zones.items() if zone), default=0.0)
+
+        found = with_nodes((kind, math.inf if kind.max_count is None else kind.max_count) for kind in kinds)
+        if found < demand.num_workers:
+            found = with_nodes((node, 1) for node in there if not any(_is_alike(node, kind) for kind in kinds))
         return found
 
     def _num_growing(self, demand: AttemptDemand) -> float:
