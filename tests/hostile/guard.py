@@ -1,6 +1,7 @@
 """Watches what a process does while it reads hostile input: programs, connections, writes, memory and time.
 
-The interpreter tells an audit hook of everything of the kind (PEP 578); a hook cannot be removed, so it is switched.
+The interpreter tells an audit hook of everything of the kind (PEP 578). A hook cannot be removed: it is set by the first
+test that watches, since it slows down all that its process does afterwards, and is switched.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,12 +75,15 @@ def _is_below(root: Path, path: object) -> bool:
     return real == os.devnull or real.startswith(f"{root}{os.sep}") or "__pycache__" in real
 
 
-sys.addaudithook(_hook)
+@cache
+def _set_hook() -> None:
+    sys.addaudithook(_hook)
 
 
 @contextmanager
 def watched(root: Path) -> Iterator[Seen]:
     """Fail if the body runs a program, opens a connection, writes elsewhere, or takes too much memory or time."""
+    _set_hook()
     seen = Seen(root=root.resolve(), thread=threading.get_ident())
     before_bytes = _forget_peak()
     started_s = time.thread_time()

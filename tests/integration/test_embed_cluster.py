@@ -47,6 +47,8 @@ from workloads.models.spec import ModelSpec
 from workloads.run import execute
 from workloads.runtime import ranks
 
+pytestmark = pytest.mark.xdist_group("ranks")  # one process has loaded for all what ranks begin with
+
 NUM_TRAIN = 1100
 LOOK: dict[str, Any] = {
     "view": "center",

@@ -39,6 +39,8 @@ from workloads.run import execute
 from workloads.runtime import ranks
 from workloads.train import samples
 
+pytestmark = pytest.mark.xdist_group("ranks")  # one process has loaded for all what ranks begin with
+
 SWEEP = """\
 version: 1
 name: protocols

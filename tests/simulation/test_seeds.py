@@ -24,15 +24,16 @@ def check(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-SEEDS = "0-5,7-14,16-22,24-25,31,48"
-"""25, five of each family. When they were chosen, they found each planted bug (`tests/mutants`) that 0 to 49 found."""
+SEEDS = "0,5,8-9,11-14,17-18,21-22,24-25,31,48"
+"""16, at least three of each family. When they were chosen, they found each planted bug (`tests/mutants`) that 0 to 49
+found."""
 
 
-@pytest.mark.timeout(400)  # 8 s on two quiet cores
-def test_simulation_25_seeds_violate_nothing() -> None:
+@pytest.mark.timeout(400)  # 5 s on two quiet cores
+def test_simulation_16_seeds_violate_nothing() -> None:
     done = simulate("--seeds", SEEDS)
     check(done)
-    assert done.stdout.startswith("25 seeds, ")
+    assert done.stdout.startswith("16 seeds, ")
 
 
 def test_simulation_same_seed_replays_exactly() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from orchestrator.core.contract import JobResult
@@ -24,6 +25,8 @@ from tests.training.gang_jobs import Gang
 from workloads.runtime.ranks import PeerLostError, Ranks
 
 NUM_TRAIN, NUM_VAL = 64, 32
+pytestmark = pytest.mark.xdist_group("ranks")  # one process has loaded for all what ranks begin with
+
 BAD = {"train": {3, 9, 20, 31, 33, 42, 50, 63}, "val": {2, 11}}
 RECIPE = {"epochs": 1, "batch_size": 16}  # in a second epoch each rank would meet what the other met in the first
 

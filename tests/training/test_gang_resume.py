@@ -20,6 +20,8 @@ from tests.training.gang_jobs import Gang, Seen, copied, sequence
 from workloads.data.index import SampleIndex
 from workloads.data.order import SampleOrder
 
+pytestmark = pytest.mark.xdist_group("ranks")  # one process has loaded for all what ranks begin with
+
 RECIPE: dict[str, Any] = {
     "batch_size": 24,
     "norm_group": 6,

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from orchestrator.core.errors import UserError
+from workloads.models import build
 from workloads.models.build import build_backbone, build_head, memory_format
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors, encode_tensors, weights_sha256
@@ -125,8 +126,12 @@ def test_backbone_number_of_features_needs_no_computation(monkeypatch: pytest.Mo
         return real(self, images_BCHW)
 
     monkeypatch.setattr(nn.Conv2d, "forward", watched)
+    monkeypatch.setattr(build, "_MEASURED", {})
     build_backbone(RESNET, 0)
     assert set(devices) == {"meta"}
+    devices.clear()
+    assert build_backbone(RESNET, 1, drop_path=0.1)[1] == 64
+    assert devices == []  # measured once per model
 
 
 def test_model_spec_reserved_argument_is_refused() -> None:
