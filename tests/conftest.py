@@ -16,6 +16,8 @@ from hypothesis import settings
 GROUPS = {"ray_cluster": "ray", "pool": "ranks", "s3_server": "s3", "s3": "s3"}
 """Fixtures that take seconds to make, or their parameters, and the group of tests that shares each."""
 
+_FAILED = pytest.StashKey[bool]()
+
 FOREIGN_PREFIXES = ("AWS_", "MLFLOW_", "ORCHESTRATOR_", "RAY_", "SLURM_")
 
 # A caller's cluster, tracking server or credentials must neither decide a result nor receive one.
@@ -31,9 +33,9 @@ os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
-# Tests write thousands of small files and sync each: in memory that takes a seventh less time. Directories of tests that
-# passed are removed at once. PYTEST_DEBUG_TEMPROOT=/tmp puts them on disk.
-_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 6 * 1024**3
+# Tests write thousands of small files and sync each: in memory that takes a seventh less time. The directory of a test
+# that passed is emptied at once (`tmp_path`). PYTEST_DEBUG_TEMPROOT=/tmp puts all on disk.
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 6 * 1024**3  # noqa: S108 - pytest makes a private directory there
 if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
@@ -76,8 +78,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.xdist_group(group))
             grouped.append(item)
     # The groups are long, so they begin first; that on Ray mostly waits while the other processes compute.
-    marks = {item: next(item.iter_markers("xdist_group"), None) for item in items}
-    items.sort(key=lambda item: places.get(marks[item].args[0], len(places)) if marks[item] else len(places))
+    marks = [(item.get_closest_marker("xdist_group"), item) for item in items]
+    marks.sort(key=lambda pair: places.get(pair[0].args[0], len(places)) if pair[0] else len(places))
+    items[:] = [item for _, item in marks]
     result = yield
     if getattr(config.option, "loadgroup", False):  # pytest-xdist appends the group's name, or loses it without a word
         assert all("@" in item.nodeid for item in grouped), "this pytest-xdist ignores xdist_group under this pytest"
@@ -85,11 +88,31 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _ingredients(item: pytest.Item) -> Iterator[str]:
-    """Fixtures of a test, and the parameters that are text."""
+    """Fixtures of a test, and its parameters that are text."""
     yield from getattr(item, "fixturenames", ())
-    yield from (
-        value for value in getattr(getattr(item, "callspec", None), "params", {}).values() if type(value) is str
-    )
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    yield from (value for value in parameters.values() if type(value) is str)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Remembers which tests failed."""
+    report = yield
+    item.stash[_FAILED] = report.failed or item.stash.get(_FAILED, False)
+    return report
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
+    """pytest's, emptied when the test has passed. The directory itself stays: under its name, a store or a database of
+    the next test would be taken for one that the process knows."""
+    yield tmp_path
+    if not request.node.stash.get(_FAILED, False):
+        for entry in tmp_path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
 
 
 @pytest.hookimpl(wrapper=True)

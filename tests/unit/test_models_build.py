@@ -127,10 +127,10 @@ def test_backbone_number_of_features_needs_no_computation(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(nn.Conv2d, "forward", watched)
     monkeypatch.setattr(build, "_MEASURED", {})
-    build_backbone(RESNET, 0)
+    num_features = build_backbone(RESNET, 0)[1]
     assert set(devices) == {"meta"}
     devices.clear()
-    assert build_backbone(RESNET, 1, drop_path=0.1)[1] == 64
+    assert build_backbone(RESNET, 1, drop_path=0.1)[1] == num_features
     assert devices == []  # measured once per model
 
 
