@@ -108,11 +108,8 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
     the next test would be taken for one that the process knows."""
     yield tmp_path
     if not request.node.stash.get(_FAILED, False):
-        for entry in tmp_path.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry, ignore_errors=True)
-            else:
-                entry.unlink(missing_ok=True)
+        shutil.rmtree(tmp_path, ignore_errors=True)
+        tmp_path.mkdir(exist_ok=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,7 +1,7 @@
 """Watches what a process does while it reads hostile input: programs, connections, writes, memory and time.
 
-The interpreter tells an audit hook of everything of the kind (PEP 578). A hook cannot be removed and slows down what its
-process does afterwards: the first test that watches sets it, and it is switched.
+The interpreter tells an audit hook of everything of the kind (PEP 578). A hook cannot be removed, and it slows down
+what its process does later: the first test that watches sets it, and it is switched.
 """
 
 from __future__ import annotations
