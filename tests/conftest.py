@@ -2,7 +2,9 @@
 
 import atexit
 import gc
+import itertools
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -17,6 +19,7 @@ GROUPS = {"ray_cluster": "ray", "pool": "ranks", "s3_server": "s3", "s3": "s3"}
 """Fixtures that take seconds to make, or their parameters, and the group of tests that shares each."""
 
 _FAILED = pytest.StashKey[bool]()
+_NUMBERS = itertools.count()
 
 FOREIGN_PREFIXES = ("AWS_", "MLFLOW_", "ORCHESTRATOR_", "RAY_", "SLURM_")
 
@@ -103,13 +106,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 @pytest.fixture
-def tmp_path(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Path]:
-    """pytest's, emptied when the test has passed. The directory itself stays: under its name, a store or a database of
-    the next test would be taken for one that the process knows."""
-    yield tmp_path
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """As pytest's, but removed when the test has passed, and under a name that is never used again: a process remembers
+    stores and databases by their paths."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    path = tmp_path_factory.mktemp(f"{name}{next(_NUMBERS)}", numbered=False)
+    yield path
     if not request.node.stash.get(_FAILED, False):
-        shutil.rmtree(tmp_path, ignore_errors=True)
-        tmp_path.mkdir(exist_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.hookimpl(wrapper=True)
