@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import tempfile
+from collections import defaultdict
 from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -80,10 +81,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if group := next((GROUPS[name] for name in _ingredients(item) if name in GROUPS), None):
             item.add_marker(pytest.mark.xdist_group(group))
             grouped.append(item)
-    # The groups are long, so they begin first; that on Ray mostly waits while the other processes compute.
-    marks = [(item.get_closest_marker("xdist_group"), item) for item in items]
-    marks.sort(key=lambda pair: places.get(pair[0].args[0], len(places)) if pair[0] else len(places))
-    items[:] = [item for _, item in marks]
+    # What takes long begins first: the groups, of which that on Ray mostly waits, then files by their limits of time.
+    limits: dict[Path, float] = defaultdict(float)
+    for item in items:
+        mark = item.get_closest_marker("timeout")
+        limits[item.path] = max(limits[item.path], mark.args[0] if mark else 0.0)
+
+    def place(item: pytest.Item) -> tuple[int, float]:
+        group = item.get_closest_marker("xdist_group")
+        return places.get(group.args[0], len(places)) if group else len(places), -limits[item.path]
+
+    items.sort(key=place)
     result = yield
     if getattr(config.option, "loadgroup", False):  # pytest-xdist appends the group's name, or loses it without a word
         assert all("@" in item.nodeid for item in grouped), "this pytest-xdist ignores xdist_group under this pytest"
