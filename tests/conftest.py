@@ -38,8 +38,8 @@ os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 # Tests write thousands of small files and sync each: in memory that takes a seventh less time. The directory of a test
-# that passed is emptied at once (`tmp_path`). PYTEST_DEBUG_TEMPROOT=/tmp puts all on disk.
-_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 6 * 1024**3  # noqa: S108 - pytest makes a private directory there
+# that passed is removed at once (`tmp_path`). PYTEST_DEBUG_TEMPROOT=/tmp puts all on disk.
+_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 2 * 1024**3  # noqa: S108 - pytest makes a private directory there
 if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _ROOM_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
@@ -118,7 +118,7 @@ def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     """As pytest's, but removed when the test has passed, and under a name that is never used again: a process remembers
     stores and databases by their paths."""
     name = re.sub(r"\W", "_", request.node.name)[:30]
-    path = tmp_path_factory.mktemp(f"{name}{next(_NUMBERS)}", numbered=False)
+    path = tmp_path_factory.mktemp(f"{name}_{next(_NUMBERS)}", numbered=False)
     yield path
     if not request.node.stash.get(_FAILED, False):
         shutil.rmtree(path, ignore_errors=True)
