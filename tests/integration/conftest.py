@@ -20,7 +20,7 @@ from tests.shared_cluster import enter_cluster, leave_cluster
 
 NUM_CPUS = 8  # invented: runners of tests mostly wait
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 100.0  # less than the limit of a test: a busy machine starts a gang within a minute, or not quite
+DEADLINE_S = 100.0  # below the limit of a test; on a busy machine a gang may take more than a minute to start
 FINISH_WITHIN_S = 110.0
 """For a gang, which takes half a minute to start where nothing else runs."""
 

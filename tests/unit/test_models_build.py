@@ -126,7 +126,7 @@ def test_backbone_number_of_features_needs_no_computation(monkeypatch: pytest.Mo
         return real(self, images_BCHW)
 
     monkeypatch.setattr(nn.Conv2d, "forward", watched)
-    monkeypatch.setattr(build, "_MEASURED", {})
+    monkeypatch.setattr(build, "_NUM_FEATURES", {})
     num_features = build_backbone(RESNET, 0)[1]
     assert set(devices) == {"meta"}
     devices.clear()

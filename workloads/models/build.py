@@ -62,10 +62,10 @@ def build_backbone(
     try:
         with seeded(torch_seed):
             backbone = timm.create_model(spec.name, num_classes=0, **arguments)
-        description = json.dumps(spec.to_json(), sort_keys=True)
-        if description not in _MEASURED:  # and it refuses nothing that it took before
-            _MEASURED[description] = _num_features(backbone, spec.image_size)
-        return backbone, _MEASURED[description]
+        model = json.dumps(spec.to_json(), sort_keys=True)
+        if model not in _NUM_FEATURES:
+            _NUM_FEATURES[model] = _num_features(backbone, spec.image_size)
+        return backbone, _NUM_FEATURES[model]
     except REFUSALS as error:
         message = (
             f"timm model {spec.name} refuses image_size={spec.image_size} and kwargs={dict(spec.kwargs)}: "
@@ -74,9 +74,9 @@ def build_backbone(
         raise UserError(message) from error
 
 
-_MEASURED: Final[dict[str, int]] = {}
-"""Features of timm's models by the JSON form of their spec. A runner builds the same model for many jobs, and measuring
-takes up to a second."""
+_NUM_FEATURES: Final[dict[str, int]] = {}
+"""Number of features of each timm model built so far, by the JSON form of its spec. A runner builds the same model for
+many jobs, and measuring takes up to a second."""
 
 _INTERFACE: Final = ("num_features", "forward_features", "forward_head", "reset_classifier")
 """What timm's models have, and a plug-in must."""
