@@ -42,9 +42,9 @@ from tests.chaos.stack_rounds import run_stack_round
 from tests.chaos.verdict import judge
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.simulation.audit import Violation
+from tests.waiting import wait_until
 
 CLUSTER, NAMESPACE, SWEEP, GATE = "chaos-cluster", "chaos", "chaos", "gates/open"
-DEADLINE_S = 900.0  # ends a hang; how long a busy machine takes for one step is no fault
 FAULTS = ("runner", "gang", "controller", "sleeper", "raylet", "head", "s3", "mlflow")
 HEAD_IN_START = "head_in_start"
 """Among the other faults it would come too seldom: a gang starts within seconds, and once a round."""
@@ -64,14 +64,6 @@ def make_jobs() -> tuple[Job, ...]:
         chain_job(f"finetune/{one.name.partition('/')[2]}", one, num_steps=3, step_s=0.05) for one in backbones
     ]
     return (data, *backbones, *transfers)
-
-
-def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Wait for a condition that other processes bring about. A store that is away for a moment tells nothing."""
-    end_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < end_s, f"not after {deadline_s:g} s: {what}"
-        time.sleep(0.1)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -110,12 +102,12 @@ class Round:
     def finish(self) -> None:
         """Open the gate and judge."""
         self.store.put(GATE, b"")
-        until(lambda: has_ended(self.store, SWEEP), "the sweep ends")
+        wait_until(lambda: has_ended(self.store, SWEEP), "the sweep ends")
         judge(self.store, SWEEP, self.jobs)
         backbones = [job for job in self.jobs if job.name.startswith("pretrain/")]
         assert any(trace.first_step for job in backbones for trace in read_traces(self.store, job.key)), "none resumed"
-        until(lambda: runs_are_published(self.database, self.jobs), "MLflow has every job once")
-        until(lambda: not json.loads(self.call("leftovers"))["placement_groups"], "no reservation is left")
+        wait_until(lambda: runs_are_published(self.database, self.jobs), "MLflow has every job once")
+        wait_until(lambda: not json.loads(self.call("leftovers"))["placement_groups"], "no reservation is left")
 
     def _trained(self, wanted: Callable[[str], bool]) -> list[int]:
         step = self.draw.randint(1, 60)
@@ -125,7 +117,7 @@ class Round:
             pids[:] = running_pids(self.store, SWEEP, wanted, past_step=step)
             return bool(pids)
 
-        until(is_at_work, f"an attempt is past step {step}")
+        wait_until(is_at_work, f"an attempt is past step {step}")
         return pids
 
     def _hit_runner(self) -> None:
@@ -138,7 +130,7 @@ class Round:
         return int(self.snapshot().holder.rsplit("-", 2)[1])
 
     def _replaced(self, epoch: int) -> None:
-        until(lambda: self.snapshot().epoch > epoch, f"a controller after epoch {epoch}")
+        wait_until(lambda: self.snapshot().epoch > epoch, f"a controller after epoch {epoch}")
 
     def _hit_controller(self) -> None:
         epoch = self.snapshot().epoch
@@ -172,7 +164,7 @@ class Round:
         pids = self._trained(lambda job: job == "pretrain/gang")
         num_starts = self._num_gang_starts()
         kill(self.draw.choice(pids))
-        until(lambda: self._num_gang_starts() > num_starts, "a gang has room and wants its workers")
+        wait_until(lambda: self._num_gang_starts() > num_starts, "a gang has room and wants its workers")
         time.sleep(self.draw.uniform(0.0, IN_START_S))  # at which moment of the start is the fault itself
         self._kill_head()
 

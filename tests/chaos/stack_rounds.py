@@ -45,10 +45,10 @@ from tests.chaos.kills import find_snapshot, has_ended, kill
 from tests.chaos.ray_nodes import ROOT
 from tests.chaos.stack_processes import KINDS, OF_GANGS, OF_S3, command_lines
 from tests.chaos.verdict import audit_journal
+from tests.waiting import DEADLINE_S, wait_until
 
 SWEEP: Final = "housekeeping"
 NUM_KILLS: Final = 4
-DEADLINE_S: Final = 900.0  # ends a hang; how long a busy machine takes for one step is no fault
 TOLD_WITHIN_S: Final = 5.0
 S3_STORE: Final = f"s3://{BUCKET}/rounds"
 OF_RAY: Final = frozenset({"ray", "gcs", "raylet", "dashboard"})
@@ -73,17 +73,16 @@ report: {baseline: levels/depth1}
 
 
 def until(condition: Callable[[], object], what: str, deadline_s: float = DEADLINE_S) -> float:
-    """Wait for a condition that other processes bring about; returns the seconds that it took.
-
-    A store that does not answer, whose server may have been killed, is waited for.
-    """
+    """As ``wait_until``, also for a store whose server may have been killed; returns the seconds that it took."""
     started_s = time.monotonic()
-    while True:
+
+    def holds() -> object:
         with suppress(StorageError):
-            if condition():
-                return time.monotonic() - started_s
-        assert time.monotonic() - started_s < deadline_s, f"not after {deadline_s:g} s: {what}"
-        time.sleep(0.1)
+            return condition()
+        return False
+
+    wait_until(holds, what, deadline_s=deadline_s)
+    return time.monotonic() - started_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -137,6 +136,7 @@ class StackRound:
         dropped = ("RAY_", "MLFLOW_", "ORCHESTRATOR_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
         environment = {**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)}
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.project / "inductor")  # torch makes it when it is imported
         if self.is_on_s3:
             environment["ORCHESTRATOR_STORE"] = S3_STORE
         with (self.project / "follower.txt").open("ab") as file:

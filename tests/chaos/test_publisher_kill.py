@@ -8,8 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -21,8 +19,8 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.publication import Publisher
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.tracking_sweeps import NUM_METRICS, BigSweep, big_sweep, problems
+from tests.waiting import DEADLINE_S, wait_until
 
-_DEADLINE_S = 900.0
 ROOT = Path(__file__).parents[2]
 
 
@@ -33,13 +31,6 @@ def _count_metrics(database: Path) -> int:
 
 def _has_gone_on(child: subprocess.Popen[bytes], database: Path, num_metrics: int) -> bool:
     return child.poll() is not None or _count_metrics(database) > num_metrics
-
-
-def _until(condition: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s, what
-        time.sleep(0.02)
 
 
 def _publisher(big: BigSweep, root: Path, uri: str) -> subprocess.Popen[bytes]:
@@ -54,7 +45,7 @@ def _kill_publishers(big: BigSweep, root: Path, uri: str, database: Path, *, num
     for _ in range(num_kills):
         seen = _count_metrics(database) + moments.randrange(8 * NUM_METRICS)
         child = _publisher(big, root, uri)
-        _until(partial(_has_gone_on, child, database, seen), "it never published anything")
+        wait_until(partial(_has_gone_on, child, database, seen), "it never published anything")
         assert child.poll() is None, "it ended before it was killed"
         os.killpg(child.pid, signal.SIGKILL)
         child.wait()
@@ -86,12 +77,12 @@ def test_publisher_server_killed_again_and_again_loses_and_repeats_nothing(tmp_p
         kills = 0
         while kills < num_kills and child.poll() is None:
             seen = _count_metrics(database)
-            _until(partial(_has_gone_on, child, database, seen + 100), "the publisher makes no progress")
+            wait_until(partial(_has_gone_on, child, database, seen + 100), "the publisher makes no progress")
             server.kill()
             kills += 1
             server.start()
             server.wait_until_ready()
-        assert child.wait(timeout=_DEADLINE_S) == 0
+        assert child.wait(timeout=DEADLINE_S) == 0
     assert kills == num_kills
     assert problems(database, big) == []
 

@@ -10,12 +10,12 @@ import secrets
 import shutil
 import socket
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.clusters.private_net import Host
+from tests.waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue")
 CPUS = 4  # invented, of each node
@@ -96,10 +96,7 @@ class SlurmSite:
 
     def _wait(self, condition: object, what: str) -> None:
         assert callable(condition)
-        ends_s = time.monotonic() + READY_S
-        while not condition():
-            assert time.monotonic() < ends_s, f"not after {READY_S:g} s: {what}\n{self.logs()}"
-            time.sleep(0.1)
+        wait_until(condition, what, deadline_s=READY_S, tell=self.logs)
 
     def _configuration(self) -> str:
         me, address, folder = socket.gethostname().partition(".")[0], self.host.address, self.folder

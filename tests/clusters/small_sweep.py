@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -76,11 +75,3 @@ def undisturbed_weights(folder: Path, sweep_file: Path) -> Mapping[str, str]:
     store = LocalStore(folder / "undisturbed")
     plan = build_plan(load_sweep(str(sweep_file))[0], store_uri=store.uri)
     return weights(store, run_sweep_inprocess(store, plan, directory=folder / "node"))
-
-
-def until(condition: Callable[[], object], what: str, *, deadline_s: float, tell: Callable[[], str] = str) -> None:
-    """Wait for what other processes bring about; a failure tells ``what``, and what ``tell`` says."""
-    ends_s = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < ends_s, f"not after {deadline_s:g} s: {what}\n{tell()}"
-        time.sleep(0.2)

@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -35,14 +36,14 @@ from tests.clusters.small_sweep import (
     has_ended,
     pretrains_past,
     undisturbed_weights,
-    until,
     weights,
     write_sweep,
 )
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "clusters" / "node.sh"
-DEADLINE_S = 300.0
+until = partial(wait_until, deadline_s=300.0)
 NUM_EPOCHS = 600
 PORT = 6379
 PAGE = ROOT / "docs" / "hosts.md"
@@ -96,7 +97,7 @@ class Site:
         with log.open("ab") as output:
             words, environment = ["bash", str(SCRIPT), role], {**self.environment, **variables}
             self.children[host.address] = host.start(words, environment=environment, output=output)
-        until(lambda: "Ray runtime started" in log.read_text(), "Ray runs", deadline_s=DEADLINE_S, tell=log.read_text)
+        until(lambda: "Ray runtime started" in log.read_text(), "Ray runs", tell=log.read_text)
 
     def submit(self, sweep_file: Path) -> None:
         """From the storage host, into the inbox: it is on no host of Ray's."""
@@ -158,16 +159,16 @@ def test_sweep_on_several_hosts_survives_a_cut_link_and_a_dead_host(
     with site.storage.entered():
         store = open_store(site.environment["ORCHESTRATOR_STORE"])
         site.submit(sweep_file)
-        until(lambda: len(pretrains_past(store, 20)) == 2, "both pretrains work", deadline_s=DEADLINE_S, tell=site.tell)
+        until(lambda: len(pretrains_past(store, 20)) == 2, "both pretrains work", tell=site.tell)
         cut = site.at_work()[0]
         cut.cut()
-        until(lambda: _num_lost(store) >= 1, "the cut host's attempt is lost", deadline_s=DEADLINE_S, tell=site.tell)
+        until(lambda: _num_lost(store) >= 1, "the cut host's attempt is lost", tell=site.tell)
         cut.restore()
-        until(lambda: len(pretrains_past(store, 40)) == 2, "both work again", deadline_s=DEADLINE_S, tell=site.tell)
+        until(lambda: len(pretrains_past(store, 40)) == 2, "both work again", tell=site.tell)
         dead = next(member for member in site.at_work() if member is not cut)
         dead.kill_all()
-        until(lambda: _num_lost(store) >= 2, "the dead host's attempt is lost", deadline_s=DEADLINE_S, tell=site.tell)
-        until(lambda: has_ended(store), "the sweep ends", deadline_s=DEADLINE_S, tell=site.tell)
+        until(lambda: _num_lost(store) >= 2, "the dead host's attempt is lost", tell=site.tell)
+        until(lambda: has_ended(store), "the sweep ends", tell=site.tell)
         snapshot = find_snapshot(store)
         assert snapshot is not None
         assert snapshot.state is SweepState.SUCCEEDED

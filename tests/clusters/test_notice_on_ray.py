@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -20,11 +20,13 @@ from tests.chaos.chain_jobs import chain_job, read_traces
 from tests.chaos.ray_nodes import ROOT, RayNodes, new_home
 from tests.chaos.verdict import journal_events, judge
 from tests.clusters.metadata_server import serve_metadata
+from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 CLUSTER, SWEEP, GATE = "spot", "spot", "gate"
 SPOT_LABELS = '{"ray.io/market-type": "spot"}'
 WITHIN_S = 90.0
+until = partial(wait_until, deadline_s=WITHIN_S)
 
 
 class SpotNodes(RayNodes):
@@ -55,14 +57,6 @@ def spot_store(tmp_path):
 def long_job():
     job = chain_job("backbone", num_steps=2000, step_s=0.02, every=10**6, gate=GATE)
     return replace(job, resources=Resources(cpus=1.0, spot=Spot.REQUIRE))
-
-
-def until(condition, what):
-    end_s = time.monotonic() + WITHIN_S
-    while not (found := condition()):
-        assert time.monotonic() < end_s, f"not after {WITHIN_S:g} s: {what}"
-        time.sleep(0.05)
-    return found
 
 
 def serve(nodes, store):

@@ -7,6 +7,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,14 +21,14 @@ from tests.clusters.small_sweep import (
     has_ended,
     pretrains_past,
     undisturbed_weights,
-    until,
     weights,
     write_sweep,
 )
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "clusters" / "slurm" / "ray.sbatch"
-DEADLINE_S = 300.0
+until = partial(wait_until, deadline_s=300.0)
 NUM_EPOCHS = 100
 RESTED = "no job runs any more"
 
@@ -94,14 +95,14 @@ def lab(site: SlurmSite, tmp_path: Path) -> Lab:
 def test_sweep_of_a_preempted_allocation_goes_on_when_it_is_back(lab: Lab, tmp_path: Path) -> None:
     lab.submit_sweep()
     job = lab.submit_allocation("--nodes=2")
-    until(lambda: pretrains_past(lab.store, 20), "a pretrain works", deadline_s=DEADLINE_S, tell=lab.tell)
+    until(lambda: pretrains_past(lab.store, 20), "a pretrain works", tell=lab.tell)
     lab.site.run("sbatch", "--partition=high", "--nodes=2", "--cpus-per-task=4", "--wrap", "sleep 2")
-    until(lambda: lab.site.restarts_of(job) > 0, "it is queued again", deadline_s=DEADLINE_S, tell=lab.tell)
+    until(lambda: lab.site.restarts_of(job) > 0, "it is queued again", tell=lab.tell)
     rested = find_snapshot(lab.store)
     assert rested is not None
     assert not rested.state.is_final, "the sweep ended before it was disturbed"
-    until(lambda: has_ended(lab.store), "the sweep ends", deadline_s=DEADLINE_S, tell=lab.tell)
-    until(lambda: lab.site.state_of(job) == "COMPLETED", "the allocation ends", deadline_s=DEADLINE_S, tell=lab.tell)
+    until(lambda: has_ended(lab.store), "the sweep ends", tell=lab.tell)
+    until(lambda: lab.site.state_of(job) == "COMPLETED", "the allocation ends", tell=lab.tell)
     snapshot = find_snapshot(lab.store)
     assert snapshot is not None
     assert snapshot.state is SweepState.SUCCEEDED

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from orchestrator.stack.environment import child_environment, ensure_token
 from orchestrator.storage.local import LocalStore
 from tests.integration.ray_jobs import Gate, look
 from tests.shared_cluster import enter_cluster, leave_cluster
+from tests.waiting import wait_until
 
 NUM_CPUS = 8  # invented: runners of tests mostly wait
 ROOT = Path(__file__).parents[2]
@@ -85,10 +85,7 @@ def until() -> Callable[..., None]:
     """Wait for a condition that another process brings about; fail after a generous deadline."""
 
     def wait(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-        end_s = time.monotonic() + deadline_s
-        while not condition():
-            assert time.monotonic() < end_s, f"not true after {deadline_s:g} s"
-            time.sleep(0.02)
+        wait_until(condition, deadline_s=deadline_s)
 
     return wait
 

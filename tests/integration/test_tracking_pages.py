@@ -8,8 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +25,7 @@ from tests.browser import browser, browser_page
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import sample_plan
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -70,13 +70,6 @@ def _has_more_runs(database: Path, before: int) -> bool:
     return _num_runs(database) > before
 
 
-def _until(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + _DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def _publish_with_kills(store: LocalStore, plan: Plan, database: Path) -> int:
     """Each time the sweep went on by some jobs, a publisher starts and is killed once it begins to write."""
     story, kills, root = _story(store, plan), 0, database.parent / "store"
@@ -85,7 +78,7 @@ def _publish_with_kills(store: LocalStore, plan: Plan, database: Path) -> int:
         if number % (len(plan.jobs) // NUM_KILLS) == 0 and kills < NUM_KILLS:
             before = _num_runs(database)
             child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-            _until(partial(_has_more_runs, database, before))
+            wait_until(partial(_has_more_runs, database, before), deadline_s=_DEADLINE_S)
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
             kills += 1

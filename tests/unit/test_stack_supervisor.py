@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,7 @@ from orchestrator.stack.supervisor import (
     StartLimit,
     Supervisor,
 )
+from tests.waiting import wait_until
 
 # Writes the file that says that Ray is up, and lets a process in a session of its own run, as Ray's workers may be.
 RAY = """
@@ -55,13 +57,7 @@ serve = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sy
 subprocess.run([sys.executable, "-c", serve, sys.argv[1]])
 """
 WITHIN_S = 10.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end_s = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < end_s, f"not after {WITHIN_S:g} s: {what}"
-        time.sleep(0.02)
+until = partial(wait_until, deadline_s=WITHIN_S)
 
 
 def marked(home: Path) -> list[int]:
