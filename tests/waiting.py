@@ -8,8 +8,8 @@ from typing import TypeVar
 
 DEADLINE_S = 900.0
 """Ends a hang; how long a busy machine takes for one step is no fault."""
-_POLL_S = 0.02
-_REST = 9.0
+_POLL_S = 0.05
+_REST = 19.0
 """Pause per CPU time of a look: to read a whole journal again and again would slow down what is waited for."""
 Found = TypeVar("Found")
 

@@ -32,9 +32,14 @@ class Preflight:
 
     def __init__(self, jobs: Sequence[Job], demands: Sequence[AttemptDemand], seconds: Sequence[float]) -> None:
         by_group: dict[_Group, list[int]] = {}
+        texts: dict[tuple[int, int], str] = {}  # by ids: jobs share most models and recipes (`load_shared`)
         for place, (job, demand) in enumerate(zip(jobs, demands, strict=True)):
             if demand.gpus:
-                by_group.setdefault((job.kind, _model_and_recipe(job), demand), []).append(place)
+                parameters = job.identity.get("parameters", {})
+                parts = parameters.get("model"), parameters.get("recipe")
+                ids = id(parts[0]), id(parts[1])
+                text = texts.get(ids) or texts.setdefault(ids, json.dumps(parts, sort_keys=True, default=str))
+                by_group.setdefault((job.kind, text, demand), []).append(place)
         members = [
             places
             for (_, _, demand), places in by_group.items()
@@ -72,8 +77,3 @@ class Preflight:
         """Number of a job's class, if the job has to wait for the first one of the class."""
         number = self._numbers.get(place)
         return number if number in self._open else None
-
-
-def _model_and_recipe(job: Job) -> str:
-    parameters = job.identity.get("parameters", {})
-    return json.dumps([parameters.get("model"), parameters.get("recipe")], sort_keys=True, default=str)

@@ -37,14 +37,16 @@ from tests.clusters.small_sweep import (
     pretrains_past,
     undisturbed_weights,
     weights,
+    write_slow_augmentation,
     write_sweep,
 )
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "clusters" / "node.sh"
-until = partial(wait_until, deadline_s=300.0)
-NUM_EPOCHS = 600
+until = partial(wait_until, deadline_s=600.0)
+NUM_EPOCHS, IMAGE_PAUSE_S = 150, 0.015
+"""Two minutes, with two threads that read images: Ray takes one to give up a host whose link is cut."""
 PORT = 6379
 PAGE = ROOT / "docs" / "hosts.md"
 
@@ -65,7 +67,8 @@ class Site:
             **os.environ,
             **aws,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder / 'code'}",
+            "IMAGE_PAUSE_S": str(IMAGE_PAUSE_S),
             "RAY_worker_niceness": "0",  # other tests run beside it, and would starve it
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
@@ -77,6 +80,7 @@ class Site:
             "ORCHESTRATOR_OBJECT_STORE_BYTES": str(100 * 2**20),
         }
         self.children: dict[str, subprocess.Popen[bytes]] = {}
+        write_slow_augmentation(folder / "code")
 
     def start(self) -> None:
         """The store, then Ray on every host, one after the other: they share one folder, unlike hosts elsewhere."""
@@ -155,7 +159,9 @@ def test_sweep_on_several_hosts_survives_a_cut_link_and_a_dead_host(
 ) -> None:
     for name, text in site.server.client_environment.items():
         monkeypatch.setenv(name, text)
-    sweep_file = write_sweep(tmp_path / "sweep.yaml", num_epochs=NUM_EPOCHS)
+    monkeypatch.setenv("PYTHONPATH", site.environment["PYTHONPATH"])  # of the process that checks plug-ins
+    monkeypatch.syspath_prepend(str(site.folder / "code"))
+    sweep_file = write_sweep(tmp_path / "sweep.yaml", num_epochs=NUM_EPOCHS, slow=True)
     with site.storage.entered():
         store = open_store(site.environment["ORCHESTRATOR_STORE"])
         site.submit(sweep_file)

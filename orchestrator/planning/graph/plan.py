@@ -220,6 +220,9 @@ def load_shared(text: str) -> Any:  # noqa: ANN401 - any JSON value
         raise ValueError("it is nested too deeply") from None
 
 
+_SHARED = frozenset({dict, list, str})
+
+
 class _Sharing:
     """Remembers every part that it has seen."""
 
@@ -230,21 +233,21 @@ class _Sharing:
 
     def share_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """The first equal object that was seen, else this one. Its inner objects have come here before."""
-        found = {name: self._share(value) for name, value in pairs}
-        return self._objects.setdefault(tuple((name, _token(value)) for name, value in found.items()), found)
+        names, values = tuple([name for name, _ in pairs]), [value for _, value in pairs]
+        return self._objects.setdefault((names, self._share(values)), dict(zip(names, values, strict=True)))
 
-    def _share(self, value: Any) -> Any:  # noqa: ANN401 - see ``load_shared``
-        if isinstance(value, str):
-            return self._strings.setdefault(value, value)
-        if isinstance(value, list):
-            items = [self._share(item) for item in value]
-            return self._lists.setdefault(tuple(map(_token, items)), items)
-        return value
+    def _share(self, parts: list[Any]) -> tuple[Hashable, ...]:
+        """Put the first equal ones that were seen in the places of parts; returns tokens, equal for equal parts only.
 
-
-def _token(value: Any) -> Hashable:  # noqa: ANN401 - see ``load_shared``
-    """Equal for equal parts only; ``1``, ``1.0`` and ``true``, which Python takes for equal, stay apart."""
-    # Shared parts are equal exactly if they are the same object; the memory that remembers them keeps their ids theirs.
-    if isinstance(value, dict | list | str):
-        return id(value)
-    return (type(value), repr(value))
+        Shared parts are equal exactly if they are the same object: the memory that remembers them keeps their ids
+        theirs. ``1``, ``1.0`` and ``true``, which Python takes for equal, have different tokens.
+        """
+        tokens: list[Hashable] = []
+        for place, part in enumerate(parts):
+            kind = type(part)
+            if kind is str:
+                parts[place] = self._strings.setdefault(part, part)
+            elif kind is list:
+                parts[place] = self._lists.setdefault(self._share(part), part)
+            tokens.append(id(parts[place]) if kind in _SHARED else (kind, repr(part)))
+        return tuple(tokens)
