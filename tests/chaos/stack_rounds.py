@@ -42,15 +42,16 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import read_progress
 from tests.chaos.kills import find_snapshot, has_ended, kill
-from tests.chaos.ray_nodes import ROOT
 from tests.chaos.stack_processes import KINDS, OF_GANGS, OF_S3, command_lines
 from tests.chaos.verdict import audit_journal
+from tests.slow_augmentation import slow_variables, write_slow_augmentation
 from tests.waiting import DEADLINE_S, wait_until
 
 SWEEP: Final = "housekeeping"
 NUM_KILLS: Final = 4
 TOLD_WITHIN_S: Final = 5.0
 S3_STORE: Final = f"s3://{BUCKET}/rounds"
+IMAGE_PAUSE_S: Final = 0.01  # a backbone takes about half a minute
 OF_RAY: Final = frozenset({"ray", "gcs", "raylet", "dashboard"})
 _TEXT: Final = """
 version: 1
@@ -65,7 +66,7 @@ labels:
 pretrain:
   model: {name: test_vit, image_size: 16, kwargs: {patch_size: 4}}
   labels: ["levels/*"]
-  recipe: {epochs: 200, batch_size: 16, lr: 0.02}
+  recipe: {epochs: 60, batch_size: 16, lr: 0.02, augment_plugin: slow}
 transfer:
   - {name: tuned, target: levels/depth1, protocol: finetune, recipe: {epochs: 4, batch_size: 16, lr: 0.01}}
 report: {baseline: levels/depth1}
@@ -103,6 +104,11 @@ class StackRound:
         return self.project / ".orchestrator"
 
     @property
+    def code(self) -> Path:
+        """A folder of PYTHONPATH, with the augmentation of the sweep."""
+        return self.project / "code"
+
+    @property
     def store(self) -> ObjectStore:
         """Of the sweep."""
         return open_store(S3_STORE) if self.is_on_s3 else LocalStore(self.home / "store")
@@ -135,7 +141,7 @@ class StackRound:
         """A command of the user; it prints into ``follower.txt``."""
         dropped = ("RAY_", "MLFLOW_", "ORCHESTRATOR_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        environment = {**inherited, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.temporary)}
+        environment = {**inherited, **slow_variables(self.code, IMAGE_PAUSE_S), "TMPDIR": str(self.temporary)}
         environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.project / "inductor")  # torch makes it when it is imported
         if self.is_on_s3:
             environment["ORCHESTRATOR_STORE"] = S3_STORE
@@ -252,8 +258,11 @@ def undisturbed_weights(num_workers: int) -> dict[str, str]:
             one.num_workers = num_workers
             one.submit(is_followed=True)
             return one.finish()
-    with tempfile.TemporaryDirectory(prefix="orc-undisturbed-") as folder:
-        path, store = Path(folder, "sweep.yaml"), LocalStore(Path(folder, "store"))
+    with tempfile.TemporaryDirectory(prefix="orc-undisturbed-") as folder, pytest.MonkeyPatch.context() as patch:
+        path, store, code = Path(folder, "sweep.yaml"), LocalStore(Path(folder, "store")), Path(folder, "code")
+        write_slow_augmentation(code)
+        patch.syspath_prepend(code)
+        patch.setenv("PYTHONPATH", slow_variables(code)["PYTHONPATH"])  # of the process that checks plug-ins
         path.write_text(_text(num_workers), encoding="utf-8")
         plan = build_plan(load_sweep(str(path))[0], store_uri=store.uri)
         return _weights(store, run_sweep_inprocess(store, plan, directory=Path(folder, "node")))
@@ -292,6 +301,7 @@ def _new_round(draw: random.Random) -> Iterator[StackRound]:
     """A project of its own; whatever still runs of its stack at the end is killed."""
     temporary, project = (Path(tempfile.mkdtemp(prefix=prefix)) for prefix in ("hc-", "orc-stack-round-"))
     one = StackRound(temporary=temporary, project=project, draw=draw)
+    write_slow_augmentation(one.code)
     try:
         yield one
     except BaseException:

@@ -9,7 +9,6 @@ from pathlib import Path
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.errors import NotFoundError, StorageError
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.core.plugins import AUGMENTATIONS
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.artifacts import read_record
@@ -17,6 +16,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import load_snapshot, read_progress
+from tests import slow_augmentation
 
 SWEEP = "small"
 _TRAINED = {JobKind.PRETRAIN, JobKind.FINETUNE}
@@ -35,39 +35,15 @@ transfer:
   - {name: tuned, target: levels/depth1, protocol: finetune, recipe: {epochs: 4, batch_size: 16, lr: 0.01}}
 report: {baseline: levels/depth1}
 """
-_SLOW = """
-import os, time
-
-def slow():
-    pause_s = float(os.environ.get("IMAGE_PAUSE_S", "0"))
-
-    def augment(image, _random):
-        time.sleep(pause_s)
-        return image
-
-    return augment
-"""
 
 
 def write_sweep(path: Path, *, num_epochs: int, slow: bool = False) -> Path:
     """The sweep's file; its two pretrains have 6 steps per epoch, and so much time to be disturbed.
 
-    ``slow``: with the augmentation of ``write_slow_augmentation``.
+    ``slow``: with the augmentation that waits.
     """
-    path.write_text(_TEXT % (num_epochs, ", augment_plugin: slow" if slow else ""))
+    path.write_text(_TEXT % (num_epochs, f", augment_plugin: {slow_augmentation.NAME}" if slow else ""))
     return path
-
-
-def write_slow_augmentation(folder: Path) -> None:
-    """A package as pip leaves it: pretrains take long without work for the CPU.
-
-    The variable IMAGE_PAUSE_S says how long the augmentation waits at each image; without it, it does nothing.
-    """
-    installed = folder / "slow_augmentation-1.0.dist-info"
-    installed.mkdir(parents=True)
-    (folder / "slow_augmentation.py").write_text(_SLOW)
-    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: slow-augmentation\nVersion: 1.0\n")
-    (installed / "entry_points.txt").write_text(f"[{AUGMENTATIONS}]\nslow = slow_augmentation:slow\n")
 
 
 def find_snapshot(store: ObjectStore) -> Snapshot | None:

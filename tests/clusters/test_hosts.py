@@ -37,9 +37,9 @@ from tests.clusters.small_sweep import (
     pretrains_past,
     undisturbed_weights,
     weights,
-    write_slow_augmentation,
     write_sweep,
 )
+from tests.slow_augmentation import slow_variables, write_slow_augmentation
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -67,8 +67,7 @@ class Site:
             **os.environ,
             **aws,
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-            "PYTHONPATH": f"{ROOT}{os.pathsep}{folder / 'code'}",
-            "IMAGE_PAUSE_S": str(IMAGE_PAUSE_S),
+            **slow_variables(folder / "code", IMAGE_PAUSE_S),
             "RAY_worker_niceness": "0",  # other tests run beside it, and would starve it
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
