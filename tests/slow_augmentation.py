@@ -32,6 +32,6 @@ def write_slow_augmentation(folder: Path) -> None:
 
 
 def slow_variables(folder: Path, pause_s: float = 0.0) -> dict[str, str]:
-    """Variables for a process that plans or runs such a sweep: at each image it waits for so long."""
+    """Variables for a process that plans or runs such a sweep; ``pause_s``: how long it waits at each image."""
     root = str(Path(__file__).parents[1])
     return {"PYTHONPATH": f"{root}{os.pathsep}{folder}", "IMAGE_PAUSE_S": str(pause_s)}

@@ -32,13 +32,16 @@ class Preflight:
 
     def __init__(self, jobs: Sequence[Job], demands: Sequence[AttemptDemand], seconds: Sequence[float]) -> None:
         by_group: dict[_Group, list[int]] = {}
-        texts: dict[tuple[int, int], str] = {}  # by ids: jobs share most models and recipes (`load_shared`)
+        by_ids: dict[tuple[int, int], str] = {}  # jobs of a plan that was read share equal parts (`load_shared`)
+        texts: dict[str, str] = {}
         for place, (job, demand) in enumerate(zip(jobs, demands, strict=True)):
             if demand.gpus:
                 parameters = job.identity.get("parameters", {})
                 parts = parameters.get("model"), parameters.get("recipe")
                 ids = id(parts[0]), id(parts[1])
-                text = texts.get(ids) or texts.setdefault(ids, json.dumps(parts, sort_keys=True, default=str))
+                if (text := by_ids.get(ids)) is None:
+                    text = json.dumps(parts, sort_keys=True, default=str)
+                    by_ids[ids] = text = texts.setdefault(text, text)
                 by_group.setdefault((job.kind, text, demand), []).append(place)
         members = [
             places

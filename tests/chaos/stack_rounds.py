@@ -44,6 +44,7 @@ from orchestrator.sweeps.client import read_progress
 from tests.chaos.kills import find_snapshot, has_ended, kill
 from tests.chaos.stack_processes import KINDS, OF_GANGS, OF_S3, command_lines
 from tests.chaos.verdict import audit_journal
+from tests.slow_augmentation import NAME as SLOW
 from tests.slow_augmentation import slow_variables, write_slow_augmentation
 from tests.waiting import DEADLINE_S, wait_until
 
@@ -51,7 +52,7 @@ SWEEP: Final = "housekeeping"
 NUM_KILLS: Final = 4
 TOLD_WITHIN_S: Final = 5.0
 S3_STORE: Final = f"s3://{BUCKET}/rounds"
-IMAGE_PAUSE_S: Final = 0.01  # a backbone takes about half a minute
+IMAGE_PAUSE_S: Final = 0.015  # a backbone takes a minute and a half, one of a gang half of that
 OF_RAY: Final = frozenset({"ray", "gcs", "raylet", "dashboard"})
 _TEXT: Final = """
 version: 1
@@ -66,7 +67,7 @@ labels:
 pretrain:
   model: {name: test_vit, image_size: 16, kwargs: {patch_size: 4}}
   labels: ["levels/*"]
-  recipe: {epochs: 60, batch_size: 16, lr: 0.02, augment_plugin: slow}
+  recipe: {epochs: 60, batch_size: 16, lr: 0.02, augment_plugin: SLOW}
 transfer:
   - {name: tuned, target: levels/depth1, protocol: finetune, recipe: {epochs: 4, batch_size: 16, lr: 0.01}}
 report: {baseline: levels/depth1}
@@ -95,6 +96,7 @@ class StackRound:
     draw: random.Random
     num_workers: int = 1
     is_on_s3: bool = False
+    pause_s: float = IMAGE_PAUSE_S
     follower: subprocess.Popen[bytes] | None = None
     seen: list[Stack] = field(default_factory=list)
 
@@ -141,8 +143,9 @@ class StackRound:
         """A command of the user; it prints into ``follower.txt``."""
         dropped = ("RAY_", "MLFLOW_", "ORCHESTRATOR_")
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-        environment = {**inherited, **slow_variables(self.code, IMAGE_PAUSE_S), "TMPDIR": str(self.temporary)}
-        environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.project / "inductor")  # torch makes it when it is imported
+        environment = {**inherited, **slow_variables(self.code, self.pause_s), "TMPDIR": str(self.temporary)}
+        # torch makes its cache folder when it is imported, by default among the temporary files.
+        environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.project / "inductor")
         if self.is_on_s3:
             environment["ORCHESTRATOR_STORE"] = S3_STORE
         with (self.project / "follower.txt").open("ab") as file:
@@ -255,7 +258,7 @@ def undisturbed_weights(num_workers: int) -> dict[str, str]:
     """
     if num_workers > 1:
         with _new_round(random.Random(0)) as one:  # noqa: S311 - no secret
-            one.num_workers = num_workers
+            one.num_workers, one.pause_s = num_workers, 0.0
             one.submit(is_followed=True)
             return one.finish()
     with tempfile.TemporaryDirectory(prefix="orc-undisturbed-") as folder, pytest.MonkeyPatch.context() as patch:
@@ -269,7 +272,7 @@ def undisturbed_weights(num_workers: int) -> dict[str, str]:
 
 
 def _text(num_workers: int) -> str:
-    return _TEXT.replace("SWEEP", SWEEP).replace("WORKERS", str(num_workers))
+    return _TEXT.replace("SWEEP", SWEEP).replace("WORKERS", str(num_workers)).replace("SLOW", SLOW)
 
 
 def _weights(store: ObjectStore, snapshot: Snapshot) -> dict[str, str]:

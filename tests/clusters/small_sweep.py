@@ -61,9 +61,12 @@ def has_ended(store: ObjectStore) -> bool:
 
 def pretrains_past(store: ObjectStore, step: int) -> list[str]:
     """Pretrains that run and are past a step."""
+    snapshot = find_snapshot(store)
+    live = set() if snapshot is None else {attempt.attempt_id for attempt in snapshot.live_attempts}
     with suppress(NotFoundError, StorageError):
-        progress = read_progress(store, SWEEP).items()
-        return [job for job, found in progress if job.startswith("pretrain/") and found.progress.step >= step]
+        lines = read_progress(store, SWEEP).items()
+        mine = [(job, line) for job, line in lines if job.startswith("pretrain/") and line.attempt_id in live]
+        return [job for job, line in mine if line.progress.step >= step]
     return []
 
 

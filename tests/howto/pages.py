@@ -41,7 +41,11 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 def follow(page: Path, folder: Path, *, timeout_s: float) -> None:
-    """Do all that a page says, in an empty directory and an empty home. Raises ``AssertionError`` with what failed."""
+    """Do all that a page says, in an empty directory and an empty home, with a cache that all pages share.
+
+    Raises:
+        AssertionError: with what failed.
+    """
     home, place = folder / "home", folder / "place"
     environment = clean_environment(home, folder / "bin")
     place.mkdir()

@@ -28,7 +28,6 @@ FINISH_WITHIN_S = 110.0
 @pytest.fixture(scope="session")
 def ray_cluster():
     import ray
-    from ray._private.node import Node
 
     if ray.is_initialized():  # by this very fixture under another folder's conftest, which also ends it
         yield ray
@@ -38,19 +37,16 @@ def ray_cluster():
     ensure_token(home)
     # As a node of Slurm has it: whoever was assigned no GPU must not see one.
     enter_cluster({**child_environment(home), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0,1"})
-    with pytest.MonkeyPatch.context() as patch:
-        # It forwards logs to drivers and the dashboard, which nobody reads here, and takes a tenth of Ray's CPU time.
-        patch.setattr(Node, "start_log_monitor", lambda _: None)
-        ray.init(
-            address="local",
-            num_cpus=NUM_CPUS,
-            include_dashboard=False,
-            object_store_memory=100 * 1024**2,
-            namespace="tests",
-            log_to_driver=False,
-            _node_ip_address="127.0.0.1",
-            _temp_dir=str(home / "r"),
-        )
+    ray.init(
+        address="local",
+        num_cpus=NUM_CPUS,
+        include_dashboard=False,
+        object_store_memory=100 * 1024**2,
+        namespace="tests",
+        log_to_driver=False,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(home / "r"),
+    )
     yield ray
     ray.shutdown()
     leave_cluster()
@@ -88,8 +84,8 @@ def store(tmp_path):
 def until() -> Callable[..., None]:
     """Wait for a condition that another process brings about; fail after a generous deadline."""
 
-    def wait(condition: Callable[[], object], deadline_s: float = DEADLINE_S) -> None:
-        wait_until(condition, deadline_s=deadline_s)
+    def wait(condition: Callable[[], object], deadline_s: float = DEADLINE_S, *, pause_s: float | None = None) -> None:
+        wait_until(condition, deadline_s=deadline_s, pause_s=pause_s)
 
     return wait
 

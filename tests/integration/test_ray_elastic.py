@@ -68,7 +68,7 @@ class Served:
             self.backend.wait(0.2)
             return False
 
-        self.until(turn, DEADLINE_S)
+        self.until(turn, DEADLINE_S, pause_s=0.02)
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_gang_whose_workers_never_come_up_is_lost_in_time_and_the_next_attempt_c
         frost.fall()
         return look(backend, stuck.attempt_id).status is not AttemptStatus.RUNNING
 
-    until(has_ended, 120.0)
+    until(has_ended, 120.0, pause_s=0.02)
     report = look(backend, stuck.attempt_id)
     assert report.failure is not None, report
     assert report.failure.kind is FailureKind.NODE_LOST

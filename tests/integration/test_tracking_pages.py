@@ -78,7 +78,7 @@ def _publish_with_kills(store: LocalStore, plan: Plan, database: Path) -> int:
         if number % (len(plan.jobs) // NUM_KILLS) == 0 and kills < NUM_KILLS:
             before = _num_runs(database)
             child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
-            wait_until(partial(_has_more_runs, database, before), deadline_s=_DEADLINE_S)
+            wait_until(partial(_has_more_runs, database, before), deadline_s=_DEADLINE_S, pause_s=0.02)
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
             kills += 1

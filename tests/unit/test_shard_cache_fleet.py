@@ -42,6 +42,7 @@ def test_eight_runs_on_a_node_fetch_every_shard_once(fleet, tmp_path: Path) -> N
     assert len(list((tmp_path / "cache" / "objects").iterdir())) == 12
 
 
+@pytest.mark.slow
 def test_sixteen_runs_over_forty_shards_share_room_for_ten(fleet, tmp_path: Path) -> None:
     started = fleet(40, num_processes=16, cache_bytes=10 * SHARD_BYTES)
     for _ in range(60):

@@ -193,6 +193,7 @@ def test_long_attempts_write_their_seeds_less_often() -> None:
     assert [pause_s(elapsed_s) for elapsed_s in (0.0, 500.0, 36_000.0)] == [0.5, 0.5, 36.0]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)  # a process of its own imports torch: minutes on a busy machine
 def test_killed_process_leaves_the_seeds_that_it_had_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = SWEEP.replace("run: walk", "run: endless").replace("count: 6, per_job: 3", "count: 20, per_job: 20")

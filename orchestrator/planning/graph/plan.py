@@ -233,14 +233,15 @@ class _Sharing:
 
     def share_object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         """The first equal object that was seen, else this one. Its inner objects have come here before."""
-        names, values = tuple([name for name, _ in pairs]), [value for _, value in pairs]
+        found = dict(pairs)  # of a name that is there twice JSON means the last
+        names, values = tuple(found), list(found.values())
         return self._objects.setdefault((names, self._share(values)), dict(zip(names, values, strict=True)))
 
     def _share(self, parts: list[Any]) -> tuple[Hashable, ...]:
-        """Put the first equal ones that were seen in the places of parts; returns tokens, equal for equal parts only.
+        """Replace parts, also those in inner lists, by the first equal ones. Returns a token of each part.
 
-        Shared parts are equal exactly if they are the same object: the memory that remembers them keeps their ids
-        theirs. ``1``, ``1.0`` and ``true``, which Python takes for equal, have different tokens.
+        Tokens are equal only if the parts are. Shared parts are equal exactly if they are the same object, as all
+        that were seen are kept. ``1``, ``1.0`` and ``true``, which Python takes for equal, have different tokens.
         """
         tokens: list[Hashable] = []
         for place, part in enumerate(parts):
