@@ -453,7 +453,8 @@ def test_training_beside_timms_script(spec: ModelSpec, figures: list[Figure]) ->
         "CUDA graphs": _own(spec, compile_mode="reduce-overhead"),
     }
     if spec in SIZES.vits:
-        own["blocks, patches by a product"] = _with_patches_by_a_product(_own(spec, compile_mode="default"))
+        for name, mode in (("blocks", "default"), ("CUDA graphs", "reduce-overhead")):
+            own[f"{name}, patches by a product"] = _with_patches_by_a_product(_own(spec, compile_mode=mode))
     arms: dict[str, Arm] = {"timm": _timm(spec), "timm --torchcompile": _timm(spec, compiled=True), **own}
     first_s = _first_s(arms)
     times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
