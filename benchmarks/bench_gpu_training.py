@@ -37,6 +37,7 @@ from tests.photographs import jpeg, photograph
 from tests.tiny_training import RECIPE
 from workloads.checkpoint.store import CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter, WhenBusy
+from workloads.data import loader
 from workloads.data.augment import Augment
 from workloads.data.decode import DecoderName
 from workloads.data.index import SampleIndex
@@ -295,10 +296,19 @@ class Figure:
     asked: str = ""
 
 
+class Figures(list[Figure]):
+    """The table, whose rows are also printed at once: the machine may be taken back."""
+
+    def append(self, figure: Figure) -> None:
+        """Add a row."""
+        super().append(figure)
+        _say(f"{figure.what}: {figure.measured}")
+
+
 @pytest.fixture(scope="module")
 def figures() -> Iterator[list[Figure]]:
     """What the tests of this file found; printed, and on a GPU written, when the last of them has ended."""
-    found: list[Figure] = []
+    found = Figures()
     yield found
     where = torch.cuda.get_device_name() if HAS_GPU else "CPU, tiny sizes: the figures say nothing"
     rows = [f"| {figure.what} | {figure.measured} | {figure.asked} |" for figure in found]
@@ -306,14 +316,6 @@ def figures() -> Iterator[list[Figure]]:
     sys.stdout.write(f"\n{text}")
     if HAS_GPU:
         TABLE.write_text(text, encoding="utf-8")
-
-
-@pytest.fixture(autouse=True)
-def _prints_at_once(figures: list[Figure]) -> Iterator[None]:
-    before = len(figures)
-    yield
-    for figure in figures[before:]:
-        _say(f"{figure.what}: {figure.measured}")
 
 
 @pytest.fixture(autouse=True)
@@ -340,17 +342,7 @@ def _timm(spec: ModelSpec, *, compiled: bool = False) -> TimmStep:
     return TimmStep(spec.name, SIZES.batch_size, spec.image_size, amp=is_mixed, compiled=compiled)
 
 
-def _first_s(arms: Mapping[str, Arm]) -> dict[str, float]:
-    """Seconds of the first step of each arm, in which compiled ones compile."""
-    seconds = {}
-    for name, arm in arms.items():
-        seconds[name] = seconds_per_step(arm, 1)
-        _say(f"first step, {name}: {seconds[name]:.1f} s")
-    return seconds
-
-
 def _say(line: str) -> None:
-    """Print at once: the machine may be taken back."""
     sys.stdout.write(f"\n  {line}")
     sys.stdout.flush()
 
@@ -444,34 +436,46 @@ def test_kernels_of_a_step(spec: ModelSpec) -> None:
             _say(f"{time_us(call) / 3e3:9.2f} ms in {call.count / 3:6.1f} x {call.key[:110]}")
 
 
-@pytest.mark.parametrize("spec", MODELS, ids=[spec.name for spec in MODELS])
-def test_training_beside_timms_script(spec: ModelSpec, figures: list[Figure]) -> None:
-    own: dict[str, OwnStep] = {
-        "eager": _own(spec),
-        "whole": _own(spec, compile_mode="default", whole=True),
-        "blocks": _own(spec, compile_mode="default"),
-        "CUDA graphs": _own(spec, compile_mode="reduce-overhead"),
+def _arms(spec: ModelSpec) -> dict[str, Callable[[], OwnStep | TimmStep]]:
+    """What is compared with timm's uncompiled step; those first that show most."""
+    own = partial(_own, spec)
+    arms: dict[str, Callable[[], OwnStep | TimmStep]] = {
+        "blocks": lambda: own(compile_mode="default"),
+        "whole": lambda: own(compile_mode="default", whole=True),
+        "timm --torchcompile": lambda: _timm(spec, compiled=True),
+        "eager": own,
+        "CUDA graphs": lambda: own(compile_mode="reduce-overhead"),
     }
     if spec in SIZES.vits:
-        for name, mode in (("blocks", "default"), ("CUDA graphs", "reduce-overhead")):
-            own[f"{name}, patches by a product"] = _with_patches_by_a_product(_own(spec, compile_mode=mode))
-    arms: dict[str, Arm] = {"timm": _timm(spec), "timm --torchcompile": _timm(spec, compiled=True), **own}
-    first_s = _first_s(arms)
-    times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
+        for name, mode in (("CUDA graphs", "reduce-overhead"), ("blocks", "default")):
+            arms[f"{name}, patches by a product"] = lambda mode=mode: _with_patches_by_a_product(own(compile_mode=mode))  # type: ignore[misc]
+    return arms
+
+
+@pytest.mark.parametrize("spec", MODELS, ids=[spec.name for spec in MODELS])
+def test_training_beside_timms_script(spec: ModelSpec, figures: list[Figure]) -> None:
+    """Each arm in turns with timm's uncompiled step, and its row at once: to compile all takes minutes."""
+    timms = _timm(spec)
     throughput = Throughput.of(spec, device(), Precision(SIZES.precision), tf32=False, num_classes=NUM_CLASSES)
-    is_vit = spec in SIZES.vits
-    for name, seconds in times.items():
-        rate = SIZES.batch_size / seconds
-        mfu = throughput.mfu(rate)
-        shown = "MFU unknown" if mfu is None else f"MFU {mfu:.1%}"
-        asked = ("MFU >= 40 % compiled" if is_vit else ">= 1.2 x timm") if name in own else ""
-        text = f"{rate:.0f} images/s, {shown}, {times['timm'] / seconds:.2f} x timm; first step {first_s[name]:.1f} s"
+    for name, make in _arms(spec).items():
+        arm = make()
+        first_s = seconds_per_step(arm, 1)
+        times = interleaved({"timm": timms, name: arm}, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
+        rates = {each: SIZES.batch_size / seconds for each, seconds in times.items()}
+        shown = {
+            each: "unknown" if (mfu := throughput.mfu(rate)) is None else f"{mfu:.1%}" for each, rate in rates.items()
+        }
+        text = (
+            f"{rates[name]:.0f} images/s, MFU {shown[name]}, {rates[name] / rates['timm']:.2f} x timm "
+            f"({rates['timm']:.0f}, MFU {shown['timm']}); first step {first_s:.1f} s"
+        )
+        asked = ("MFU >= 40 % compiled" if spec in SIZES.vits else ">= 1.2 x timm") if isinstance(arm, OwnStep) else ""
         figures.append(Figure(f"{spec.name}, batch {SIZES.batch_size}, {name}", text, asked))
-    for name, arm in own.items():
-        shares = "/".join(f"{share:.2f}" for share in _shares_of_backward(arm))
-        text = f"{shares} of the backward pass; {_peak_gib(arm):.1f} GiB"
-        figures.append(Figure(f"{spec.name}, {name}: first/median/last gradient; memory", text, "as eager"))
-        assert not arm.arithmetic.notes, arm.arithmetic.notes
+        if isinstance(arm, OwnStep):
+            shares = "/".join(f"{share:.2f}" for share in _shares_of_backward(arm))
+            text = f"{shares} of the backward pass; {_peak_gib(arm):.1f} GiB"
+            figures.append(Figure(f"{spec.name}, {name}: first/median/last gradient; memory", text, "as eager"))
+            assert not arm.arithmetic.notes, arm.arithmetic.notes
 
 
 @pytest.mark.parametrize("spec", MODELS, ids=[spec.name for spec in MODELS])
@@ -533,13 +537,22 @@ def test_checkpoint_share_of_500_steps(tmp_path: Path, figures: list[Figure]) ->
     figures.append(Figure(f"{SIZES.vits[0].name}, stall of a checkpoint", text, "<= 1 %"))
 
 
-def test_loader_fed_training_beside_made_up_batches(tmp_path: Path, figures: list[Figure]) -> None:
+def test_loader_fed_training_beside_made_up_batches(
+    tmp_path: Path, figures: list[Figure], monkeypatch: pytest.MonkeyPatch
+) -> None:
     spec = SIZES.resnets[0]
-    arms = {name: _own(spec, compile_mode="default") for name in ("fed", "made-up")}
+    arms = {name: _own(spec, compile_mode="default") for name in ("processes", "threads", "made-up")}
     num_images = 8192 if HAS_GPU else 64
     size, batch_size = spec.image_size, SIZES.batch_size
-    arms["fed"].feed(photograph_batches(tmp_path, num_images=num_images, batch_size=batch_size, image_size=size))
-    times = interleaved(arms, num_steps=SIZES.num_steps, rounds=SIZES.rounds)
-    fed, made_up = (batch_size / times[name] for name in ("fed", "made-up"))
-    text = f"{fed:.0f} images/s, made-up {made_up:.0f}: {fed / made_up:.1%}"
-    figures.append(Figure(f"{spec.name}, fed from tars", text, ">= 97 %"))
+    for name in ("processes", "threads"):
+        batches = photograph_batches(tmp_path / name, num_images=num_images, batch_size=batch_size, image_size=size)
+        monkeypatch.setattr(loader, "decodes_in_processes", lambda _device, name=name: name == "processes")
+        arms[name].feed(batches)
+        arms[name](2)  # begins to decode
+        times = interleaved(
+            {"made-up": arms["made-up"], name: arms[name]}, num_steps=SIZES.num_steps, rounds=SIZES.rounds
+        )
+        batches.close()  # type: ignore[attr-defined]
+        fed, made_up = (batch_size / times[which] for which in (name, "made-up"))
+        text = f"{fed:.0f} images/s, made-up {made_up:.0f}: {fed / made_up:.1%}"
+        figures.append(Figure(f"{spec.name}, fed from tars, decoded in {name}", text, ">= 97 %"))

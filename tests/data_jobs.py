@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import struct
 import tarfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -122,3 +124,15 @@ def encoded(format_name: str = "PNG", *, size: tuple[int, int] = (16, 16), seed:
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, format=format_name)
     return buffer.getvalue()
+
+
+def undecodable_png() -> bytes:
+    """Whole, every checksum right, and too few pixels inside: only decoding can tell."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    header = struct.pack(">IIBBBBB", 16, 16, 8, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
+    )

@@ -1,7 +1,5 @@
 """Samples that cannot be decoded: replaced or left out as the data set says, counted, and never a hang."""
 
-import struct
-import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,7 @@ import pytest
 import torch
 
 from orchestrator.core.errors import BadDataError
-from tests.data_jobs import DataPlane, encoded, tar_of
+from tests.data_jobs import DataPlane, encoded, tar_of, undecodable_png
 from workloads.data.augment import Augment
 from workloads.data.cache import ShardCache
 from workloads.data.index import BadSamplePolicy, BadSamples, SampleIndex
@@ -23,18 +21,6 @@ from workloads.runtime.streams import Stage
 NUM_SAMPLES = 40
 BAD = (3, 4, 17, 38)
 REPLACE = BadSamples(policy=BadSamplePolicy.REPLACE, budget=0.2)
-
-
-def undecodable_png() -> bytes:
-    """Whole, every checksum right, and too few pixels inside: only decoding can tell."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", 16, 16, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
-    )
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from itertools import permutations
 from typing import Any, Final
 
@@ -20,7 +21,14 @@ from PIL import Image, ImageEnhance
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import AUGMENTATIONS
-from workloads.data.pixels import NUM_CROP_UNIFORMS, Placement, center_view, random_crop, random_resized_crop
+from workloads.data.pixels import (
+    NUM_CROP_UNIFORMS,
+    Place,
+    Placement,
+    center_view,
+    random_crop,
+    random_resized_crop,
+)
 from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
 from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
@@ -177,6 +185,12 @@ class Augmenter:
             shift=shift,
         )
 
+    def places(self, start: int, num_positions: int) -> list[Place] | None:
+        """Which part of its sample each position sees, from ``start`` on; None = all see the centre view."""
+        if not self._augment.is_placed:
+            return None
+        return [partial(self.place, uniforms=row) for row in self.uniforms(start, num_positions).tolist()]
+
     def place(self, height: int, width: int, uniforms: list[float]) -> Placement:
         """The part of an image of this size that is seen; ``uniforms``: a row of `uniforms`."""
         spec, image_size = self.spec, self._image_size
@@ -194,6 +208,17 @@ class Augmenter:
         if not self.spec.color_jitter:
             return None
         return Jitter.draw(self.spec.color_jitter, uniforms[NUM_CROP_UNIFORMS:][:NUM_JITTER_UNIFORMS])
+
+    def complete(self, squares_BHWC: NDArray[np.uint8], start: int) -> None:
+        """Do in place all that is left to do for the images of positions ``start, start + 1, ...`` once they are
+        placed: colours, the augmentation of a package, `finish`. Raises as `change`.
+        """
+        if self.spec.color_jitter:
+            for square_HWC, row in zip(squares_BHWC, self.uniforms(start, len(squares_BHWC)).tolist(), strict=True):
+                if jitter := self.jitter(row):
+                    square_HWC[...] = jitter.apply(square_HWC)
+        self.change(squares_BHWC, start)
+        self.finish(squares_BHWC, start)
 
     def change(self, squares_BHWC: NDArray[np.uint8], start: int) -> None:
         """Let the augmentation of a package change the images of positions ``start, start + 1, ...`` in place.
@@ -214,7 +239,7 @@ class Augmenter:
             square_HWC[...] = changed
 
     def finish(self, squares_BHWC: NDArray[np.uint8], start: int) -> None:
-        """Do in place what is left to do for the images of positions ``start, start + 1, ...`` once they are placed."""
+        """Crop (``crop_flip``) and mirror the images of positions ``start, start + 1, ...`` in place."""
         if not self._augment.is_flipped:
             return
         words = self.words(start, len(squares_BHWC))

@@ -1,9 +1,9 @@
 """Batches for training (by position) and evaluation (by ordinal).
 
-Workers are threads of this process: decoding and resizing release the interpreter's lock, so threads scale like
-processes (docs/data.md), share their memory, and cannot die alone. Memory: at most ``depth + 3`` batches exist at a
-time: those ready or in work, one being planned, the one that is handed over and the one before it; ``depth`` is what
-``Window`` says. Besides, each worker holds one decoded image.
+Workers are threads of this process. Where a GPU trains, each of them has a process that decodes for it
+(``decode_pool``); batches are the same. Memory: at most ``depth + 3`` batches exist at a time: those ready or in work,
+one being planned, the one that is handed over and the one before it; ``depth`` is what ``Window`` says. Besides, each
+worker holds one decoded image, and with processes the squares of one task.
 
 One thread plans the batches ahead of their consumer, workers fill them, and they are collected in order.
 """
@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError
 from orchestrator.core.units import MIB
-from workloads.data.augment import Augment, Augmenter, AugmentSpec
+from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.bad_samples import BadSlot
+from workloads.data.decode_pool import DecodePool, Rendering
 from workloads.data.order import Order, rank_slice
 from workloads.data.pixels import Place
 from workloads.data.source import SampleSource
@@ -55,6 +56,10 @@ _CHUNK_BYTES: Final = 8 * 3 * 224**2
 _MIN_CHUNK, _MAX_CHUNK = 8, 64
 """Samples of one task. Eight photographs are 10 ms of work: handing them out costs nothing, no worker waits long.
 Small images are many to a task, or the queue would cost more than they do."""
+_MORE_TO_A_PROCESS: Final = 4
+"""Times as many to a task: handing one to a process takes 0.3 ms of the interpreter's lock, whatever is in it."""
+_FEWEST_PROCESSES: Final = 2
+"""One worker plans and decodes in one thread."""
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
 Item = TypeVar("Item")
@@ -119,8 +124,8 @@ class TrainLoader:
         self._slice = partial(rank_slice, rank=rank, world_size=world_size, group_size=group_size)
         self._num_workers, self._device = num_workers, device
         spec = augment if isinstance(augment, AugmentSpec) else AugmentSpec(augment=Augment(augment))
-        pixels = source.pixels
-        self._augmenter = Augmenter(spec, seed=seed, stage=stage, image_size=pixels.image_size, resize=pixels.resize)
+        self._rendering = Rendering(pixels=source.pixels, augment=spec, seed=seed, stage=stage)
+        self._augmenter = self._rendering.augmenter()
         self.stats = LoaderStats(source=source)
 
     def __len__(self) -> int:
@@ -128,17 +133,19 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         start, stop = self._slice(0, self._batch_size)
-        batches = batches_ahead(
-            self._plan,
-            self._fill,
-            range(self._step, self._total_steps),
-            batch_bytes=(stop - start) * self._source.square_bytes,
-            num_workers=self._num_workers,
-        )
-        with closing(_hand_out(batches, self._labels, self._source, self.stats)) as handed_out:
-            for planned, batch in handed_out:
-                self._step = planned.step + 1
-                yield batch
+        with _decode_pool(self._source, self._rendering, self._num_workers, self._device) as pool:
+            batches = batches_ahead(
+                self._plan,
+                partial(self._fill, pool),
+                range(self._step, self._total_steps),
+                batch_bytes=(stop - start) * self._source.square_bytes,
+                num_workers=self._num_workers,
+                chunk_samples=pool.num_samples if pool is not None else None,
+            )
+            with closing(_hand_out(batches, self._labels, self._source, self.stats)) as handed_out:
+                for planned, batch in handed_out:
+                    self._step = planned.step + 1
+                    yield batch
 
     def state_dict(self) -> dict[str, int]:
         """The number of batches that were handed out, counted from the first one of the run."""
@@ -156,22 +163,16 @@ class TrainLoader:
         squares = empty_squares(len(ordinals), self._source.image_size, self._device)
         return PlannedBatch(step=step, start=start, ordinals_B=ordinals, squares_BHWC=squares)
 
-    def _fill(self, batch: PlannedBatch, part: slice) -> None:
-        start, squares = batch.start + part.start, batch.squares_BHWC.numpy()[part]
-        spec = self._augmenter.spec
-        is_drawn = spec.augment.is_placed or spec.color_jitter > 0
-        rows = self._augmenter.uniforms(start, len(squares)).tolist() if is_drawn else []
-        places = [partial(self._augmenter.place, uniforms=row) for row in rows] if spec.augment.is_placed else None
-        for found in self._source.fill(batch.ordinals_B[part], squares, places):
+    def _fill(self, pool: DecodePool | None, batch: PlannedBatch, part: slice) -> None:
+        start, squares, ordinals = batch.start + part.start, batch.squares_BHWC.numpy()[part], batch.ordinals_B[part]
+        if pool is not None and pool.fill(partial(self._source.find, ordinals), start, squares):
+            return
+        places = self._augmenter.places(start, len(squares))
+        for found in self._source.fill(ordinals, squares, places):
             self._source.bad_samples.add(found)
             slot, place = found.slot, places[found.slot : found.slot + 1] if places else None
-            ordinal = self._replace(start + slot, squares[slot : slot + 1], place, found)
-            batch.ordinals_B[part.start + slot] = ordinal
-        for square, row in zip(squares, rows if spec.color_jitter else [], strict=False):
-            if jitter := self._augmenter.jitter(row):
-                square[...] = jitter.apply(square)
-        self._augmenter.change(squares, start)
-        self._augmenter.finish(squares, start)
+            ordinals[slot] = self._replace(start + slot, squares[slot : slot + 1], place, found)
+        self._augmenter.complete(squares, start)
 
     def _replace(
         self,
@@ -217,6 +218,7 @@ class EvalLoader:
         device: torch.device | None = None,
     ) -> None:
         self._source, self._labels, self._batch_size = source, labels, batch_size
+        self._rendering = Rendering(pixels=source.pixels, augment=AugmentSpec(), seed=0, stage=Stage.PRETRAIN)
         self._ordinals = np.arange(source.split.num_samples, dtype=np.int64) if ordinals is None else ordinals
         num_batches = math.ceil(len(self._ordinals) / batch_size)
         self._steps = share_of(num_batches, rank, world_size)
@@ -233,17 +235,19 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.num_bad = 0
-        batches = batches_ahead(
-            self._plan,
-            self._fill,
-            self._steps,
-            batch_bytes=self._batch_size * self._source.square_bytes,
-            num_workers=self._num_workers,
-        )
-        with closing(_hand_out(batches, self._labels, self._source, self.stats)) as handed_out:
-            for planned, batch in handed_out:
-                self.num_bad += len(planned.bad)
-                yield batch
+        with _decode_pool(self._source, self._rendering, self._num_workers, self._device) as pool:
+            batches = batches_ahead(
+                self._plan,
+                partial(self._fill, pool),
+                self._steps,
+                batch_bytes=self._batch_size * self._source.square_bytes,
+                num_workers=self._num_workers,
+                chunk_samples=pool.num_samples if pool is not None else None,
+            )
+            with closing(_hand_out(batches, self._labels, self._source, self.stats)) as handed_out:
+                for planned, batch in handed_out:
+                    self.num_bad += len(planned.bad)
+                    yield batch
 
     def _plan(self, step: int) -> PlannedBatch:
         start = step * self._batch_size
@@ -256,10 +260,32 @@ class EvalLoader:
         squares = empty_squares(len(ordinals), self._source.image_size, self._device)
         return PlannedBatch(step=step, start=start, ordinals_B=ordinals, squares_BHWC=squares)
 
-    def _fill(self, batch: PlannedBatch, part: slice) -> None:
-        for found in self._source.fill(batch.ordinals_B[part], batch.squares_BHWC.numpy()[part]):
+    def _fill(self, pool: DecodePool | None, batch: PlannedBatch, part: slice) -> None:
+        squares, ordinals = batch.squares_BHWC.numpy()[part], batch.ordinals_B[part]
+        if pool is not None and pool.fill(partial(self._source.find, ordinals), batch.start + part.start, squares):
+            return
+        for found in self._source.fill(ordinals, squares):
             self._source.bad_samples.add(found)
             batch.bad.append(replace(found, slot=part.start + found.slot))
+
+
+@contextmanager
+def _decode_pool(
+    source: SampleSource, rendering: Rendering, num_workers: int, device: torch.device | None
+) -> Iterator[DecodePool | None]:
+    """A process for each of several workers, where a GPU trains and images are not read from memory."""
+    is_placed = rendering.augment.augment.is_placed
+    if num_workers < _FEWEST_PROCESSES or not decodes_in_processes(device) or source.reads_memory(is_placed=is_placed):
+        yield None
+        return
+    num_samples = min(_MAX_CHUNK, _MORE_TO_A_PROCESS * _chunk_samples(source.square_bytes))
+    with closing(DecodePool(num_workers, rendering, num_samples)) as pool:
+        yield pool
+
+
+def decodes_in_processes(device: torch.device | None) -> bool:
+    """Whether the thread that trains must not wait for the interpreter's lock: a GPU would wait too."""
+    return device is not None and device.type == "cuda"
 
 
 def _hand_out(
@@ -378,15 +404,16 @@ def batches_ahead(
     batch_bytes: int,
     num_workers: int,
     memory_bytes: int | None = None,
+    chunk_samples: int | None = None,
 ) -> Generator[PlannedBatch, None, None]:
     """The batches of ``steps`` in order, each complete.
 
     0 workers: everything in the caller's thread, when it asks. 1: in one thread ahead of the caller. More: one thread
     plans, a pool of ``num_workers`` fills. Closing the generator ends all threads. ``memory_bytes``: for batches ahead;
-    by default a share of what is free.
+    by default a share of what is free. ``chunk_samples``: of one task; by default as many as suit a thread.
     """
     with ExitStack() as stack:
-        pool = stack.enter_context(_Pool(num_workers)) if num_workers > 1 else None
+        pool = stack.enter_context(_Pool(num_workers, chunk_samples)) if num_workers > 1 else None
 
         def start(step: int) -> PlannedBatch:
             batch = plan(step)
@@ -411,7 +438,8 @@ def batches_ahead(
 class _Pool:
     """Threads that fill parts of batches, first planned first filled."""
 
-    def __init__(self, num_workers: int) -> None:
+    def __init__(self, num_workers: int, chunk_samples: int | None) -> None:
+        self._chunk_samples = chunk_samples
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
 
     def __enter__(self) -> Self:
@@ -423,14 +451,14 @@ class _Pool:
 
     def fill(self, batch: PlannedBatch, fill: FillPart) -> None:
         """Hand out the parts of a batch."""
-        size = _chunk_samples(batch)
+        size = self._chunk_samples or _chunk_samples(batch.squares_BHWC.nbytes // max(len(batch), 1))
         for first in range(0, len(batch), size):
             part = slice(first, min(first + size, len(batch)))
             batch.parts.append(self._threads.submit(fill, batch, part))
 
 
-def _chunk_samples(batch: PlannedBatch) -> int:
-    square_bytes = batch.squares_BHWC.nbytes // max(len(batch), 1)
+def _chunk_samples(square_bytes: int) -> int:
+    """Samples of one task."""
     return max(_MIN_CHUNK, min(_MAX_CHUNK, _CHUNK_BYTES // max(square_bytes, 1)))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +18,7 @@ from orchestrator.core.errors import BadDataError
 from orchestrator.core.units import MIB
 from orchestrator.storage import ObjectStore
 from workloads.data.bad_samples import BadSampleTally, BadSlot
-from workloads.data.cache import ShardCache
+from workloads.data.cache import FilePart, ShardCache
 from workloads.data.decode import decoder_of
 from workloads.data.index import SampleIndex
 from workloads.data.pixels import PixelSpec, Place
@@ -97,6 +98,14 @@ class SampleSource:
             return self._fill_from_memory(self._decoded, ordinals, squares_BHWC)
         return self._decode(ordinals, squares_BHWC, [self.pixels.center] * len(ordinals))
 
+    def find(self, ordinals: NDArray[np.int64]) -> list[FilePart | Future[bytes]]:
+        """Where the samples' bytes are. Raises as ``ShardCache.find_batch``."""
+        return self.shards.find_batch(*self._locations(ordinals))
+
+    def reads_memory(self, *, is_placed: bool) -> bool:
+        """Whether views are decoded once and then read from memory; those that are placed never are."""
+        return not is_placed and self._decoded is not None
+
     def close(self) -> None:
         """End the thread that downloads ahead, and let go of the shards."""
         self._finalize()
@@ -156,10 +165,15 @@ class SampleSource:
 
     def _encoded(self, ordinals: NDArray[np.int64]) -> list[bytes]:
         """The samples' bytes as they stand in the shards."""
+        return self.shards.read_batch(*self._locations(ordinals))
+
+    def _locations(
+        self, ordinals: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.uint32] | None]:
         split = self.split
         lengths = split.lengths[ordinals].astype(np.int64)
         checks = None if split.checks is None else split.checks[ordinals]
-        return self.shards.read_batch(split.shard_of(ordinals), split.offsets[ordinals], lengths, checks)
+        return split.shard_of(ordinals), split.offsets[ordinals], lengths, checks
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

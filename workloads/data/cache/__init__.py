@@ -6,6 +6,6 @@ split's shards, from local files if the shards fit into the cache, else by range
 
 from workloads.data.cache.folder import CacheStats, Pin
 from workloads.data.cache.objects import ObjectCache
-from workloads.data.cache.shards import ShardCache
+from workloads.data.cache.shards import FilePart, ShardCache
 
-__all__ = ["CacheStats", "ObjectCache", "Pin", "ShardCache"]
+__all__ = ["CacheStats", "FilePart", "ObjectCache", "Pin", "ShardCache"]

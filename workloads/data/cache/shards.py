@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,6 +72,15 @@ class _Ask:
     length: int
     check: int | None
     found: Future[bytes]
+
+
+class FilePart(NamedTuple):
+    """A sample in a local file, which stays there while the pin lives."""
+
+    pin: Pin
+    shard_id: int
+    offset: int
+    length: int
 
 
 class RangedReader:
@@ -254,9 +263,7 @@ class ShardCache:
 
     def read_samples(self, shard_id: int, offsets: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
         """Several samples of one shard, in the order asked for. Raises as ``read_sample``."""
-        return [
-            found if isinstance(found, bytes) else found.result() for found in self._read(shard_id, offsets, lengths)
-        ]
+        return [self._content(found) for found in self._find(shard_id, offsets, lengths)]
 
     def read_batch(
         self,
@@ -265,20 +272,28 @@ class ShardCache:
         lengths_B: NDArray[np.int64],
         checks_B: NDArray[np.uint32] | None = None,
     ) -> list[bytes]:
-        """Samples of any shards, in the order asked for; ranged reads of the whole batch are under way at once.
+        """Samples of any shards, in the order asked for; as ``find_batch``. Raises as ``read_sample``."""
+        return [self._content(found) for found in self.find_batch(shard_ids_B, offsets_B, lengths_B, checks_B)]
 
-        With ``checks_B``, what is read by ranges must have these ``check_of``; whole copies have their digests.
+    def find_batch(
+        self,
+        shard_ids_B: NDArray[np.int64],
+        offsets_B: NDArray[np.int64],
+        lengths_B: NDArray[np.int64],
+        checks_B: NDArray[np.uint32] | None = None,
+    ) -> list[FilePart | Future[bytes]]:
+        """Where samples of any shards are; those that are in no local file are on their way from the store, all at
+        once. With ``checks_B``, what is read by ranges must have these ``check_of``; whole copies have their digests.
 
-        Raises as ``read_sample``.
+        Raises as ``read_sample``; so do the futures.
         """
-        found: list[bytes | Future[bytes]] = [b""] * len(shard_ids_B)
+        parts: dict[int, FilePart | Future[bytes]] = {}
         for shard_id in np.unique(shard_ids_B).tolist():
             slots = np.flatnonzero(shard_ids_B == shard_id)
             checks = () if checks_B is None else checks_B[slots].tolist()
-            read = self._read(shard_id, offsets_B[slots].tolist(), lengths_B[slots].tolist(), checks)
-            for slot, content in zip(slots.tolist(), read, strict=True):
-                found[slot] = content
-        return [content if isinstance(content, bytes) else content.result() for content in found]
+            found = self._find(shard_id, offsets_B[slots].tolist(), lengths_B[slots].tolist(), checks)
+            parts.update(zip(slots.tolist(), found, strict=True))
+        return [parts[slot] for slot in range(len(shard_ids_B))]
 
     def recheck(self, shard_id: int) -> bool:
         """For a reader that cannot make sense of a sample: True if the local copy was damaged; read again then.
@@ -290,11 +305,11 @@ class ShardCache:
             self._ahead.drop(shard_id)
         return damaged
 
-    def _read(
+    def _find(
         self, shard_id: int, offsets: Sequence[int], lengths: Sequence[int], checks: Sequence[int] = ()
-    ) -> Sequence[bytes | Future[bytes]]:
+    ) -> Sequence[FilePart | Future[bytes]]:
         self.stats.add("bytes_served", sum(lengths))
-        pin = self._ahead.held(shard_id) or self._find(shard_id)
+        pin = self._ahead.held(shard_id) or self._pin_local(shard_id)
         self.stats.add("hits" if pin is not None else "misses", len(offsets))
         is_eager = pin is None and self._is_eager()
         if is_eager:
@@ -303,16 +318,19 @@ class ShardCache:
             pin = self._wait(shard_id)
         if pin is None:
             return self._ranges.start(self._shards[shard_id], offsets, lengths, checks, asks_size=not is_eager)
-        return [self._read_pinned(pin, shard_id, *place) for place in zip(offsets, lengths, strict=True)]
+        return [FilePart(pin, shard_id, *place) for place in zip(offsets, lengths, strict=True)]
 
-    def _read_pinned(self, pin: Pin, shard_id: int, offset: int, length: int) -> bytes:
+    def _content(self, found: FilePart | Future[bytes]) -> bytes:
+        if isinstance(found, Future):
+            return found.result()
+        pin, shard_id, offset, length = found
         content = pin.read(offset, length)
         if len(content) != length:
             message = f"shard {self._shards[shard_id].object_name} has no bytes {offset}-{offset + length}: the index "
             raise CorruptObjectError(message + "belongs to another data set; index the data set again")
         return content
 
-    def _find(self, shard_id: int) -> Pin | None:
+    def _pin_local(self, shard_id: int) -> Pin | None:
         """A pin of a shard that somebody else has brought here."""
         pin = self._objects.pin_local(self._wanted(shard_id))
         if pin is not None:

@@ -1,0 +1,251 @@
+"""Processes that decode for a loader: the batches of threads, whatever happens to the processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data_jobs import DataPlane, encoded, tar_of, undecodable_png
+from tests.photographs import jpeg, photograph
+from tests.slow_augmentation import NAME, write_slow_augmentation
+from tests.waiting import wait_until
+from workloads.data import loader
+from workloads.data.augment import Augment, AugmentSpec
+from workloads.data.cache import ObjectCache
+from workloads.data.decode import DecoderName
+from workloads.data.decode_pool import DecodePool
+from workloads.data.index import BadSamplePolicy, BadSamples, SampleIndex
+from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
+from workloads.data.order import SampleOrder
+from workloads.data.pixels import PixelSpec
+from workloads.data.split_targets import SplitTargets
+from workloads.runtime.streams import Stage
+
+NUM_WORKERS, NUM_STEPS, BATCH_SIZE = 2, 24, 48
+BAD = 6
+STARTED_S = 60.0
+AUGMENT = AugmentSpec(augment=Augment.RANDOM_RESIZED_CROP_FLIP, color_jitter=0.4)
+Batches = Callable[..., list[Batch]]
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
+    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
+
+
+@pytest.fixture(scope="module")
+def index(plane: DataPlane) -> SampleIndex:
+    """Photographs and PNGs in three shards; one cannot be decoded."""
+    photographs = [jpeg(photograph(seed, width=60, height=40)) for seed in range(4)]
+    shards_of = {}
+    for number in range(3):
+        images = [photographs[row % 4] if row % 3 else encoded(size=(20, 30), seed=row) for row in range(60)]
+        images[BAD] = undecodable_png() if number == 1 else images[BAD]
+        suffixes = ["jpg" if row % 3 else "png" for row in range(60)]
+        shards_of[f"train-{number}.tar"] = tar_of(
+            [
+                member
+                for row, (image, suffix) in enumerate(zip(images, suffixes, strict=True))
+                for member in ((f"{number}-{row}.{suffix}", image), (f"{number}-{row}.cls", b"0"))
+            ]
+        )
+    return plane.index(plane.foreign(shards_of))
+
+
+@pytest.fixture
+def num_filled(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Decode in processes, and wait for them to start; the sizes of all tasks that processes did."""
+    filled: list[int] = []
+    take, fill = DecodePool._take, DecodePool.fill
+
+    def patient(pool: DecodePool) -> object:
+        deadline_s = time.monotonic() + STARTED_S
+        while (worker := take(pool)) is None and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        return worker
+
+    def counting(pool: DecodePool, find: object, start: int, squares: np.ndarray) -> bool:
+        is_filled = fill(pool, find, start, squares)  # type: ignore[arg-type]
+        filled.extend([len(squares)] * is_filled)
+        return is_filled
+
+    monkeypatch.setattr(DecodePool, "_take", patient)
+    monkeypatch.setattr(DecodePool, "fill", counting)
+    monkeypatch.setattr(loader, "decodes_in_processes", lambda _device: True)
+    yield filled
+    assert filled
+
+
+def batches_of(
+    plane: DataPlane, index: SampleIndex, augment: AugmentSpec = AUGMENT, *, cache: str = "cache"
+) -> TrainLoader:
+    pixels = PixelSpec(image_size=32, decoder=DecoderName.TURBO)
+    index = replace(index, bad_samples=BadSamples(policy=BadSamplePolicy.REPLACE, budget=0.1))
+    source = SampleSource(plane.store, index, "train", cache_dir=plane.folder / cache, pixels=pixels, cache_bytes=0)
+    return TrainLoader(
+        source,
+        SampleOrder(source.split.shard_sizes, 5, 2),
+        SplitTargets.of(source.split.leaves, 2),
+        batch_size=BATCH_SIZE,
+        start_step=0,
+        total_steps=NUM_STEPS,
+        seed=5,
+        stage=Stage.PRETRAIN,
+        augment=augment,
+        num_workers=NUM_WORKERS,
+    )
+
+
+def assert_same(found: list[Batch], expected: list[Batch]) -> None:
+    assert len(found) == len(expected)
+    for left, right in zip(found, expected, strict=True):
+        assert torch.equal(left.images_BCHW, right.images_BCHW)
+        assert np.array_equal(left.ordinals_B, right.ordinals_B)
+
+
+@pytest.fixture(scope="module")
+def expected(plane: DataPlane, index: SampleIndex) -> list[Batch]:
+    """What threads make."""
+    return list(batches_of(plane, index))
+
+
+def test_processes_make_the_batches_of_threads(
+    plane: DataPlane, index: SampleIndex, expected: list[Batch], num_filled: list[int]
+) -> None:
+    batches = batches_of(plane, index)
+    assert_same(list(batches), expected)
+    assert 0 < NUM_STEPS * BATCH_SIZE - sum(num_filled) <= 7 * BATCH_SIZE  # in each of 7 epochs the bad sample's task
+    assert batches.stats.snapshot()["bad_samples"] == 1
+    assert max(num_filled) > 8
+
+
+def test_processes_evaluate_as_threads(
+    plane: DataPlane, index: SampleIndex, num_filled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = batches_of(plane, index)._source
+    labels = SplitTargets.of(source.split.leaves, 2)
+    evaluated = EvalLoader(source, labels, batch_size=64, num_workers=NUM_WORKERS)
+    found = list(evaluated)
+    assert evaluated.num_bad == 1
+    monkeypatch.setattr(loader, "decodes_in_processes", lambda _device: False)
+    assert_same(found, list(EvalLoader(source, labels, batch_size=64, num_workers=NUM_WORKERS)))
+
+
+def test_processes_use_augmentations_of_packages_that_came_later(
+    plane: DataPlane, index: SampleIndex, num_filled: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    list(batches_of(plane, index))  # the server is there
+    write_slow_augmentation(tmp_path)
+    code = (tmp_path / "slow_augmentation.py").read_text().replace("return image\n", "return 255 - image\n")
+    (tmp_path / "slow_augmentation.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = AugmentSpec(augment=Augment.RANDOM_CROP, plugin=f"slow-augmentation==1.0:{NAME}")
+    num_filled.clear()
+    found = list(batches_of(plane, index, spec))
+    monkeypatch.setattr(loader, "decodes_in_processes", lambda _device: False)
+    assert_same(found, list(batches_of(plane, index, spec)))
+    plain = list(batches_of(plane, index, AugmentSpec(augment=Augment.RANDOM_CROP)))
+    assert torch.equal(found[0].images_BCHW, 255 - plain[0].images_BCHW)
+
+
+def test_samples_that_are_read_by_ranges_are_decoded_in_processes(
+    plane: DataPlane, index: SampleIndex, expected: list[Batch], num_filled: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ObjectCache, "pin_ahead", lambda *_args, **_options: None)
+    batches = batches_of(plane, index, cache="without-room")
+    assert_same(list(batches), expected)
+    assert batches.stats.snapshot()["cache_hits"] == 0
+
+
+def test_killed_processes_are_replaced(
+    plane: DataPlane,
+    index: SampleIndex,
+    expected: list[Batch],
+    num_filled: list[int],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loader, "AHEAD_S", 0.0)  # or all batches would be ready before
+    before = set(processes_of(os.getpid()))
+    found = []
+    for batch in batches_of(plane, index):
+        if batch.step == 2:
+            victims = set(processes_of(os.getpid())) - before
+            assert len(victims) == NUM_WORKERS
+            os.kill(victims.pop(), signal.SIGKILL)
+        if batch.step == NUM_STEPS - 4:
+            assert len(set(processes_of(os.getpid())) - before) == NUM_WORKERS
+        found.append(batch)
+    assert_same(found, expected)
+    assert caplog.text.count("a process that decodes images has ended") == 1
+
+
+def processes_of(owner: int) -> list[int]:
+    """Those that the server of a process has forked."""
+    servers = children(owner)
+    return [pid for server in servers if "decode_pool" in command(server) for pid in children(server)]
+
+
+def children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # a thread may have ended
+            found += map(int, (task / "children").read_text(encoding="ascii").split())
+    return found
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8")
+
+
+_LOADS = """
+import os, sys, time
+from pathlib import Path
+from tests.unit import test_decode_pool as cases
+from tests.data_jobs import DataPlane
+from workloads.data import loader
+from workloads.data.index import SampleIndex
+
+loader.decodes_in_processes = lambda _device: True
+plane = DataPlane(folder=Path(sys.argv[1]))
+batches = iter(cases.batches_of(plane, SampleIndex.open(plane.store, sys.argv[2], plane.cache)))
+next(batches)
+while len(cases.processes_of(os.getpid())) < cases.NUM_WORKERS:
+    time.sleep(0.05)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+def test_processes_end_with_a_killed_loader(plane: DataPlane, index: SampleIndex) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _LOADS, str(plane.folder), index.key],
+        stdout=subprocess.PIPE,
+        cwd=Path(__file__).parents[2],
+    ) as owner:
+        try:
+            assert owner.stdout is not None
+            assert owner.stdout.readline() == b"ready\n"
+            family = [*children(owner.pid), *processes_of(owner.pid)]
+            assert len(family) == 1 + NUM_WORKERS
+        finally:
+            owner.kill()
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+
+
+def test_processes_end_with_the_iteration(plane: DataPlane, index: SampleIndex, num_filled: list[int]) -> None:
+    before = set(processes_of(os.getpid()))
+    batches = iter(batches_of(plane, index))
+    next(batches)
+    assert len(set(processes_of(os.getpid())) - before) == NUM_WORKERS
+    batches.close()  # type: ignore[attr-defined]
+    wait_until(lambda: set(processes_of(os.getpid())) <= before)
