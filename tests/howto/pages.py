@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -40,21 +42,69 @@ def blocks(page: Path) -> Iterator[Block]:
         yield Block(line=text.count("\n", 0, found.start()) + 1, kind=found["kind"].strip(), text=found["text"])
 
 
-def follow(page: Path, folder: Path, *, timeout_s: float) -> None:
-    """Do all that a page says, in an empty directory and an empty home, with a cache that all pages share.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where somebody new works: an empty directory, an empty home, and a cache that all pages share."""
 
-    Raises:
-        AssertionError: with what failed.
-    """
-    home, place = folder / "home", folder / "place"
-    environment = clean_environment(home, folder / "bin")
+    folder: Path
+    environment: dict[str, str]
+    timeout_s: float
+
+    def follow(self, page: Path, *, after: str = "", without: re.Pattern[str] | None = None) -> None:
+        """Do all that a page says.
+
+        It begins with what the commands ``after`` have left here, so these, with which it must begin, are left out; so
+        is a line that matches ``without``, which it must have.
+
+        Raises:
+            AssertionError: with what failed.
+        """
+        found = list(blocks(page))
+        if after:
+            assert found[0].text.startswith(after), f"{page.name} does not begin so: {after}"
+            found[0] = replace(found[0], text=found[0].text.removeprefix(after))
+        if without is not None:
+            said = [block for block in found if block.kind == "sh" and without.search(block.text)]
+            assert said, f"{page.name} never says {without.pattern}"
+        for block in found:
+            if block.file:
+                (self.folder / block.file).write_text(block.text, encoding="utf-8")
+            elif block.kind == "sh":
+                text = block.text if without is None else without.sub("", block.text)
+                self.type(text, f"{page.name}:{block.line}")
+
+    def type(self, text: str, source: str) -> None:
+        """Commands of a block. Raises ``AssertionError`` with what they print if one fails."""
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=self.timeout_s,
+        )
+        told = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        assert done.returncode == 0, f"{source} ended with {done.returncode}:\n{text}\n{told}"
+
+    def remove_files(self, *, but: Collection[str]) -> None:
+        """All here goes, except what has these names and the project's directory."""
+        for path in self.folder.iterdir():
+            if path.is_dir() and path.name not in {*but, ".orchestrator"}:
+                shutil.rmtree(path)
+            elif path.name not in {*but, ".orchestrator"}:
+                path.unlink()
+
+
+@contextmanager
+def new_place(folder: Path, *, timeout_s: float) -> Iterator[Place]:
+    """A place below a folder; a stack that still runs there at the end is stopped."""
+    place = folder / "place"
+    environment = clean_environment(folder / "home", folder / "bin")
     place.mkdir()
     try:
-        for block in blocks(page):
-            if block.file:
-                (place / block.file).write_text(block.text, encoding="utf-8")
-            elif block.kind == "sh":
-                _type(block, page, place, environment, timeout_s)
+        yield Place(folder=place, environment=environment, timeout_s=timeout_s)
     finally:
         if (place / ".orchestrator" / "stack.json").exists():  # a block has failed before the page's own `down`
             subprocess.run(
@@ -75,18 +125,3 @@ def clean_environment(home: Path, programs: Path) -> dict[str, str]:
     # All pages share a cache: else each would build the same networks again to check their arguments, 4 s each.
     cache = {"XDG_CACHE_HOME": os.environ["XDG_CACHE_HOME"]}
     return {"HOME": str(home), "PATH": path, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8", "USER": "reader", **cache}
-
-
-def _type(block: Block, page: Path, place: Path, environment: dict[str, str], timeout_s: float) -> None:
-    done = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", block.text],
-        cwd=place,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=timeout_s,
-    )
-    told = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
-    assert done.returncode == 0, f"{page.name}:{block.line} ended with {done.returncode}:\n{block.text}\n{told}"

@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.howto.pages import FOLDER, blocks, follow
+from tests.howto.pages import FOLDER, Place, blocks, new_place
 
 SHORT = ("cluster", "grids")
 """Pages that take seconds: they neither train nor read images."""
 LONG = (
-    "compare",
-    "export",
     "factors",
     "first-sweep",
     "label-spaces",
     "similarity",
-    "mlflow",
     "own-data",
     "own-images",
-    "power",
     "resume",
-    "samples",
     "share-backbones",
     "simulate",
     "steer",
     "structure",
 )
+BEGINNING = "orchestrator init\norchestrator submit sweep.yaml --scale tiny -y\n"
+END = re.compile(r"^orchestrator down\b.*\n", re.MULTILINE)
+SAME_BEGINNING = ("export", "mlflow", "power", "samples", "compare")
+"""Pages that begin with ``BEGINNING``, which is typed once for all: half of what each would take. The last one submits
+another sweep, which the others must not find."""
 ELSEWHERE = ("own-code",)
 """Followed by ``tests/integration/test_own_code.py``, which installs the package beside it."""
 TIMEOUT_S = 900.0
@@ -37,7 +39,7 @@ _LINK = re.compile(r"\]\((?P<target>[^)#]+)(?:#[^)]*)?\)")
 
 def test_every_page_is_followed_by_a_test_and_listed() -> None:
     pages = {page.stem for page in FOLDER.glob("*.md")} - {"README"}
-    assert pages == {*SHORT, *LONG, *ELSEWHERE}
+    assert pages == {*SHORT, *LONG, *SAME_BEGINNING, *ELSEWHERE}
     listed = (FOLDER / "README.md").read_text()
     assert all(f"({page}.md)" in listed for page in pages)
 
@@ -55,11 +57,32 @@ def test_page_links_lead_somewhere_and_its_blocks_are_of_known_kinds(page: Path)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHORT)
 def test_short_page_is_right(name: str, tmp_path: Path) -> None:
-    follow(FOLDER / f"{name}.md", tmp_path, timeout_s=TIMEOUT_S)
+    with new_place(tmp_path, timeout_s=TIMEOUT_S) as place:
+        place.follow(FOLDER / f"{name}.md")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S)
 @pytest.mark.parametrize("name", LONG)
 def test_long_page_is_right(name: str, tmp_path: Path) -> None:
-    follow(FOLDER / f"{name}.md", tmp_path, timeout_s=TIMEOUT_S)
+    with new_place(tmp_path, timeout_s=TIMEOUT_S) as place:
+        place.follow(FOLDER / f"{name}.md")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A place where ``BEGINNING`` was typed; its stack runs until all pages are followed."""
+    folder = tmp_path_factory.mktemp("begun")
+    with new_place(folder, timeout_s=TIMEOUT_S) as place:
+        place.type(BEGINNING, "the beginning of several pages")
+        yield place
+        place.type("orchestrator down\n", "the end of several pages")
+    shutil.rmtree(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("name", SAME_BEGINNING)
+def test_page_is_right_after_the_beginning_that_it_has_in_common_with_others(name: str, begun: Place) -> None:
+    begun.follow(FOLDER / f"{name}.md", after=BEGINNING, without=END)
+    begun.remove_files(but={"sweep.yaml"})  # no page may need what another one has made
