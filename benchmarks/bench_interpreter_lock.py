@@ -22,7 +22,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
@@ -35,12 +35,11 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from tests.data_jobs import DataPlane
+from tests.data_jobs import DataPlane, decoding_in_processes
 from tests.photographs import jpeg, photograph
 from workloads.data import decode, loader
 from workloads.data.augment import Augment
 from workloads.data.decode import DecoderName
-from workloads.data.decode_pool import DecodePool
 from workloads.data.index import SampleIndex
 from workloads.data.loader import Batch, SampleSource, TrainLoader
 from workloads.data.order import SampleOrder
@@ -186,22 +185,15 @@ def batches_of(
 def fed(folder: Path, *, in_processes: bool) -> Iterator[Tensor]:
     """Images of the loader, whose threads and processes stay on the other core."""
     pin(1)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loader, "decodes_in_processes", lambda _device: in_processes)
-        patch.setattr(DecodePool, "_take", _patient_take)
+    with decoding_in_processes() if in_processes else pytest.MonkeyPatch.context() as patch:
+        if patch is not None:
+            patch.setattr(loader, "decodes_in_processes", lambda _device: False)
         batches = batches_of(folder)
         first = next(batches)
     pin(0)
     yield first.images_BCHW
     for batch in batches:
         yield batch.images_BCHW
-
-
-def _patient_take(pool: DecodePool, take: Callable[[DecodePool], Any] = DecodePool._take) -> Any:
-    """Waits for the processes to start: else threads would do the first batches."""
-    while (worker := take(pool)) is None:
-        time.sleep(0.01)
-    return worker
 
 
 def made_up() -> Iterator[Tensor]:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import struct
 import tarfile
+import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from orchestrator.core.contract import ExecutionContext, JobRequest
@@ -20,6 +23,8 @@ from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_record
 from orchestrator.storage.local import LocalStore
+from workloads.data import loader
+from workloads.data.decode_pool import DecodePool
 from workloads.data.index import SampleIndex
 from workloads.jobs.dataset import run_dataset
 from workloads.jobs.index import run_index
@@ -124,6 +129,24 @@ def encoded(format_name: str = "PNG", *, size: tuple[int, int] = (16, 16), seed:
     buffer = BytesIO()
     Image.fromarray(pixels).save(buffer, format=format_name)
     return buffer.getvalue()
+
+
+@contextmanager
+def decoding_in_processes(*, deadline_s: float = 60.0) -> Iterator[None]:
+    """Loaders decode in processes, also without a GPU, and wait for these to start: else threads would do the first
+    batches."""
+    take = DecodePool._take
+
+    def patient(pool: DecodePool) -> Any:
+        ends_s = time.monotonic() + deadline_s
+        while (process := take(pool)) is None and pool._tries_left > 0 and time.monotonic() < ends_s:
+            time.sleep(0.01)
+        return process
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(DecodePool, "_take", patient)
+        patch.setattr(loader, "decodes_in_processes", lambda _device: True)
+        yield
 
 
 def undecodable_png() -> bytes:

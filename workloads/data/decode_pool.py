@@ -1,16 +1,17 @@
 """Processes that decode and augment for the threads of a loader, where a GPU trains.
 
-Threads that decode take the interpreter's lock a dozen times per image, and the thread that trains needs it for every
+Threads that decode take the interpreter's lock several times per image, and the thread that trains needs it for every
 kernel that it launches (docs/data.md). Here a thread of the loader only says which bytes of which files make some
 consecutive samples, waits without the lock, and copies their pixels out of memory that it shares with one process.
 
 Invariants:
 
-- A process computes what the thread would compute, by the same code: no pixel depends on who made it.
-- Whatever a process cannot do (it is still starting, it was killed, a file is gone, a sample cannot be decoded), its
-  thread does itself, so each error is raised, counted and repaired in one place.
-- Processes are forked by one process that has no threads and has loaded what they need: they start within
-  milliseconds and share that memory. They end when the sockets to their loader close, also if that was killed.
+- Pixels are the same from a thread and from a process: both run the same code.
+- Whatever a process cannot do (it is still starting, it was killed, a sample cannot be decoded), its thread does, so
+  each error is raised, counted and repaired in one place.
+- Processes are forked by one server process, which has no threads and has loaded what they need: they start within
+  milliseconds and share that memory. A process ends when its loader closes the socket or is killed. The server ends
+  with the process of the loader.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import gc
 import logging
 import mmap
 import os
+import pickle
 import queue
 import signal
 import socket
@@ -28,10 +30,11 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, replace
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Final
+from pathlib import Path
+from typing import IO, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,15 +42,18 @@ from numpy.typing import NDArray
 from workloads.data.augment import Augmenter, AugmentSpec
 from workloads.data.cache import FilePart
 from workloads.data.pixels import PixelSpec
+from workloads.data.reasons import BadSampleError
 from workloads.runtime.streams import Stage
 
 _LOG = logging.getLogger(__name__)
 _ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _NO_GPU: Final = {"CUDA_VISIBLE_DEVICES": ""}
+_IGNORED: Final = (signal.SIGINT, signal.SIGTERM)
+"""Sent to groups of processes; the loader ends ours by its sockets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rendering:
+class RenderSpec:
     """All that the pixels of a position depend on beside the bytes of its sample."""
 
     pixels: PixelSpec
@@ -61,11 +67,6 @@ class Rendering:
         return Augmenter(
             self.augment, seed=self.seed, stage=self.stage, image_size=pixels.image_size, resize=pixels.resize
         )
-
-    def picklable(self) -> Rendering:
-        """The same with plain arguments of a plug-in."""
-        arguments = self.augment.arguments
-        return replace(self, augment=replace(self.augment, arguments=dict(arguments) if arguments else None))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,38 +83,47 @@ class DecodePool:
 
     Args:
         num_processes: no more than this many threads use it at a time.
-        rendering: of the loader.
-        num_samples: the most that one call fills.
+        spec: what the loader renders.
+        num_samples: the most that one call of ``fill`` fills.
     """
 
-    def __init__(self, num_processes: int, rendering: Rendering, num_samples: int) -> None:
+    def __init__(self, num_processes: int, spec: RenderSpec, num_samples: int) -> None:
         self.num_samples = num_samples
-        side = rendering.pixels.image_size
-        self._rendering, self._shape = rendering.picklable(), (num_samples, side, side, 3)
-        self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
-        self._restarts_left = num_processes
-        """Where the machine kills one after the other, threads do the rest."""
+        side = spec.pixels.image_size
+        self._shape = (num_samples, side, side, 3)
+        self._idle: queue.SimpleQueue[_DecodeProcess] = queue.SimpleQueue()
+        self._tries_left = num_processes
+        """Processes that may still end, and tasks that may still fail; then threads do all."""
+        try:
+            self._hello = pickle.dumps((list(map(str, sys.path)), dict(os.environ), spec, self._shape))
+        except Exception as error:  # noqa: BLE001 - arguments of a plug-in may be anything
+            self._note(f"what they need cannot be sent to processes: {error}", num_tries=num_processes + 1)
+            return
         for _ in range(num_processes):
             self._start()
 
     def fill(
         self, find: Callable[[], Sequence[FilePart | Future[bytes]]], start: int, squares_BHWC: NDArray[np.uint8]
-    ) -> bool:
-        """Write the pixels of the positions from ``start`` on, whose samples ``find`` finds; False: nothing is written.
+    ) -> list[int] | None:
+        """Write the pixels of the positions from ``start`` on, whose samples ``find`` finds.
 
-        Raises what ``find`` and its futures raise.
+        Returns the slots whose samples cannot be decoded, which are not written; None if nothing is written. Raises
+        what ``find`` and its futures raise.
         """
-        worker = self._take()
-        if worker is None:
-            return False
+        process = self._take()
+        if process is None:
+            return None
         try:
             found = find()  # its pins keep the files until they are read
-            is_filled = worker.run(_task(found, start))
-            if is_filled:
-                np.copyto(squares_BHWC, worker.squares_NHWC[: len(squares_BHWC)])
-            return is_filled
+            answer = process.run(_task(found, start))
+            if isinstance(answer, str):
+                self._note(f"a process cannot do it: {answer}")
+                return None
+            if answer is not None:
+                np.copyto(squares_BHWC, process.squares_NHWC[: len(squares_BHWC)])
+            return answer
         finally:
-            self._give_back(worker)
+            self._give_back(process)
 
     def close(self) -> None:
         """End the processes; no thread may use them any more."""
@@ -123,40 +133,42 @@ class DecodePool:
 
     def _start(self) -> None:
         try:
-            self._idle.put(_fork_server().worker(self._rendering, self._shape))
+            self._idle.put(_fork_server().start(self._hello, self._shape))
         except OSError as error:  # too many open files, or no memory
-            _LOG.warning("no process that decodes images can be started, a thread does its part: %s", error)
+            self._note(f"a process cannot be started: {error}")
 
-    def _take(self) -> _Worker | None:
+    def _take(self) -> _DecodeProcess | None:
         """A process that nobody uses and that has started."""
-        try:
-            worker = self._idle.get_nowait()
-        except queue.Empty:
-            return None
-        if worker.has_started():
-            return worker
-        self._give_back(worker)
+        for _ in range(self._idle.qsize() if self._tries_left > 0 else 0):
+            with suppress(queue.Empty):
+                process = self._idle.get_nowait()
+                if process.has_started():
+                    return process
+                self._give_back(process)
         return None
 
-    def _give_back(self, worker: _Worker) -> None:
-        if not worker.has_ended:
-            self._idle.put(worker)
+    def _give_back(self, process: _DecodeProcess) -> None:
+        if not process.has_ended:
+            self._idle.put(process)
             return
-        worker.close()
-        if worker.problem:
-            _LOG.warning("images are decoded in threads, a process cannot do it: %s", worker.problem)
-            return
-        _LOG.warning("a process that decodes images has ended, perhaps for lack of memory; a thread did its part")
-        self._restarts_left -= 1
-        if self._restarts_left >= 0:
+        process.close()
+        self._note(process.problem or "a process has ended, and another one takes its place")
+        if not process.problem and self._tries_left > 0:
             self._start()
 
+    def _note(self, problem: str, num_tries: int = 1) -> None:
+        self._tries_left -= num_tries
+        _LOG.warning("images are decoded in a thread in place of a process: %s", problem)
+        if self._tries_left <= 0 < self._tries_left + num_tries:
+            _LOG.warning("all images are decoded in threads from now on, which may slow down training on a GPU")
 
-class _Worker:
+
+class _DecodeProcess:
     """The loader's end of one process."""
 
     def __init__(self, connection: Connection, memory: mmap.mmap, shape: tuple[int, ...]) -> None:
-        self.squares_NHWC = np.frombuffer(memory, dtype=np.uint8).reshape(shape)
+        size = int(np.prod(shape, dtype=np.int64))
+        self.squares_NHWC = np.frombuffer(memory, dtype=np.uint8, count=size).reshape(shape)
         """What the process writes."""
         self._connection, self._has_started = connection, False
         self.has_ended, self.problem = False, ""
@@ -172,29 +184,36 @@ class _Worker:
             self.has_ended = True
         return self._has_started
 
-    def run(self, task: _Task) -> bool:
-        """Whether the squares are written."""
+    def run(self, task: _Task) -> list[int] | str | None:
+        """The slots without pixels, or why none has any; None if the process has ended."""
+        self.has_ended = True  # unless its answer is read: the next task must not get it
         try:
             self._connection.send(task)
-            return bool(self._connection.recv())
+            answer: list[int] | str = self._connection.recv()
         except (EOFError, OSError):
-            self.has_ended = True
-            return False
+            return None
+        self.has_ended = False
+        return answer
 
     def close(self) -> None:
-        """End the process, at the latest when it has done what it is at."""
+        """End the process, after its current task."""
+        ours = socket.socket(fileno=self._connection.fileno())
+        with suppress(OSError):
+            ours.shutdown(socket.SHUT_RDWR)  # a process that was forked from ours may hold the socket, too
+        ours.detach()
         self._connection.close()
 
 
 def _task(found: Sequence[FilePart | Future[bytes]], start: int) -> _Task:
-    numbers: dict[str, int] = {}
+    numbers: dict[int, int] = {}
     samples = [
-        (numbers.setdefault(str(part.pin.path), len(numbers)), part.offset, part.length)
+        (numbers.setdefault(part.pin.descriptor, len(numbers)), part.offset, part.length)
         if isinstance(part, FilePart)
         else part.result()
         for part in found
     ]
-    return _Task(start=start, paths=list(numbers), samples=samples)
+    # Of an open file, not of the cache: somebody may have emptied that.
+    return _Task(start=start, paths=[f"/proc/{os.getpid()}/fd/{number}" for number in numbers], samples=samples)
 
 
 class _ForkServer:
@@ -203,41 +222,52 @@ class _ForkServer:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self._control, theirs = socket.socketpair()
-        with theirs:
-            command = f"from workloads.data.decode_pool import serve; serve({theirs.fileno()})"
-            path = os.pathsep.join(filter(None, sys.path))
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", command],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                # Not the folder that we happen to be in: its files may have the names of modules.
-                env={**os.environ, **_ONE_THREAD, **_NO_GPU, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"},
-            )
+        command = f"from workloads.data.decode_pool import serve; serve({theirs.fileno()})"
+        variables = {
+            **os.environ,
+            **_ONE_THREAD,
+            **_NO_GPU,
+            "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path))),
+            "PYTHONSAFEPATH": "1",  # files of the folder that we happen to be in may have the names of modules
+        }
+        # Blocked until the server ignores them.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", command],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    env=variables,
+                )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def is_alive(self) -> bool:
         """Whether it is there, and ours: not that of a process that forked us."""
         return self.pid == os.getpid() and self._process.poll() is None
 
-    def worker(self, rendering: Rendering, shape: tuple[int, ...]) -> _Worker:
+    def start(self, hello: bytes, shape: tuple[int, ...]) -> _DecodeProcess:
         """A new process; the server may still be starting. Raises ``OSError``."""
-        ours, theirs = socket.socketpair()
-        connection = Connection(ours.detach())
-        size = int(np.prod(shape, dtype=np.int64))
+        size = max(len(hello), int(np.prod(shape, dtype=np.int64)))
         descriptor = os.memfd_create("decoded")
         try:
+            os.ftruncate(descriptor, size)
+            memory = mmap.mmap(descriptor, size)
+            # Not through the socket, which may be too small for it as long as nobody reads.
+            memory[: len(hello)] = hello
+            ours, theirs = socket.socketpair()
             with theirs:
-                os.ftruncate(descriptor, size)
-                memory = mmap.mmap(descriptor, size)
-                connection.send((sys.path, dict(os.environ), rendering, shape))
+                connection = Connection(ours.detach())
                 socket.send_fds(self._control, [b"."], [theirs.fileno(), descriptor])
         finally:
             os.close(descriptor)
-        return _Worker(connection, memory, shape)
+        return _DecodeProcess(connection, memory, shape)
 
     def close(self) -> None:
         """End it; the processes that it forked stay until their loaders end."""
+        self._control.close()
         if self.pid == os.getpid():
-            self._control.close()
             self._process.kill()  # it may still be loading
             self._process.wait()
 
@@ -250,66 +280,89 @@ def _fork_server() -> _ForkServer:
     global _server  # noqa: PLW0603 - one per process
     with _server_lock:
         if _server is None or not _server.is_alive():
+            _close_server()
             _server = _ForkServer()
-            atexit.register(_server.close)
         return _server
+
+
+@atexit.register
+def _close_server() -> None:
+    if _server is not None:
+        _server.close()
 
 
 def serve(control_descriptor: int) -> None:
     """Fork a process for each pair of descriptors that arrives: its socket, and the memory for its squares."""
-    for ignored in (signal.SIGINT, signal.SIGTERM):  # when to end is the business of who loads
+    for ignored in _IGNORED:
         signal.signal(ignored, signal.SIG_IGN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # ended processes leave nothing behind
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets ended processes at once
     gc.freeze()  # or the first collection would copy all memory that processes share
     control = socket.socket(fileno=control_descriptor)
     while True:
         received, descriptors, *_ = socket.recv_fds(control, 1, 2)
         if not received:
             return
-        if os.fork() == 0:
-            control.close()
-            with suppress(EOFError, OSError):  # the loader has left
-                _work(Connection(descriptors[0]), descriptors[1])
-            os._exit(0)
+        with suppress(OSError):  # no process can be forked, which the loader notices
+            if len(descriptors) == 2 and os.fork() == 0:
+                try:
+                    control.close()
+                    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                    _work(Connection(descriptors[0]), descriptors[1])
+                except (EOFError, OSError):  # the loader has left
+                    pass
+                finally:
+                    os._exit(0)
         for descriptor in descriptors:
             os.close(descriptor)
 
 
 def _work(connection: Connection, memory_descriptor: int) -> None:
-    path, variables, rendering, shape = connection.recv()
-    # A sweep's own code, and what it reads of the environment, may be newer than the server.
-    sys.path[:] = path
-    os.environ.update({**variables, **_NO_GPU})
-    squares_NHWC = np.frombuffer(mmap.mmap(memory_descriptor, 0), dtype=np.uint8).reshape(shape)
+    memory = mmap.mmap(memory_descriptor, 0)
+    # The code of a sweep, and what it reads of the environment, may be newer than the server.
+    sys.path[:], variables, spec, shape = pickle.loads(memory)  # noqa: S301 - the loader wrote it
+    os.environ.clear()
+    os.environ.update({**variables, **_ONE_THREAD, **_NO_GPU})
+    squares_NHWC = np.frombuffer(memory, dtype=np.uint8, count=int(np.prod(shape, dtype=np.int64))).reshape(shape)
     try:
-        augmenter = rendering.augmenter()
+        augmenter = spec.augmenter()
     except Exception as error:  # noqa: BLE001 - of a package; the loader has opened the same one
         connection.send(f"{type(error).__name__}: {error}")
         return
     connection.send("")
     while True:
         task: _Task = connection.recv()
-        is_filled = False
-        with suppress(Exception):  # the thread meets it too, and knows what to do
-            _render(task, rendering.pixels, augmenter, squares_NHWC[: len(task.samples)])
-            is_filled = True
-        connection.send(is_filled)
+        try:
+            answer: list[int] | str = _render(task, spec.pixels, augmenter, squares_NHWC[: len(task.samples)])
+        except Exception as error:  # noqa: BLE001 - the thread meets it too, and raises it
+            answer = f"{type(error).__name__}: {error}"
+        connection.send(answer)
 
 
-def _render(task: _Task, pixels: PixelSpec, augmenter: Augmenter, squares_BHWC: NDArray[np.uint8]) -> None:
+def _render(task: _Task, pixels: PixelSpec, augmenter: Augmenter, squares_BHWC: NDArray[np.uint8]) -> list[int]:
+    """Slots that stay without pixels, because their samples cannot be decoded."""
     places = augmenter.places(task.start, len(task.samples)) or [pixels.center] * len(task.samples)
-    files = [os.open(path, os.O_RDONLY | os.O_CLOEXEC) for path in task.paths]
-    try:
-        for sample, place, square_HWC in zip(task.samples, places, squares_BHWC, strict=True):
-            if isinstance(sample, bytes):
-                encoded = sample
-            else:
-                number, offset, length = sample
-                encoded = os.pread(files[number], length, offset)
-                if len(encoded) != length:
-                    raise EOFError(task.paths[number])
-            pixels.render(encoded, place, square_HWC)
-    finally:
-        for file in files:
-            os.close(file)
-    augmenter.complete(squares_BHWC, task.start)
+    bad = []
+    with ExitStack() as stack:
+        files = [stack.enter_context(Path(path).open("rb", buffering=0)) for path in task.paths]
+        for slot, (sample, place) in enumerate(zip(task.samples, places, strict=True)):
+            try:
+                pixels.render(_encoded(sample, files), place, squares_BHWC[slot])
+            except BadSampleError:
+                bad.append(slot)
+    if not bad:
+        augmenter.complete(squares_BHWC, task.start)
+        return bad
+    for slot in set(range(len(squares_BHWC))) - set(bad):
+        augmenter.complete(squares_BHWC[slot : slot + 1], task.start + slot)
+    return bad
+
+
+def _encoded(sample: bytes | tuple[int, int, int], files: Sequence[IO[bytes]]) -> bytes:
+    if isinstance(sample, bytes):
+        return sample
+    number, offset, length = sample
+    encoded = os.pread(files[number].fileno(), length, offset)
+    if len(encoded) != length:
+        raise EOFError(f"{length} bytes from {offset} of {files[number].name}")
+    return encoded

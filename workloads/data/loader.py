@@ -31,7 +31,7 @@ from orchestrator.core.errors import BadDataError
 from orchestrator.core.units import MIB
 from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.bad_samples import BadSlot
-from workloads.data.decode_pool import DecodePool, Rendering
+from workloads.data.decode_pool import DecodePool, RenderSpec
 from workloads.data.order import Order, rank_slice
 from workloads.data.pixels import Place
 from workloads.data.source import SampleSource
@@ -56,9 +56,9 @@ _CHUNK_BYTES: Final = 8 * 3 * 224**2
 _MIN_CHUNK, _MAX_CHUNK = 8, 64
 """Samples of one task. Eight photographs are 10 ms of work: handing them out costs nothing, no worker waits long.
 Small images are many to a task, or the queue would cost more than they do."""
-_MORE_TO_A_PROCESS: Final = 4
-"""Times as many to a task: handing one to a process takes 0.3 ms of the interpreter's lock, whatever is in it."""
-_FEWEST_PROCESSES: Final = 2
+_PROCESS_CHUNK_BYTES: Final = 4 * _CHUNK_BYTES
+"""Of one task of a process: a thread needs 0.3 ms to hand one over, with the interpreter's lock, whatever is in it."""
+_MIN_PROCESSES: Final = 2
 """One worker plans and decodes in one thread."""
 _CGROUP: Final = Path("/sys/fs/cgroup")
 _OWN_CGROUP: Final = Path("/proc/self/cgroup")
@@ -124,8 +124,8 @@ class TrainLoader:
         self._slice = partial(rank_slice, rank=rank, world_size=world_size, group_size=group_size)
         self._num_workers, self._device = num_workers, device
         spec = augment if isinstance(augment, AugmentSpec) else AugmentSpec(augment=Augment(augment))
-        self._rendering = Rendering(pixels=source.pixels, augment=spec, seed=seed, stage=stage)
-        self._augmenter = self._rendering.augmenter()
+        self._spec = RenderSpec(pixels=source.pixels, augment=spec, seed=seed, stage=stage)
+        self._augmenter = self._spec.augmenter()
         self.stats = LoaderStats(source=source)
 
     def __len__(self) -> int:
@@ -133,7 +133,7 @@ class TrainLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         start, stop = self._slice(0, self._batch_size)
-        with _decode_pool(self._source, self._rendering, self._num_workers, self._device) as pool:
+        with _decode_pool(self._source, self._spec, stop - start, self._num_workers, self._device) as pool:
             batches = batches_ahead(
                 self._plan,
                 partial(self._fill, pool),
@@ -164,15 +164,15 @@ class TrainLoader:
         return PlannedBatch(step=step, start=start, ordinals_B=ordinals, squares_BHWC=squares)
 
     def _fill(self, pool: DecodePool | None, batch: PlannedBatch, part: slice) -> None:
-        start, squares, ordinals = batch.start + part.start, batch.squares_BHWC.numpy()[part], batch.ordinals_B[part]
-        if pool is not None and pool.fill(partial(self._source.find, ordinals), start, squares):
-            return
-        places = self._augmenter.places(start, len(squares))
-        for found in self._source.fill(ordinals, squares, places):
-            self._source.bad_samples.add(found)
-            slot, place = found.slot, places[found.slot : found.slot + 1] if places else None
-            ordinals[slot] = self._replace(start + slot, squares[slot : slot + 1], place, found)
-        self._augmenter.complete(squares, start)
+        for rest in _not_filled(pool, self._source, batch, part):
+            start, ordinals = batch.start + rest.start, batch.ordinals_B[rest]
+            squares = batch.squares_BHWC.numpy()[rest]
+            places = self._augmenter.places(start, len(squares))
+            for found in self._source.fill(ordinals, squares, places):
+                self._source.bad_samples.add(found)
+                slot, place = found.slot, places[found.slot : found.slot + 1] if places else None
+                ordinals[slot] = self._replace(start + slot, squares[slot : slot + 1], place, found)
+            self._augmenter.complete(squares, start)
 
     def _replace(
         self,
@@ -218,7 +218,7 @@ class EvalLoader:
         device: torch.device | None = None,
     ) -> None:
         self._source, self._labels, self._batch_size = source, labels, batch_size
-        self._rendering = Rendering(pixels=source.pixels, augment=AugmentSpec(), seed=0, stage=Stage.PRETRAIN)
+        self._spec = RenderSpec(pixels=source.pixels, augment=AugmentSpec(), seed=0, stage=Stage.PRETRAIN)
         self._ordinals = np.arange(source.split.num_samples, dtype=np.int64) if ordinals is None else ordinals
         num_batches = math.ceil(len(self._ordinals) / batch_size)
         self._steps = share_of(num_batches, rank, world_size)
@@ -235,7 +235,7 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         self.num_bad = 0
-        with _decode_pool(self._source, self._rendering, self._num_workers, self._device) as pool:
+        with _decode_pool(self._source, self._spec, self._batch_size, self._num_workers, self._device) as pool:
             batches = batches_ahead(
                 self._plan,
                 partial(self._fill, pool),
@@ -261,26 +261,41 @@ class EvalLoader:
         return PlannedBatch(step=step, start=start, ordinals_B=ordinals, squares_BHWC=squares)
 
     def _fill(self, pool: DecodePool | None, batch: PlannedBatch, part: slice) -> None:
-        squares, ordinals = batch.squares_BHWC.numpy()[part], batch.ordinals_B[part]
-        if pool is not None and pool.fill(partial(self._source.find, ordinals), batch.start + part.start, squares):
-            return
-        for found in self._source.fill(ordinals, squares):
-            self._source.bad_samples.add(found)
-            batch.bad.append(replace(found, slot=part.start + found.slot))
+        for rest in _not_filled(pool, self._source, batch, part):
+            for found in self._source.fill(batch.ordinals_B[rest], batch.squares_BHWC.numpy()[rest]):
+                self._source.bad_samples.add(found)
+                batch.bad.append(replace(found, slot=rest.start + found.slot))
 
 
 @contextmanager
 def _decode_pool(
-    source: SampleSource, rendering: Rendering, num_workers: int, device: torch.device | None
+    source: SampleSource, spec: RenderSpec, share: int, num_workers: int, device: torch.device | None
 ) -> Iterator[DecodePool | None]:
-    """A process for each of several workers, where a GPU trains and images are not read from memory."""
-    is_placed = rendering.augment.augment.is_placed
-    if num_workers < _FEWEST_PROCESSES or not decodes_in_processes(device) or source.reads_memory(is_placed=is_placed):
+    """A process for each of several workers, where a GPU trains and images are not read from memory; ``share``: samples
+    of a batch.
+    """
+    is_placed = spec.augment.augment.is_placed
+    if num_workers < _MIN_PROCESSES or not decodes_in_processes(device) or source.reads_memory(is_placed=is_placed):
         yield None
         return
-    num_samples = min(_MAX_CHUNK, _MORE_TO_A_PROCESS * _chunk_samples(source.square_bytes))
-    with closing(DecodePool(num_workers, rendering, num_samples)) as pool:
+    # As much as hides what a task costs, and no more than leaves work for all of them.
+    wanted = min(_PROCESS_CHUNK_BYTES // source.square_bytes, math.ceil(share * _FIRST_DEPTH / num_workers))
+    with closing(DecodePool(num_workers, spec, max(_MIN_CHUNK, min(_MAX_CHUNK, wanted)))) as pool:
         yield pool
+
+
+def _not_filled(pool: DecodePool | None, source: SampleSource, batch: PlannedBatch, part: slice) -> Iterator[slice]:
+    """The slots of a part of a batch that are left to this thread, once a process has done what it can."""
+    if pool is None:
+        yield part
+        return
+    find = partial(source.find, batch.ordinals_B[part])
+    left = pool.fill(find, batch.start + part.start, batch.squares_BHWC.numpy()[part])
+    if left is None:
+        yield part
+        return
+    for slot in left:
+        yield slice(part.start + slot, part.start + slot + 1)
 
 
 def decodes_in_processes(device: torch.device | None) -> bool:
@@ -413,7 +428,7 @@ def batches_ahead(
     by default a share of what is free. ``chunk_samples``: of one task; by default as many as suit a thread.
     """
     with ExitStack() as stack:
-        pool = stack.enter_context(_Pool(num_workers, chunk_samples)) if num_workers > 1 else None
+        pool = stack.enter_context(_ThreadPool(num_workers, chunk_samples)) if num_workers > 1 else None
 
         def start(step: int) -> PlannedBatch:
             batch = plan(step)
@@ -435,7 +450,7 @@ def batches_ahead(
             window.note(time.perf_counter() - handed_out_s)
 
 
-class _Pool:
+class _ThreadPool:
     """Threads that fill parts of batches, first planned first filled."""
 
     def __init__(self, num_workers: int, chunk_samples: int | None) -> None:
