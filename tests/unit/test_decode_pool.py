@@ -264,6 +264,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow  # three processes load torch; that processes end with their sockets is seen below, too
 def test_processes_end_with_a_killed_loader(plane: DataPlane, index: SampleIndex) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _LOADS, str(plane.folder), index.key],
