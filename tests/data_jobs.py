@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 import tarfile
-import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_record
 from orchestrator.storage.local import LocalStore
+from tests.waiting import wait_until
 from workloads.data import loader
 from workloads.data.decode_pool import DecodePool
 from workloads.data.index import SampleIndex
@@ -137,11 +137,12 @@ def decoding_in_processes(*, deadline_s: float = 60.0) -> Iterator[None]:
     batches."""
     take = DecodePool._take
 
+    def look(pool: DecodePool) -> tuple[Any, ...]:
+        process = take(pool)
+        return (process,) if process is not None or pool._tries_left <= 0 else ()
+
     def patient(pool: DecodePool) -> Any:
-        ends_s = time.monotonic() + deadline_s
-        while (process := take(pool)) is None and pool._tries_left > 0 and time.monotonic() < ends_s:
-            time.sleep(0.01)
-        return process
+        return wait_until(lambda: look(pool), "a process that decodes", deadline_s=deadline_s, pause_s=0.01)[0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DecodePool, "_take", patient)

@@ -216,7 +216,7 @@ def test_killed_processes_are_replaced(
             wait_until(lambda: len(set(processes_of(os.getpid())) - before) == NUM_WORKERS)
         found.append(batch)
     assert_same(found, expected)
-    assert caplog.text.count("a process has ended") == 1
+    assert caplog.text.count("its process has ended") == 1
 
 
 def processes_of(owner: int) -> list[int]:
@@ -246,10 +246,11 @@ def command(pid: int) -> str:
 
 
 _LOADS = """
-import os, sys, time
+import os, signal, sys
 from pathlib import Path
 from tests.unit import test_decode_pool as cases
 from tests.data_jobs import DataPlane
+from tests.waiting import wait_until
 from workloads.data import loader
 from workloads.data.index import SampleIndex
 
@@ -257,10 +258,9 @@ loader.decodes_in_processes = lambda _device: True
 plane = DataPlane(folder=Path(sys.argv[1]))
 batches = iter(cases.batches_of(plane, SampleIndex.open(plane.store, sys.argv[2], plane.cache)))
 next(batches)
-while len(cases.processes_of(os.getpid())) < cases.NUM_WORKERS:
-    time.sleep(0.05)
+wait_until(lambda: len(cases.processes_of(os.getpid())) == cases.NUM_WORKERS)
 print("ready", flush=True)
-time.sleep(600)
+signal.pause()
 """
 
 

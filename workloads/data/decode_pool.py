@@ -93,11 +93,11 @@ class DecodePool:
         self._shape = (num_samples, side, side, 3)
         self._idle: queue.SimpleQueue[_DecodeProcess] = queue.SimpleQueue()
         self._tries_left = num_processes
-        """Processes that may still end, and tasks that may still fail; then threads do all."""
+        """Processes that may still end, and tasks that may still fail. At 0, threads do all."""
         try:
             self._hello = pickle.dumps((list(map(str, sys.path)), dict(os.environ), spec, self._shape))
         except Exception as error:  # noqa: BLE001 - arguments of a plug-in may be anything
-            self._note(f"what they need cannot be sent to processes: {error}", num_tries=num_processes + 1)
+            self._note(f"what it needs cannot be sent to it: {error}", num_tries=num_processes + 1)
             return
         for _ in range(num_processes):
             self._start()
@@ -107,8 +107,8 @@ class DecodePool:
     ) -> list[int] | None:
         """Write the pixels of the positions from ``start`` on, whose samples ``find`` finds.
 
-        Returns the slots whose samples cannot be decoded, which are not written; None if nothing is written. Raises
-        what ``find`` and its futures raise.
+        Returns the slots whose samples cannot be decoded: what their squares hold means nothing. None if no square is
+        written. Raises what ``find`` and its futures raise.
         """
         process = self._take()
         if process is None:
@@ -117,7 +117,7 @@ class DecodePool:
             found = find()  # its pins keep the files until they are read
             answer = process.run(_task(found, start))
             if isinstance(answer, str):
-                self._note(f"a process cannot do it: {answer}")
+                self._note(answer)
                 return None
             if answer is not None:
                 np.copyto(squares_BHWC, process.squares_NHWC[: len(squares_BHWC)])
@@ -135,7 +135,7 @@ class DecodePool:
         try:
             self._idle.put(_fork_server().start(self._hello, self._shape))
         except OSError as error:  # too many open files, or no memory
-            self._note(f"a process cannot be started: {error}")
+            self._note(f"the process cannot be started: {error}")
 
     def _take(self) -> _DecodeProcess | None:
         """A process that nobody uses and that has started."""
@@ -152,13 +152,13 @@ class DecodePool:
             self._idle.put(process)
             return
         process.close()
-        self._note(process.problem or "a process has ended, and another one takes its place")
+        self._note(process.problem or "its process has ended")
         if not process.problem and self._tries_left > 0:
             self._start()
 
     def _note(self, problem: str, num_tries: int = 1) -> None:
         self._tries_left -= num_tries
-        _LOG.warning("images are decoded in a thread in place of a process: %s", problem)
+        _LOG.warning("a thread decodes images that a process should decode: %s", problem)
         if self._tries_left <= 0 < self._tries_left + num_tries:
             _LOG.warning("all images are decoded in threads from now on, which may slow down training on a GPU")
 
