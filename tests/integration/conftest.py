@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
+from orchestrator.backends.ray import placement_groups
 from orchestrator.stack.environment import child_environment, ensure_token
 from orchestrator.storage.local import LocalStore
 from tests.integration.ray_jobs import Gate, look
@@ -66,6 +67,19 @@ def fresh_namespace(ray_cluster) -> Iterator[str]:
         except ValueError:
             continue  # it has ended meanwhile
         ray_cluster.kill(handle, no_restart=True)
+    wait_until(lambda: _holds_nothing(name), f"gangs of {name} have given back what they reserved")
+
+
+def _holds_nothing(namespace: str) -> bool:
+    """Gives back what gangs of killed runners hold, as the next controller would: there is none."""
+
+    def is_runner(_name: str, where: str) -> bool:
+        return where == namespace
+
+    for group_id in placement_groups.orphaned_groups(is_runner):
+        placement_groups.remove_reservation(group_id)
+    makers = [placement_groups._actor(group.creator_actor_id) for group in placement_groups._live_groups()]
+    return not any(maker is not None and placement_groups._is_ours(maker, is_runner) for maker in makers)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def reservations(ray_cluster) -> int:
     return sum(group["state"] in {"CREATED", "PENDING"} for group in table.values())
 
 
-def test_gang_commits_once_and_every_rank_has_a_log(backend, store, finish):
+def test_gang_commits_once_and_every_rank_has_a_log(ray_cluster, backend, store, finish):
     attempt = request(store, job("gang"), num_workers=2)
     backend.launch(attempt, TWO_CPUS)
     report = finish(backend, attempt.attempt_id)
@@ -43,6 +43,9 @@ def test_gang_commits_once_and_every_rank_has_a_log(backend, store, finish):
         log = store.get(log_name("scripted", "gang", 0, rank, key=attempt.key))
         assert log.count(b"hello from gang") == 1
         assert log.count(b"a word to the log") == 1
+    actors = {actor["ActorClassName"] for actor in ray_cluster._private.state.actors().values()}  # dead ones, too
+    assert "TrainController" in actors
+    assert "PlacementGroupCleaner" not in actors, "a process per gang on the head, which outlives a gang that dies"
 
 
 @pytest.mark.slow

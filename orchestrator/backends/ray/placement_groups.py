@@ -4,10 +4,11 @@ To start an actor, Ray asks a node for a process. If the head dies in between, t
 get an answer: the actor is then pending without end. Ray Train limits only the wait for resources, so the runner
 limits the rest.
 
-Ray ends a placement group with its creator's job, not with its creator, and Ray Train's own cleaner finds a group
-only when all workers run. So a process that sees a gang's runner die asks Ray which groups dead runners and their Ray
-Train controllers have left; it needs no report of the runner. On a shared cluster others use Ray Train, too: only
-groups of runners of its own namespace are touched.
+Ray ends a placement group with its creator's job, not with its creator. Ray Train's own cleaner finds a group only
+when all workers run, and is one process per gang on the head, which stays after a gang that died: gangs run without it
+(``gang.train``). So a process that sees a gang's runner die asks Ray which groups dead runners and their Ray Train
+controllers have left; it needs no report of the runner. On a shared cluster others use Ray Train, too: only groups of
+runners of its own namespace are touched.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ class OrphanedPlacementGroups:
 def orphaned_groups(is_runner: IsRunner) -> Iterator[str]:
     """Ids, hexadecimal, of placement groups that a runner, or its Ray Train controller, made which is dead.
 
-    Such a group is unused: no other process refers to it, and Ray Train's own cleaner would remove it, too.
+    Such a group is unused: no other process refers to it.
     """
     for group in _live_groups():
         maker = None if group.is_detached else _actor(group.creator_actor_id)

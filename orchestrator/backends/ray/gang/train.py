@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.backends.classify import failure_from
@@ -22,7 +23,9 @@ from orchestrator.core.security.redaction import redacted
 from orchestrator.core.units import GIB
 
 if TYPE_CHECKING:
+    from ray.train.v2._internal.execution.callback import RayTrainCallback
     from ray.train.v2.api.exceptions import TrainingFailedError
+    from ray.train.v2.torch.torch_trainer import TorchTrainer
 
 _JOIN_TIMEOUT_S = 300
 """Ranks that have not joined their process group within this time fail."""
@@ -61,11 +64,10 @@ def collectives(worker: Resources) -> str:
 def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, home: GangHome) -> Any:  # noqa: ANN401
     from ray.train.torch import TorchConfig
     from ray.train.v2.api.config import FailureConfig, RunConfig, ScalingConfig  # ray.train's own, with types
-    from ray.train.v2.torch.torch_trainer import TorchTrainer
 
     worker = shape.worker
     resources = {"CPU": worker.cpus, "memory": worker.memory_gib * GIB} | ({"GPU": worker.gpus} if worker.gpus else {})
-    return TorchTrainer(
+    return trainer_class()(
         cast("Callable[[dict[Any, Any]], None]", work),  # Ray's type has no return value, but its Result has
         train_loop_config={
             "request": request.to_json(),
@@ -89,6 +91,25 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
             ),
         ),
     )
+
+
+@cache
+def trainer_class() -> type[TorchTrainer]:
+    """Ray Train's trainer without its placement group cleaner.
+
+    The cleaner is a process on the head for each gang, with what Ray Train imports, and the gang waits for it at its
+    start and at its end. When a gang dies, the process stays for ever. What a dead gang has reserved is given back by
+    ``placement_groups``.
+    """
+    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
+    from ray.train.v2.torch.torch_trainer import TorchTrainer
+
+    class _Trainer(TorchTrainer):
+        def _create_default_callbacks(self) -> list[RayTrainCallback]:
+            callbacks = super()._create_default_callbacks()
+            return [one for one in callbacks if not isinstance(one, PlacementGroupCleanerCallback)]
+
+    return _Trainer
 
 
 def _selectors(shape: GangShape) -> list[dict[str, str]] | dict[str, str] | None:
