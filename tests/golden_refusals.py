@@ -137,8 +137,13 @@ def count_here(dataset: Any, spaces: Any, files: Mapping[str, str]) -> list[Coun
 
 
 def models_here(models: Any) -> Any:
-    """The data plane's own answer, without a process."""
-    return check_models({"models": models})["problems"]
+    """The data plane's own answer, without a process; most cases ask for the same networks."""
+    return json.loads(_problems_of(json.dumps(models)))
+
+
+@cache
+def _problems_of(models: str) -> str:
+    return json.dumps(check_models({"models": json.loads(models)})["problems"])
 
 
 def simulations_here(simulations: Any) -> Any:

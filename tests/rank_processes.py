@@ -17,6 +17,14 @@ import torch.distributed as dist
 
 ANSWER_TIMEOUT_S = 90.0
 COLLECTIVE_TIMEOUT_S = 20.0
+PRELOADED = [
+    "pytest",
+    "tests.tiny_training",
+    "workloads.jobs.cluster",
+    "workloads.jobs.pretrain",
+    "workloads.jobs.probe",
+]
+"""What tests with ranks import: loaded by the server once, in place of by each rank."""
 
 
 class Rank:
@@ -24,7 +32,7 @@ class Rank:
 
     def __init__(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.tiny_training", "workloads.jobs.pretrain", "workloads.jobs.probe"])
+        context.set_forkserver_preload(PRELOADED)
         self._mine, theirs = context.Pipe()
         self.process: ForkServerProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()

@@ -50,7 +50,8 @@ def test_activation_checkpointing_keeps_all_bits(tmp_path: Path, name: str, micr
     _assert_same_bits(again, plain)
 
 
-@pytest.mark.parametrize("name", ["test_vit", pytest.param("test_resnet", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETWORKS)
 def test_activation_checkpointing_of_compiled_blocks(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,7 +36,7 @@ def test_table_has_exactly_the_models_of_the_installed_timm() -> None:
     assert list(shipped_models().rows) == sorted(timm.list_models())
 
 
-@pytest.mark.parametrize("name", [*KINDS, *SAMPLE])
+@pytest.mark.parametrize("name", [*KINDS, *(pytest.param(name, marks=pytest.mark.slow) for name in SAMPLE)])
 def test_table_row_is_what_the_installed_timm_says(name: str) -> None:
     model = _model(name)
     if model.num_parameters is None or model.num_parameters > 3e8:

@@ -23,7 +23,6 @@ from orchestrator.backends.ray.placement_groups import (
     remove_reservation,
     watch_placement,
 )
-from orchestrator.backends.ray.search.driver import run_search
 from orchestrator.backends.ray.search.mailbox import TrialMailbox, mailbox_of
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.backends.ray.simulation_packages import with_unpacked
@@ -181,6 +180,9 @@ class AttemptRun:
         with scratch_folder("gang") as scratch:
             home = GangHome(runner=place.name, namespace=place.namespace, scratch=scratch)
             if isinstance(gang, TrialMailbox):
+                # A runner of anything else starts without what only searches need, a third of what it loads.
+                from orchestrator.backends.ray.search.driver import run_search
+
                 return run_search(self.request, gang, settings, home, self._stop)
             return run_gang(self.request, gang, settings, home)
 
