@@ -23,7 +23,7 @@ from orchestrator.core.security.redaction import redacted
 from orchestrator.core.units import GIB
 
 if TYPE_CHECKING:
-    from ray.train.v2._internal.execution.callback import RayTrainCallback
+    from ray.train.v2.api.callback import RayTrainCallback
     from ray.train.v2.api.exceptions import TrainingFailedError
     from ray.train.v2.torch.torch_trainer import TorchTrainer
 
