@@ -24,7 +24,7 @@ PRELOADED = [
     "workloads.jobs.pretrain",
     "workloads.jobs.probe",
 ]
-"""What tests with ranks import: loaded by the server once, in place of by each rank."""
+"""What tests with ranks import: loaded once by the server instead of by every rank."""
 
 
 class Rank:

@@ -6,13 +6,14 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
 from orchestrator.backends.ray import placement_groups
+from orchestrator.controller.connect import CONTROLLER_NAME, WATCHDOG_NAME
 from orchestrator.stack.environment import child_environment, ensure_token
 from orchestrator.storage.local import LocalStore
 from tests.integration.ray_jobs import Gate, look
@@ -59,27 +60,25 @@ def fresh_namespace(ray_cluster) -> Iterator[str]:
     """A namespace whose actors all end behind the yield."""
     name = f"test-{secrets.token_hex(4)}"
     yield name
-    # First the watchdog: it would bring the controller back.
-    actors = [actor for actor in ray_cluster.util.list_named_actors(all_namespaces=True) if actor["namespace"] == name]
-    for actor in sorted(actors, key=lambda actor: actor["name"] != "watchdog"):
-        try:
-            handle = ray_cluster.get_actor(actor["name"], namespace=name)
-        except ValueError:
-            continue  # it has ended meanwhile
-        ray_cluster.kill(handle, no_restart=True)
-    wait_until(lambda: _holds_nothing(name), f"gangs of {name} have given back what they reserved")
+    wait_until(lambda: _all_ended(ray_cluster, name), f"actors and gangs of {name} have ended", deadline_s=60.0)
 
 
-def _holds_nothing(namespace: str) -> bool:
-    """Gives back what gangs of killed runners hold, as the next controller would: there is none."""
+def _all_ended(ray_cluster, namespace: str) -> bool:
+    """Kills the actors of a namespace, and gives back what their gangs hold; whether nothing was left to do."""
 
     def is_runner(_name: str, where: str) -> bool:
         return where == namespace
 
+    listed = ray_cluster.util.list_named_actors(all_namespaces=True)
+    names = [actor["name"] for actor in listed if actor["namespace"] == namespace]
+    # First the watchdog, which would bring the controller back, then the controller, which would make runners.
+    for name in sorted(names, key=lambda name: (name != WATCHDOG_NAME, name != CONTROLLER_NAME)):
+        with suppress(ValueError):  # it has ended meanwhile
+            ray_cluster.kill(ray_cluster.get_actor(name, namespace=namespace), no_restart=True)
     for group_id in placement_groups.orphaned_groups(is_runner):
         placement_groups.remove_reservation(group_id)
     makers = [placement_groups._actor(group.creator_actor_id) for group in placement_groups._live_groups()]
-    return not any(maker is not None and placement_groups._is_ours(maker, is_runner) for maker in makers)
+    return not names and not any(maker and placement_groups._is_ours(maker, is_runner) for maker in makers)
 
 
 @pytest.fixture

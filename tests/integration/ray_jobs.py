@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,18 @@ class Gate:
 def job(name: str, *, needs: tuple[str, ...] = (), cpus: float = 1.0, **parameters: Any) -> Job:
     """A job of the scripted kind; its name is part of its identity."""
     return make_job(name, *needs, kind=JobKind.LABELS, label=name, cpus=cpus, parameters={"name": name, **parameters})
+
+
+def workers(ray_cluster: Any, *titles: str) -> list[int]:
+    """Processes of the shared cluster whose title begins with one of these."""
+    raylet = ray_cluster._private.worker._global_node.all_processes["raylet"][0].process
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError, ValueError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == raylet.pid and (folder / "cmdline").read_text().startswith(titles):
+                found.append(int(folder.name))
+    return found
 
 
 def request(store: ObjectStore, one: Job, number: int = 0, *, num_workers: int = 1) -> JobRequest:

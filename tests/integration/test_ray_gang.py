@@ -9,12 +9,13 @@ import pytest
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.gang.train import trainer_class
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.layout import log_name
-from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request, workers
 
 TWO_CPUS = Resources(cpus=2.0)
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
@@ -45,7 +46,35 @@ def test_gang_commits_once_and_every_rank_has_a_log(ray_cluster, backend, store,
         assert log.count(b"a word to the log") == 1
     actors = {actor["ActorClassName"] for actor in ray_cluster._private.state.actors().values()}  # dead ones, too
     assert "TrainController" in actors
-    assert "PlacementGroupCleaner" not in actors, "a process per gang on the head, which outlives a gang that dies"
+    assert "PlacementGroupCleaner" not in actors, "a process per gang on the head, which may outlive it"
+
+
+@pytest.mark.slow
+def test_gang_whose_train_controller_is_killed_is_a_lost_node_and_its_runner_gives_back_the_reservation(
+    ray_cluster, backend, store, gate, finish, running_pid, until
+):
+    attempt = request(store, job("headless", gate=str(gate.path)), num_workers=2)
+    backend.launch(attempt, TWO_CPUS)
+    running_pid(backend, attempt.attempt_id)
+    (pid,) = workers(ray_cluster, "ray::TrainController")
+    os.kill(pid, signal.SIGKILL)
+    report = finish(backend, attempt.attempt_id)
+    assert report.status is AttemptStatus.FAILED, report
+    assert report.failure is not None
+    assert report.failure.kind is FailureKind.NODE_LOST, report.failure
+    until(lambda: reservations(ray_cluster) == 0)  # before the attempt is released: no controller has to look
+
+
+@pytest.mark.slow
+def test_gang_differs_from_rays_own_in_its_cleaner_alone():
+    from ray.train.v2.torch.torch_trainer import TorchTrainer
+
+    rays, ours = [
+        {type(one).__name__ for one in trainer(print)._create_default_callbacks()}
+        for trainer in (TorchTrainer, trainer_class())
+    ]
+    assert rays - ours == {"PlacementGroupCleanerCallback"}, "this Ray may need another way, or none"
+    assert ours < rays
 
 
 @pytest.mark.slow

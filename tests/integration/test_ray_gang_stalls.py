@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 
@@ -14,7 +13,7 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request, workers
 
 TWO_CPUS = Resources(cpus=2.0)
 START_S = 20.0
@@ -29,18 +28,15 @@ def reservations(ray_cluster) -> set[str]:
 class Frost:
     """Stops what may become, or has just become, a worker of a gang: to Ray it looks as if it took its time."""
 
-    def __init__(self, raylet_pid: int) -> None:
-        self._raylet_pid = raylet_pid
+    def __init__(self, ray_cluster) -> None:
+        self._ray_cluster = ray_cluster
         self.pids: set[int] = set()
 
     def fall(self) -> None:
-        for folder in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError, ValueError):
-                parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-                title = (folder / "cmdline").read_text()
-                if parent == self._raylet_pid and title.startswith(("ray::IDLE", "ray::RayTrainWorker")):
-                    os.kill(int(folder.name), signal.SIGSTOP)
-                    self.pids.add(int(folder.name))
+        for pid in workers(self._ray_cluster, "ray::IDLE", "ray::RayTrainWorker"):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                self.pids.add(pid)
 
     def kill(self) -> None:
         for pid in self.pids:
@@ -50,8 +46,7 @@ class Frost:
 
 @pytest.fixture
 def frost(ray_cluster):
-    raylet = ray_cluster._private.worker._global_node.all_processes["raylet"][0].process
-    made = Frost(raylet.pid)
+    made = Frost(ray_cluster)
     yield made
     made.kill()
 

@@ -61,7 +61,7 @@ def patiently(go_on: Callable[[], object]) -> None:
         with suppress(StorageTimeoutError):
             go_on()
             return
-    pytest.fail("the store is back, and too slow for one round")
+    pytest.fail("the store is too slow for one round")
 
 
 def check_ended_well(world: World) -> None:

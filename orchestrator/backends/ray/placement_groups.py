@@ -5,10 +5,11 @@ get an answer: the actor is then pending without end. Ray Train limits only the 
 limits the rest.
 
 Ray ends a placement group with its creator's job, not with its creator. Ray Train's own cleaner finds a group only
-when all workers run, and is one process per gang on the head, which stays after a gang that died: gangs run without it
-(``gang.train``). So a process that sees a gang's runner die asks Ray which groups dead runners and their Ray Train
-controllers have left; it needs no report of the runner. On a shared cluster others use Ray Train, too: only groups of
-runners of its own namespace are touched.
+when all workers run, and is a process on the head for each gang, which outlives a Ray Train controller that was
+killed: gangs run without it (``gang.train``). So a runner gives back what its ended gang still holds. A process that
+sees a gang's runner die asks Ray which groups dead runners and their Ray Train controllers have left; it needs no
+report of the runner. On a shared cluster others use Ray Train, too: only groups of runners of its own namespace are
+touched.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ SCANS_AFTER_S = (0.0, 2.0, 5.0, 10.0, 20.0, 40.0)
 """Scans after a death, in seconds: Ray takes a while to notice that what the dead process owned is dead, too."""
 AGAIN_AFTER_S = 10.0
 """Between scans while an attempt waits for resources: after a restart of the head, Ray may take any time."""
+EVERY_S = 60.0
+"""Between scans at other times: Ray notices after more than a minute that a node without a network is gone."""
 _RUNNER, _TRAIN_CONTROLLER = "Runner", "TrainController"
 """Actor classes that create them: a runner for a search's trials, and for gangs Ray Train's controller, which belongs
 to a runner."""
@@ -76,7 +79,7 @@ def _size(node: Mapping[str, Any]) -> tuple[float, float]:
 
 
 class OrphanedPlacementGroups:
-    """Finds orphaned reservations after each ``scan_after_death``, and while an attempt waits for resources.
+    """Finds orphaned reservations after each ``scan_after_death``, and once a minute; sooner while an attempt waits.
 
     A scan costs one request to Ray's tables. ``is_runner`` tells the cluster's runners from other actors.
     """
@@ -92,20 +95,23 @@ class OrphanedPlacementGroups:
 
     def scan_again_later(self) -> None:
         """Call it when an attempt has waited long for resources, which an orphaned reservation may hold."""
-        if not self._scans_at_s:
-            self._scans_at_s = [time.monotonic() + AGAIN_AFTER_S]
+        at_s = time.monotonic() + AGAIN_AFTER_S
+        if not self._scans_at_s or self._scans_at_s[0] > at_s:
+            self._scans_at_s.insert(0, at_s)
 
     def scan(self) -> None:
         """Give orphaned reservations back, if a scan is due."""
-        if not self._scans_at_s or time.monotonic() < self._scans_at_s[0]:
+        now_s = time.monotonic()
+        if not self._scans_at_s or now_s < self._scans_at_s[0]:
             return
-        self._scans_at_s = [at_s for at_s in self._scans_at_s[1:] if at_s > time.monotonic()]
+        self._scans_at_s = [at_s for at_s in self._scans_at_s[1:] if at_s > now_s] or [now_s + EVERY_S]
         try:
             for group_id in orphaned_groups(self._is_runner):
                 _LOG.info("placement group %s of a dead gang is given back", group_id)
                 remove_reservation(group_id)
         except (RayError, RuntimeError, ValueError) as error:
             _LOG.warning("Ray does not list now which reservations dead gangs have left: %s", error)
+            self.scan_again_later()
 
 
 def orphaned_groups(is_runner: IsRunner) -> Iterator[str]:
@@ -195,6 +201,12 @@ class PlacementGroupFinder:
         except (RayError, RuntimeError, ValueError) as error:
             _LOG.warning("Ray does not tell now which reservations there are: %s", error)
             return None
+
+    def give_back(self) -> None:
+        """Remove all that a gang which has ended still holds: Ray Train's controller may have been killed."""
+        for group_id in self.find() or ():
+            _LOG.info("placement group %s of an ended gang is given back", group_id)
+            remove_reservation(group_id)
 
     def _is_mine(self, group: PlacementGroupTableData) -> bool:
         group_id = group.placement_group_id.hex()

@@ -32,6 +32,7 @@ _JOIN_TIMEOUT_S = 300
 _START_TIMEOUT_S = 1e8
 """Three years: the runner decides how long a gang waits for resources; its one reservation stays pending."""
 _START_ATTEMPTS = 3
+_CLEANER = "PlacementGroupCleanerCallback"
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's API lists gangs
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
@@ -97,17 +98,16 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
 def trainer_class() -> type[TorchTrainer]:
     """Ray Train's trainer without its placement group cleaner.
 
-    The cleaner is a process on the head for each gang, with what Ray Train imports, and the gang waits for it at its
-    start and at its end. When a gang dies, the process stays for ever. What a dead gang has reserved is given back by
-    ``placement_groups``.
+    The cleaner is a process on the head for each gang, which loads all of Ray Train (github.com/ray-project/ray/issues,
+    65443), and the gang waits for it at its start and at its end. Ray 2.60 leaves it there when the gang's Ray Train
+    controller is killed. ``placement_groups`` gives back what a dead gang has reserved.
     """
-    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
     from ray.train.v2.torch.torch_trainer import TorchTrainer
 
     class _Trainer(TorchTrainer):
         def _create_default_callbacks(self) -> list[RayTrainCallback]:
-            callbacks = super()._create_default_callbacks()
-            return [one for one in callbacks if not isinstance(one, PlacementGroupCleanerCallback)]
+            # By its name: where a later Ray has no such class, gangs still start.
+            return [one for one in super()._create_default_callbacks() if type(one).__name__ != _CLEANER]
 
     return _Trainer
 

@@ -179,12 +179,15 @@ class AttemptRun:
         watcher.start()
         with scratch_folder("gang") as scratch:
             home = GangHome(runner=place.name, namespace=place.namespace, scratch=scratch)
-            if isinstance(gang, TrialMailbox):
-                # A runner of anything else starts without what only searches need, a third of what it loads.
-                from orchestrator.backends.ray.search.driver import run_search
+            try:
+                if isinstance(gang, TrialMailbox):
+                    # Runners start without what only searches need.
+                    from orchestrator.backends.ray.search.driver import run_search
 
-                return run_search(self.request, gang, settings, home, self._stop)
-            return run_gang(self.request, gang, settings, home)
+                    return run_search(self.request, gang, settings, home, self._stop)
+                return run_gang(self.request, gang, settings, home)
+            finally:
+                PlacementGroupFinder(place.worker_id, place.actor_id).give_back()
 
     def _watch_start(self, gang: GangMailbox, settings: RunnerSettings, place: RunnerPlace) -> None:
         """End the attempt if its workers do not start. Its thread cannot be interrupted, so the runner must leave."""
