@@ -99,13 +99,14 @@ def job(name: str, *, needs: tuple[str, ...] = (), cpus: float = 1.0, **paramete
 
 
 def workers(ray_cluster: Any, *titles: str) -> list[int]:
-    """Processes of the shared cluster whose title begins with one of these."""
+    """Processes that the shared cluster has started and whose title contains one of these texts."""
     raylet = ray_cluster._private.worker._global_node.all_processes["raylet"][0].process
     found = []
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError, ValueError):
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == raylet.pid and (folder / "cmdline").read_text().startswith(titles):
+            found_title = (folder / "cmdline").read_text()
+            if parent == raylet.pid and any(title in found_title for title in titles):
                 found.append(int(folder.name))
     return found
 

@@ -6,7 +6,6 @@ import os
 import signal
 from collections import Counter
 from contextlib import suppress
-from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +21,7 @@ from orchestrator.search.asha import AshaRule, Ladder
 from orchestrator.search.log import SearchLog, fold_search
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.trials import TrialState, read_trials
-from tests.integration.ray_jobs import look
+from tests.integration.ray_jobs import look, workers
 from tests.integration.search_jobs import ENTRY_POINT, epochs_done, search_request
 
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
@@ -167,7 +166,7 @@ def test_search_whose_trial_ray_loses_is_lost_in_time_and_goes_on_from_its_log(
     gated = search_request(store, tmp_path, RANDOM, gates={"5": str(gate.path)})
     backend.launch(gated, TWO_CPUS)
     until(lambda: len(epochs_done(tmp_path) if (tmp_path / "history").exists() else {}) == 2)
-    stopped = trial_pids(ray_cluster)[0]
+    stopped = workers(ray_cluster, "Trainable")[0]
     os.kill(stopped, signal.SIGSTOP)  # to Ray it lives, and nobody will ever hear of it
     try:
         report = finish(backend, gated.attempt_id)
@@ -183,15 +182,3 @@ def test_search_whose_trial_ray_loses_is_lost_in_time_and_goes_on_from_its_log(
     again = search_request(store, tmp_path, RANDOM, attempt=2)
     backend.launch(again, TWO_CPUS)
     assert finish(backend, again.attempt_id).status is AttemptStatus.SUCCEEDED
-
-
-def trial_pids(ray_cluster) -> list[int]:
-    """Processes of this cluster's trials."""
-    raylet = ray_cluster._private.worker._global_node.all_processes["raylet"][0].process.pid
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError, ValueError):
-            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == raylet and "Trainable" in (folder / "cmdline").read_text():
-                found.append(int(folder.name))
-    return found

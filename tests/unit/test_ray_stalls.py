@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,9 +13,16 @@ from ray import ActorID, JobID
 from ray._private.state import state as cluster_state
 from ray.core.generated.gcs_pb2 import ActorTableData, PlacementGroupTableData  # type: ignore[attr-defined]
 
+from orchestrator.backends.ray import placement_groups
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.gang.mailbox import GangShape
-from orchestrator.backends.ray.placement_groups import POLL_EVERY_S, StallTimer, orphaned_groups, watch_placement
+from orchestrator.backends.ray.placement_groups import (
+    POLL_EVERY_S,
+    OrphanedPlacementGroups,
+    StallTimer,
+    orphaned_groups,
+    watch_placement,
+)
 from orchestrator.backends.ray.runner.runner import new_runner_name
 from orchestrator.backends.ray.search.mailbox import TrialMailbox
 from orchestrator.core.contract import Progress, Resources
@@ -207,3 +216,28 @@ def test_reservations_of_other_peoples_actors_are_no_orphans_of_ours(monkeypatch
     assert set(orphaned_groups(backend._is_runner)) == ours
     tables.actors[0].state = ActorTableData.ALIVE
     assert set(orphaned_groups(backend._is_runner)) == ours - {tables.groups[0].placement_group_id.hex()}
+
+
+def test_orphans_are_looked_for_every_minute_and_sooner_after_a_failed_answer(monkeypatch):
+    tables, now = Tables(), [0.0]
+    removed: list[str] = []
+    monkeypatch.setattr(cluster_state, "_connect_and_get_accessor", lambda: tables)
+    monkeypatch.setattr(placement_groups, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(placement_groups, "remove_reservation", removed.append)
+    orphans = OrphanedPlacementGroups(lambda _name, _namespace: True)
+    orphans.scan_after_death()
+
+    def pass_time(seconds: float) -> None:
+        for _ in range(int(seconds)):
+            now[0] += 1.0
+            orphans.scan()
+
+    pass_time(100.5)  # all scans after the death are over, and one of the others
+    late = tables.add(1, class_name="Runner")
+    pass_time(placement_groups.EVERY_S)
+    assert removed == [late]
+    with monkeypatch.context() as patch:
+        patch.setattr(tables, "get_placement_group_table", Mock(side_effect=RuntimeError("the head restarts")))
+        pass_time(placement_groups.EVERY_S)
+    pass_time(placement_groups.AGAIN_AFTER_S)
+    assert removed == [late, late]

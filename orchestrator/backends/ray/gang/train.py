@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.backends.classify import failure_from
@@ -94,13 +93,12 @@ def _trainer(request: JobRequest, shape: GangShape, settings: RunnerSettings, ho
     )
 
 
-@cache
 def trainer_class() -> type[TorchTrainer]:
     """Ray Train's trainer without its placement group cleaner.
 
-    The cleaner is a process on the head for each gang, which loads all of Ray Train (github.com/ray-project/ray/issues,
-    65443), and the gang waits for it at its start and at its end. Ray 2.60 leaves it there when the gang's Ray Train
-    controller is killed. ``placement_groups`` gives back what a dead gang has reserved.
+    The cleaner is a process on the head for each gang (https://github.com/ray-project/ray/issues/65443), and the gang
+    waits for it at its start and at its end. Ray 2.60 leaves it there when the gang's Ray Train controller is killed.
+    ``placement_groups`` gives back what a dead gang has reserved.
     """
     from ray.train.v2.torch.torch_trainer import TorchTrainer
 
