@@ -5,6 +5,7 @@ import shutil
 import threading
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -400,6 +401,24 @@ def test_loader_keeps_its_memory_bound(batch_bytes: int, depth: int, num_workers
         assert current.step == number
         assert bool((current.squares_BHWC == 1).all())
     assert depth + 2 <= most <= depth + 3
+
+
+def test_loader_tasks_leave_work_for_all_workers() -> None:
+    """At first four batches of 64 are ahead; then so many that each is one task."""
+    parts: dict[int, list[int]] = {}
+    lock = threading.Lock()
+
+    def plan(step: int) -> PlannedBatch:
+        return replace(planned(step), ordinals_B=np.arange(64), squares_BHWC=torch.zeros(64, 1))
+
+    def fill(batch: PlannedBatch, part: slice) -> None:
+        with lock:
+            parts.setdefault(batch.step, []).append(part.stop - part.start)
+
+    batches = batches_ahead(plan, fill, range(80), batch_bytes=1, num_workers=12, chunk_samples=64)
+    assert [batch.step for batch in batches] == list(range(80))
+    assert sorted(parts[0]) == [20, 22, 22]
+    assert parts[79] == [64]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])

@@ -56,8 +56,9 @@ _CHUNK_BYTES: Final = 8 * 3 * 224**2
 _MIN_CHUNK, _MAX_CHUNK = 8, 64
 """Samples of one task. Eight photographs are 10 ms of work: handing them out costs nothing, no worker waits long.
 Small images are many to a task, or the queue would cost more than they do."""
-_PROCESS_CHUNK_BYTES: Final = 4 * _CHUNK_BYTES
-"""Of one task of a process: a thread needs 0.3 ms to hand one over, with the interpreter's lock, whatever is in it."""
+_PROCESS_CHUNK_BYTES: Final = 8 * _CHUNK_BYTES
+"""Of one task of a process, at most: a thread takes the interpreter's lock several times to hand one over, whatever is
+in it."""
 _MIN_PROCESSES: Final = 2
 """One worker plans and decodes in one thread."""
 _CGROUP: Final = Path("/sys/fs/cgroup")
@@ -278,9 +279,8 @@ def _decode_pool(
     if num_workers < _MIN_PROCESSES or not decodes_in_processes(device) or source.reads_memory(is_placed=is_placed):
         yield None
         return
-    # As much as hides what a task costs, and no more than leaves work for all of them.
-    wanted = min(_PROCESS_CHUNK_BYTES // source.square_bytes, math.ceil(share * _FIRST_DEPTH / num_workers))
-    with closing(DecodePool(num_workers, spec, max(_MIN_CHUNK, min(_MAX_CHUNK, wanted)))) as pool:
+    most = max(_MIN_CHUNK, min(_MAX_CHUNK, share, _PROCESS_CHUNK_BYTES // source.square_bytes))
+    with closing(DecodePool(num_workers, spec, most)) as pool:
         yield pool
 
 
@@ -425,18 +425,24 @@ def batches_ahead(
 
     0 workers: everything in the caller's thread, when it asks. 1: in one thread ahead of the caller. More: one thread
     plans, a pool of ``num_workers`` fills. Closing the generator ends all threads. ``memory_bytes``: for batches ahead;
-    by default a share of what is free. ``chunk_samples``: of one task; by default as many as suit a thread.
+    by default a share of what is free. ``chunk_samples``: of one task, at most; by default as many as suit a thread.
     """
     with ExitStack() as stack:
-        pool = stack.enter_context(_ThreadPool(num_workers, chunk_samples)) if num_workers > 1 else None
+        pool = stack.enter_context(_ThreadPool(num_workers)) if num_workers > 1 else None
 
         def start(step: int) -> PlannedBatch:
             batch = plan(step)
             if pool is None:
                 fill(batch, slice(0, len(batch)))
             else:
-                pool.fill(batch, fill)
+                pool.fill(batch, fill, most_samples(batch))
             return batch
+
+        def most_samples(batch: PlannedBatch) -> int:
+            if chunk_samples is None:
+                return _chunk_samples(batch.squares_BHWC.nbytes // max(len(batch), 1))
+            # No more than leaves work for all of them.
+            return max(_MIN_CHUNK, min(chunk_samples, math.ceil(len(batch) * window.depth / num_workers)))
 
         batches: Iterator[PlannedBatch] = map(start, steps)
         memory_bytes = int(_MEMORY_SHARE * free_memory_bytes()) if memory_bytes is None else memory_bytes
@@ -453,8 +459,7 @@ def batches_ahead(
 class _ThreadPool:
     """Threads that fill parts of batches, first planned first filled."""
 
-    def __init__(self, num_workers: int, chunk_samples: int | None) -> None:
-        self._chunk_samples = chunk_samples
+    def __init__(self, num_workers: int) -> None:
         self._threads = ThreadPoolExecutor(num_workers, thread_name_prefix="decode")
 
     def __enter__(self) -> Self:
@@ -464,9 +469,9 @@ class _ThreadPool:
         # What nobody will collect is not begun; what is being decoded takes milliseconds.
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def fill(self, batch: PlannedBatch, fill: FillPart) -> None:
-        """Hand out the parts of a batch."""
-        size = self._chunk_samples or _chunk_samples(batch.squares_BHWC.nbytes // max(len(batch), 1))
+    def fill(self, batch: PlannedBatch, fill: FillPart, most_samples: int) -> None:
+        """Hand out the parts of a batch, of equal size as far as possible."""
+        size = math.ceil(len(batch) / math.ceil(len(batch) / most_samples)) if len(batch) else 1
         for first in range(0, len(batch), size):
             part = slice(first, min(first + size, len(batch)))
             batch.parts.append(self._threads.submit(fill, batch, part))

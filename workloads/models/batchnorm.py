@@ -187,12 +187,10 @@ def _grouped_kind(kind: type[_BatchNorm]) -> type[_BatchNorm] | None:
 
 def _normalise_groups(layer: _BatchNorm, x_BC: Tensor, group_size: int) -> Tensor:
     """Shapes as of ``_forward_in_groups``."""
-    if torch.compiler.is_compiling() and len(x_BC) % group_size == 0:
-        normalised_BC, means_GC, variances_GC = _traced_groups(layer, x_BC, group_size)
-    else:
-        normalised_BC, means_GC, variances_GC = _GhostBatchNorm.apply(
-            x_BC, layer.weight, layer.bias, group_size, layer.eps
-        )
+    is_traced = torch.compiler.is_compiling() and len(x_BC) % group_size == 0
+    kind = _TracedBatchNorm if is_traced else _GhostBatchNorm
+    normalised_BC: Tensor
+    normalised_BC, means_GC, variances_GC = kind.apply(x_BC, layer.weight, layer.bias, group_size, layer.eps)
     with torch.no_grad():
         if layer.num_batches_tracked is not None:
             layer.num_batches_tracked.add_(1)
@@ -205,32 +203,10 @@ def _normalise_groups(layer: _BatchNorm, x_BC: Tensor, group_size: int) -> Tenso
     return normalised_BC
 
 
-def _traced_groups(layer: _BatchNorm, x_BC: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """As ``_GhostBatchNorm``, in operations that a compiler fuses with their neighbours.
-
-    Uncompiled they would take 2 to 5 times as long, because each of them passes over all of memory.
-    """
-    x_GSC = x_BC.reshape(-1, group_size, *x_BC.shape[1:]).float()
-    others = [1, *range(3, x_GSC.ndim)]
-    variances, means = torch.var_mean(x_GSC, dim=others, correction=0, keepdim=True)
-    normalised_GSC = (x_GSC - means) * torch.rsqrt(variances + layer.eps)
-    shape = (-1, *[1] * (x_BC.ndim - 2))
-    if layer.affine:
-        normalised_GSC = normalised_GSC * layer.weight.view(shape) + layer.bias.view(shape)
-    number = x_GSC.numel() // means.numel()
-    unbiased = variances.detach() * (number / max(number - 1, 1))
-    shape_GC = (x_GSC.shape[0], x_GSC.shape[2])
-    return (
-        normalised_GSC.flatten(0, 1).to(x_BC.dtype),
-        means.detach().reshape(shape_GC),
-        unbiased.reshape(shape_GC),
-    )
-
-
 class _AutogradContext(Protocol):
     """What autograd keeps between the passes."""
 
-    saved_tensors: tuple[Tensor, ...]
+    saved_tensors: tuple[Any, ...]
     needs_input_grad: tuple[bool, ...]
     settings: tuple[int, float]
 
@@ -304,6 +280,66 @@ class _GhostBatchNorm(torch.autograd.Function):
             None,
             None,
         )
+
+
+class _TracedBatchNorm(torch.autograd.Function):
+    """As ``_GhostBatchNorm`` for whole groups, in operations that a compiler fuses with their neighbours.
+
+    The backward pass is written out (arXiv:1502.03167, section 3), so that the sums for the weights and for the inputs
+    are the same ones: autograd's own need a second pass over memory. Uncompiled all of this would take 2 to 5 times as
+    long, because each operation passes over all of memory.
+    """
+
+    @staticmethod
+    def forward(  # noqa: PLR0917 - autograd passes tensors by position
+        ctx: _AutogradContext, x_BC: Tensor, weight_C: Tensor | None, bias_C: Tensor | None, group_size: int, eps: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        x_GSC = _wide_groups(x_BC, group_size)
+        variances, means = torch.var_mean(x_GSC, dim=_samples_and_space(x_GSC), correction=0, keepdim=True)
+        inverses = torch.rsqrt(variances + eps)
+        normalised_BC = ((x_GSC - means) * inverses).flatten(0, 1)
+        shape = (-1, *[1] * (x_BC.ndim - 2))
+        # Never a view: an activation in place would copy gradients of a view to another memory format.
+        normalised_BC = normalised_BC.clone() if weight_C is None else normalised_BC * weight_C.view(shape)
+        if bias_C is not None:
+            normalised_BC = normalised_BC + bias_C.view(shape)
+        ctx.save_for_backward(x_BC, weight_C, means, inverses)
+        ctx.settings = (group_size, eps)
+        number, shape_GC = x_GSC.numel() // means.numel(), (x_GSC.shape[0], x_GSC.shape[2])
+        means_GC = means.reshape(shape_GC)
+        variances_GC = variances.reshape(shape_GC) * (number / max(number - 1, 1))
+        ctx.mark_non_differentiable(means_GC, variances_GC)
+        return normalised_BC.to(x_BC.dtype), means_GC, variances_GC
+
+    @staticmethod
+    def backward(ctx: _AutogradContext, grad_BC: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        x_BC, weight_C, means, inverses = ctx.saved_tensors
+        group_size = ctx.settings[0]
+        grad_GSC = _wide_groups(grad_BC, group_size)
+        normalised_GSC = (_wide_groups(x_BC, group_size) - means) * inverses
+        others = _samples_and_space(grad_GSC)
+        bias_grads = grad_GSC.sum(others, keepdim=True)
+        weight_grads = (grad_GSC * normalised_GSC).sum(others, keepdim=True)
+        number = x_BC.numel() // means.numel()
+        scales = inverses if weight_C is None else inverses * weight_C.view(-1, *[1] * (x_BC.ndim - 2))
+        x_grad_GSC = (grad_GSC - bias_grads / number - normalised_GSC * (weight_grads / number)) * scales
+        wanted = ctx.needs_input_grad
+        return (
+            x_grad_GSC.flatten(0, 1).to(x_BC.dtype) if wanted[0] else None,
+            weight_grads.sum(0).flatten() if wanted[1] else None,
+            bias_grads.sum(0).flatten() if wanted[2] else None,
+            None,
+            None,
+        )
+
+
+def _wide_groups(x_BC: Tensor, group_size: int) -> Tensor:
+    """(G, S, C, ...), in the precision of statistics."""
+    return x_BC.reshape(-1, group_size, *x_BC.shape[1:]).to(torch.promote_types(x_BC.dtype, torch.float32))
+
+
+def _samples_and_space(x_GSC: Tensor) -> list[int]:
+    return [1, *range(3, x_GSC.ndim)]
 
 
 def _uneven(batch_size: int, norm_group: int) -> str:
