@@ -24,7 +24,7 @@ from orchestrator.tracking.server import TrackingServer
 from tests.mlflow_servers import MlflowServer, new_database, postgres_cluster
 from tests.tracking_sweeps import BigSweep, big_sweep, problems
 
-NUM_JOBS, NUM_SLOW_JOBS, NUM_ROUNDS = 100, 5, 2
+NUM_JOBS, NUM_SERIAL_JOBS, NUM_SLOW_JOBS, NUM_ROUNDS = 300, 50, 5, 4
 NUM_THREADS = 8
 """Of the script that somebody might write; as many as the publisher has."""
 DELAY_S = 0.02
@@ -52,9 +52,10 @@ def write(client: Any, experiment_id: str, big: BigSweep, job: Job) -> None:
 def by_client(uri: str, big: BigSweep, experiment: str) -> int:
     client = TrackingServer(uri).client
     experiment_id = client.create_experiment(experiment)
-    for job in big.plan.jobs:
+    jobs = big.plan.jobs[:NUM_SERIAL_JOBS]
+    for job in jobs:
         write(client, experiment_id, big, job)
-    return NUM_JOBS
+    return len(jobs)
 
 
 def by_threads(uri: str, big: BigSweep, experiment: str) -> int:
@@ -69,12 +70,12 @@ def by_fluent_script(uri: str, big: BigSweep, experiment: str) -> int:
     """As MLflow's own pages show it."""
     mlflow.set_tracking_uri(uri)
     mlflow.set_experiment(experiment)
-    for job in big.plan.jobs:
+    for job in big.plan.jobs[:NUM_SERIAL_JOBS]:
         params, metrics, tags = content(big, job)
         with mlflow.start_run(run_name=job.name, tags=tags):
             mlflow.log_params(params)
             mlflow.log_metrics(metrics, step=0)
-    return NUM_JOBS
+    return NUM_SERIAL_JOBS
 
 
 def by_ray_tune(uri: str, big: BigSweep, experiment: str) -> int:
@@ -95,7 +96,7 @@ def by_ray_tune(uri: str, big: BigSweep, experiment: str) -> int:
 def by_publisher(uri: str, big: BigSweep, experiment: str) -> int:
     renamed = big_sweep(NUM_JOBS, sweep=experiment.replace(" ", "-"), is_over=False)
     assert Publisher(renamed.store, uri).publish_once(renamed.plan.sweep)
-    return NUM_JOBS
+    return NUM_JOBS + 1  # that of the sweep
 
 
 ARMS: dict[str, Arm] = {
