@@ -6,7 +6,7 @@ lets go of the lock and takes it again, and next to nothing to compute, as where
 then has one core for itself, and 12 decoding threads share the other one; they decode as many images as an H100 would
 train on. The waits are counted by the kernel (see ``lock_wait_s``): the time in which a thread waits for a core is
 left out, but not that in which the holder of the lock does. With a GPU the real steps run on it, and nothing is pinned;
-the thread then also waits for autograd's, which counts as a wait for the lock: compare the times of launching.
+the thread then also waits for autograd's thread, which counts as a wait for the lock: compare rates instead.
 
 Arms, in turns: a made-up batch; batches of ``TrainLoader`` with 12 threads; the same with a process for each of them; a
 made-up batch while another process decodes as much.

@@ -27,9 +27,7 @@ from workloads.runtime.precision import (
     Arithmetic,
     CompiledForward,
     CompileMode,
-    PatchEmbedding,
     blocks_of,
-    embed_patches_by_products,
     is_compile_failure,
     keep_compiled_code,
 )
@@ -376,39 +374,6 @@ def test_blocks_of_a_network_are_those_of_timm(name: str, kind: str, number: int
     with torch.device("meta"):
         blocks = blocks_of(timm.create_model(name, num_classes=0))
     assert [type(block).__name__ for block in blocks] == [kind] * number
-
-
-@pytest.mark.parametrize("image_size", [(32, 48), (37, 41)])
-@pytest.mark.parametrize("bias", [True, False])
-def test_patches_are_embedded_by_a_product(image_size: tuple[int, int], bias: bool) -> None:
-    convolution = nn.Conv2d(3, 5, 16, stride=16, bias=bias)
-    network = nn.Sequential(deepcopy(convolution))
-    embed_patches_by_products(network)
-    assert type(network[0]) is PatchEmbedding
-    product = deepcopy(network)
-    assert product.state_dict().keys() == network.state_dict().keys()
-    results = []
-    for layer in (convolution, product):
-        images_BCHW = torch.randn(2, 3, *image_size, generator=torch.Generator().manual_seed(0)).requires_grad_()
-        embedded = layer(images_BCHW)
-        embedded.square().sum().backward()
-        results.append([embedded, images_BCHW.grad, *(weight.grad for weight in layer.parameters())])
-    torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("name", "number"), [("test_vit", 1), ("vit_base_patch16_224", 1), ("convnext_atto", 0), ("resnet18", 0)]
-)
-def test_patches_of_a_vit_are_embedded_by_a_product_on_gpus_where_it_is_compiled(name: str, number: int) -> None:
-    for device, mode in (("cuda", CompileMode.DEFAULT), ("cuda", CompileMode.OFF), ("cpu", CompileMode.DEFAULT)):
-        with torch.device("meta"):
-            network = timm.create_model(name, num_classes=0)
-        arithmetic = _on_gpu(deterministic=False)
-        arithmetic.device, arithmetic.compile_mode = torch.device(device), mode
-        arithmetic.compiled(network)
-        are_products = device == "cuda" and mode is not CompileMode.OFF
-        assert sum(isinstance(layer, PatchEmbedding) for layer in network.modules()) == number * are_products
-        assert ("patches" in arithmetic.fingerprint()) is are_products
 
 
 def test_compile_with_cuda_graphs_keeps_the_network_whole() -> None:

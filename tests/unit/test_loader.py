@@ -404,7 +404,7 @@ def test_loader_keeps_its_memory_bound(batch_bytes: int, depth: int, num_workers
 
 
 def test_loader_tasks_leave_work_for_all_workers() -> None:
-    """At first four batches of 64 are ahead; then so many that each is one task."""
+    """At first four batches of 64 are ahead; then so many that each is one task. Two batches are all that there is."""
     parts: dict[int, list[int]] = {}
     lock = threading.Lock()
 
@@ -415,10 +415,16 @@ def test_loader_tasks_leave_work_for_all_workers() -> None:
         with lock:
             parts.setdefault(batch.step, []).append(part.stop - part.start)
 
-    batches = batches_ahead(plan, fill, range(80), batch_bytes=1, num_workers=12, chunk_samples=64)
-    assert [batch.step for batch in batches] == list(range(80))
+    def make(num_steps: int) -> None:
+        parts.clear()
+        batches = batches_ahead(plan, fill, range(num_steps), batch_bytes=1, num_workers=12, chunk_samples=64)
+        assert [batch.step for batch in batches] == list(range(num_steps))
+
+    make(80)
     assert sorted(parts[0]) == [20, 22, 22]
-    assert parts[79] == [64]
+    assert min(map(len, parts.values())) == 1
+    make(2)
+    assert sorted(parts[0]) == [9, 11, 11, 11, 11, 11]
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])

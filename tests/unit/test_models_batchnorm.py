@@ -257,15 +257,16 @@ def test_groups_at_once_take_few_operations() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("affine", [True, False])
-def test_groups_at_once_compiled_equal_uncompiled_to_rounding(affine: bool, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("weights", ["learned", "frozen", "none"])
+def test_groups_at_once_compiled_equal_uncompiled_to_rounding(weights: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     # Without a bias, whose gradient is nothing but rounding.
     convolution = nn.Conv2d(8, 8, 1, bias=False)
-    layer = nn.Sequential(convolution, nn.BatchNorm2d(8, affine=affine), nn.ReLU(inplace=True)).train()
+    norm = nn.BatchNorm2d(8, affine=weights != "none").requires_grad_(weights != "frozen")
+    layer = nn.Sequential(convolution, norm, nn.ReLU(inplace=True)).train()
     inputs = _images(12, 8, 5, 3, memory=torch.channels_last).to(dtype)
     compiled, reference = copy.deepcopy(layer), copy.deepcopy(layer)
-    compiled.compile(backend="aot_eager")
+    compiled.compile(backend="aot_eager", fullgraph=True)
     rtol, atol = (1e-4, 1e-5) if dtype is torch.float32 else (0.05, 0.05)
     for found, expected in zip(_passed(compiled, inputs), _passed(reference, inputs), strict=True):
         torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
@@ -274,10 +275,11 @@ def test_groups_at_once_compiled_equal_uncompiled_to_rounding(affine: bool, dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_groups_at_once_compiled_keep_the_memory_format_of_gradients(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("affine", [True, False])
+def test_groups_at_once_compiled_keep_the_memory_format_of_gradients(affine: bool, dtype: torch.dtype) -> None:
     """Each layer before them would have to copy what it gets: on a GPU a fifth of a step."""
-    layer = nn.Sequential(nn.BatchNorm2d(8), nn.ReLU(inplace=True)).train()
-    layer.compile(backend="aot_eager")
+    layer = nn.Sequential(nn.BatchNorm2d(8, affine=affine), nn.ReLU(inplace=True)).train()
+    layer.compile(backend="aot_eager", fullgraph=True)
     inputs = _images(12, 8, 5, 3, memory=torch.channels_last).to(dtype).requires_grad_()
     with ghost_batchnorm(layer, 4):
         outputs = layer(inputs)
@@ -302,10 +304,10 @@ def test_groups_in_a_block_that_is_computed_again_move_the_statistics_once(one_b
     assert all(torch.equal(own[name], tensor) for name, tensor in expected.named_buffers())
 
 
-def _groups_loop(folder: Path, *, micro_batch: int, **callbacks: Any) -> TrainingLoop:
+def _groups_loop(folder: Path, *, micro_batch: int, compile_mode: str = "off", **callbacks: Any) -> TrainingLoop:
     task = MemoryImages(network("test_resnet"), batch_size=8, num_samples=16)
     recipe = {"epochs": 2, "batch_size": 8, "norm_group": 4, "lr": 0.1}
-    execution = Execution(micro_batch=micro_batch, checkpoint_every_steps=1)
+    execution = Execution(micro_batch=micro_batch, checkpoint_every_steps=1, compile=compile_mode)
     return memory_loop(task, LocalStore(folder), recipe, execution=execution, **callbacks)
 
 
@@ -333,6 +335,15 @@ def test_run_that_began_with_groups_one_by_one_ends_so(tmp_path: Path) -> None:
     assert loop("new").state.fingerprint["norm_groups"] == "at once"
     weights = [dict(one.learner.model.state_dict()) for one in (whole, resumed)]
     assert all(torch.equal(weights[0][name], tensor) for name, tensor in weights[1].items())
+
+
+@pytest.mark.parametrize(("micro_batch", "compile_mode"), [(8, "default"), (8, "off"), (4, "default")])
+def test_fingerprint_names_the_backward_pass_of_compiled_groups(
+    tmp_path: Path, micro_batch: int, compile_mode: str
+) -> None:
+    fingerprint = _groups_loop(tmp_path, micro_batch=micro_batch, compile_mode=compile_mode).state.fingerprint
+    is_own = micro_batch == 8 and compile_mode != "off"
+    assert fingerprint.get("norm_groups_backward") == ("written out" if is_own else None)
 
 
 def test_run_that_began_with_one_group_in_a_pass_ends_with_groups_at_once(

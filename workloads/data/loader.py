@@ -442,7 +442,8 @@ def batches_ahead(
             if chunk_samples is None:
                 return _chunk_samples(batch.squares_BHWC.nbytes // max(len(batch), 1))
             # No more than leaves work for all of them.
-            return max(_MIN_CHUNK, min(chunk_samples, math.ceil(len(batch) * window.depth / num_workers)))
+            num_ahead = min(window.depth, len(steps))
+            return max(_MIN_CHUNK, min(chunk_samples, math.ceil(len(batch) * num_ahead / num_workers)))
 
         batches: Iterator[PlannedBatch] = map(start, steps)
         memory_bytes = int(_MEMORY_SHARE * free_memory_bytes()) if memory_bytes is None else memory_bytes

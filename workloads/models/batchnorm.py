@@ -285,9 +285,9 @@ class _GhostBatchNorm(torch.autograd.Function):
 class _TracedBatchNorm(torch.autograd.Function):
     """As ``_GhostBatchNorm`` for whole groups, in operations that a compiler fuses with their neighbours.
 
-    The backward pass is written out (arXiv:1502.03167, section 3), so that the sums for the weights and for the inputs
-    are the same ones: autograd's own need a second pass over memory. Uncompiled all of this would take 2 to 5 times as
-    long, because each operation passes over all of memory.
+    The backward pass is written out (arXiv:1502.03167, section 3), so that weights and inputs share their sums, which
+    autograd computes in two passes over memory. Uncompiled all of this would take 2 to 5 times as long, because each
+    operation passes over all of memory.
     """
 
     @staticmethod

@@ -22,7 +22,7 @@ from workloads.checkpoint.writer import WhenBusy
 from workloads.models.build import checkpoint_activations
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import GRAD_REDUCTION, difference, numerics_fingerprint
-from workloads.runtime.precision import Arithmetic, CompileMode
+from workloads.runtime.precision import Arithmetic
 from workloads.runtime.streams import Purpose, seed_device, torch_seed
 from workloads.train.evaluate import OutcomeTally, evaluate
 from workloads.train.freezing import train_mode
@@ -53,13 +53,10 @@ _LOG = logging.getLogger(__name__)
 _NORM_GROUPS = "norm_groups"
 """In fingerprints of models with BatchNorm: how the code passes several norm groups through a layer, also where no pass
 of this rank holds several, so that all ranks and all attempts agree; not there: one by one, as before."""
+_BACKWARD = "norm_groups_backward"
+"""In fingerprints where several norm groups pass through compiled layers; not there: by autograd, as before."""
 _MOST_REWINDS = 20
 """More numerics failures than this are no accident of single batches."""
-
-
-def _norm_groups(arithmetic: Arithmetic) -> str:
-    """Compiled, the backward pass is written out (see ``models.batchnorm``); earlier versions left it to autograd."""
-    return "at once" if arithmetic.compile_mode is CompileMode.OFF else "at once, backward written out"
 
 
 class TrainingLoop:
@@ -102,7 +99,8 @@ class TrainingLoop:
                 grad_reduction=Precision(recipe.grad_reduction),
             )
             | arithmetic.fingerprint()
-            | ({_NORM_GROUPS: _norm_groups(arithmetic)} if self._layout.has_batchnorm else {})
+            | ({_NORM_GROUPS: "at once"} if self._layout.has_batchnorm else {})
+            | ({_BACKWARD: "written out"} if arithmetic.is_compiled and self._layout.has_groups_at_once else {})
         )
         self.state = self._first_state()
         self._resumed_at = self.state.step
