@@ -256,8 +256,9 @@ def test_groups_at_once_take_few_operations() -> None:
     assert numbers[False] < 0.5 * numbers[True]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weights", ["learned", "frozen", "none"])
+@pytest.mark.parametrize(
+    ("weights", "dtype"), [("learned", torch.bfloat16), ("frozen", torch.float32), ("none", torch.float32)]
+)
 def test_groups_at_once_compiled_equal_uncompiled_to_rounding(weights: str, dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     # Without a bias, whose gradient is nothing but rounding.
@@ -274,8 +275,7 @@ def test_groups_at_once_compiled_equal_uncompiled_to_rounding(weights: str, dtyp
     torch.testing.assert_close(buffers, expected_buffers, rtol=rtol, atol=atol)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize(("affine", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.float32)])
 def test_groups_at_once_compiled_keep_the_memory_format_of_gradients(affine: bool, dtype: torch.dtype) -> None:
     """Each layer before them would have to copy what it gets: on a GPU a fifth of a step."""
     layer = nn.Sequential(nn.BatchNorm2d(8, affine=affine), nn.ReLU(inplace=True)).train()
