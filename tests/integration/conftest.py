@@ -12,8 +12,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
-from orchestrator.backends.ray import placement_groups
-from orchestrator.controller.connect import CONTROLLER_NAME, WATCHDOG_NAME
 from orchestrator.stack.environment import child_environment, ensure_token
 from orchestrator.storage.local import LocalStore
 from tests.integration.ray_jobs import Gate, look
@@ -65,6 +63,9 @@ def fresh_namespace(ray_cluster) -> Iterator[str]:
 
 def _all_ended(ray_cluster, namespace: str) -> bool:
     """Kills the actors of a namespace, and gives back what their gangs hold; whether nothing was left to do."""
+    # Not at the top: the tests of training here also run where there is no Ray.
+    from orchestrator.backends.ray import placement_groups
+    from orchestrator.controller.connect import CONTROLLER_NAME, WATCHDOG_NAME
 
     def is_runner(_name: str, where: str) -> bool:
         return where == namespace
