@@ -423,7 +423,7 @@ class Arithmetic:
     def compiled(self, module: nn.Module) -> CompiledForward:
         """A callable with the module's own parameters, compiled where the execution asks for it."""
         if self.compile_mode is not CompileMode.OFF and self.device.type == "cuda":
-            # Not compiled itself with ``default``. Where nothing is compiled, results keep their bits.
+            # Also with ``default``, which leaves the stem uncompiled. Jobs that compile nothing keep their bits.
             self._embeds_by_products |= embed_patches_by_products(module) > 0
         forward = CompiledForward(module, self.compile_mode, fixed=self._fixes_kernels)
         self._compiled.append(forward)
