@@ -40,7 +40,7 @@ from workloads.data.cache.objects import ObjectCache
 from workloads.data.decode import DecoderName
 from workloads.data.index import BadSamples, Shard, SplitIndex
 from workloads.data.index_writer import SplitColumns
-from workloads.data.loader import PlannedBatch, Window, batches_ahead
+from workloads.data.pipeline import PlannedBatch, Window, batches_ahead
 from workloads.data.pixels import PixelSpec
 from workloads.data.scan import ClassRule
 from workloads.data.scan_splits import ShardSource, scan_sources

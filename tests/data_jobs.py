@@ -6,7 +6,7 @@ import json
 import struct
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -26,6 +26,8 @@ from tests.waiting import wait_until
 from workloads.data import loader
 from workloads.data.decode_pool import DecodePool
 from workloads.data.index import SampleIndex
+from workloads.data.loader_process import Plans
+from workloads.data.pipeline import PlannedBatch
 from workloads.jobs.dataset import run_dataset
 from workloads.jobs.index import run_index
 from workloads.jobs.labels import run_labels
@@ -133,8 +135,8 @@ def encoded(format_name: str = "PNG", *, size: tuple[int, int] = (16, 16), seed:
 
 @contextmanager
 def decoding_in_processes(*, deadline_s: float = 60.0) -> Iterator[None]:
-    """Loaders decode in processes, also without a GPU, and wait for these to start: else threads would do the first
-    batches."""
+    """Threads of this process have processes that decode, also without a GPU, and wait for these to start: else threads
+    would do the first batches."""
     take = DecodePool._take
 
     def look(pool: DecodePool) -> tuple[Any, ...]:
@@ -144,8 +146,20 @@ def decoding_in_processes(*, deadline_s: float = 60.0) -> Iterator[None]:
     def patient(pool: DecodePool) -> Any:
         return wait_until(lambda: look(pool), "a process that decodes", deadline_s=deadline_s, pause_s=0.01)[0]
 
+    def here(batches: Plans, steps: Sequence[int], **_: object) -> Generator[PlannedBatch, None, None]:
+        return batches.planned(steps, in_processes=True)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(DecodePool, "_take", patient)
+        patch.setattr(loader, "batches_of_process", here)
+        patch.setattr(loader, "decodes_in_processes", lambda _device: True)
+        yield
+
+
+@contextmanager
+def loading_in_a_process() -> Iterator[None]:
+    """Loaders use another process, as where a GPU trains."""
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loader, "decodes_in_processes", lambda _device: True)
         yield
 

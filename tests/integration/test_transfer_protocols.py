@@ -89,7 +89,7 @@ class Ran:
     def request(self, job: Job, **changes: Any) -> JobRequest:
         identity = {**job.identity, "parameters": {**job.identity["parameters"], **changes}}
         key = make_key(job.kind, "", identity) if changes else job.key
-        execution = replace(job.execution, num_threads=1)
+        execution = replace(job.execution, num_threads=1, deterministic=True)  # as CPUs always are
         made = replace(job, key=key, identity=identity)
         return request_of(made, self.store.uri, sweep=self.plan.sweep, execution=execution)
 

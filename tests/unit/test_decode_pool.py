@@ -20,7 +20,7 @@ from tests.data_jobs import DataPlane, decoding_in_processes, encoded, tar_of, u
 from tests.photographs import jpeg, photograph
 from tests.slow_augmentation import NAME, write_slow_augmentation
 from tests.waiting import wait_until
-from workloads.data import loader
+from workloads.data import loader, pipeline
 from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.cache import ObjectCache
 from workloads.data.decode import DecoderName
@@ -142,7 +142,7 @@ def test_processes_make_the_share_of_a_rank(
 
 
 def test_processes_evaluate_as_threads(plane: DataPlane, index: SampleIndex, num_filled: list[int]) -> None:
-    source = batches_of(plane, index)._source
+    source = batches_of(plane, index).source
     labels = SplitTargets.of(source.split.leaves, 2)
     evaluated = EvalLoader(source, labels, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS)
     found = list(evaluated)
@@ -153,7 +153,7 @@ def test_processes_evaluate_as_threads(plane: DataPlane, index: SampleIndex, num
 def test_processes_read_files_of_a_cache_that_somebody_empties(
     plane: DataPlane, index: SampleIndex, expected: list[Batch], num_filled: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loader, "AHEAD_S", 0.0)
+    monkeypatch.setattr(pipeline, "AHEAD_S", 0.0)
     found = []
     for batch in batches_of(plane, index, cache="emptied"):
         if batch.step == 2:
@@ -205,7 +205,7 @@ def test_killed_processes_are_replaced(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(loader, "AHEAD_S", 0.0)  # or all batches would be ready before
+    monkeypatch.setattr(pipeline, "AHEAD_S", 0.0)  # or all batches would be ready before
     before = set(processes_of(os.getpid()))
     found = []
     for batch in batches_of(plane, index):
@@ -259,13 +259,14 @@ loader.decodes_in_processes = lambda _device: True
 plane = DataPlane(folder=Path(sys.argv[1]))
 batches = iter(cases.batches_of(plane, SampleIndex.open(plane.store, sys.argv[2], plane.cache)))
 next(batches)
-wait_until(lambda: len(cases.processes_of(os.getpid())) == cases.NUM_WORKERS)
+[loads] = cases.children(os.getpid())
+wait_until(lambda: len(cases.processes_of(loads)) == cases.NUM_WORKERS)
 print("ready", flush=True)
 signal.pause()
 """
 
 
-@pytest.mark.slow  # three processes load torch; that processes end with their sockets is seen below, too
+@pytest.mark.slow  # four processes load torch; that processes end with their sockets is seen below, too
 def test_processes_end_with_a_killed_loader(plane: DataPlane, index: SampleIndex) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _LOADS, str(plane.folder), index.key],
@@ -275,8 +276,9 @@ def test_processes_end_with_a_killed_loader(plane: DataPlane, index: SampleIndex
         try:
             assert owner.stdout is not None
             assert owner.stdout.readline() == b"ready\n"
-            family = [*children(owner.pid), *processes_of(owner.pid)]
-            assert len(family) == 1 + NUM_WORKERS
+            [loads] = children(owner.pid)
+            family = [loads, *children(loads), *processes_of(loads)]
+            assert len(family) == 2 + NUM_WORKERS
         finally:
             owner.kill()
     wait_until(lambda: not any(map(lives, family)))

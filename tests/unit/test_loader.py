@@ -17,20 +17,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.data_jobs import TREE, DataPlane, encoded, tar_of
-from workloads.data import loader
+from workloads.data import pipeline
 from workloads.data.augment import Augment
 from workloads.data.index import SampleIndex
-from workloads.data.loader import (
-    Batch,
-    EvalLoader,
-    PlannedBatch,
-    Prefetcher,
-    SampleSource,
-    TrainLoader,
-    Window,
-    batches_ahead,
-)
+from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
 from workloads.data.order import DataGroups, SampleOrder
+from workloads.data.pipeline import PlannedBatch, Prefetcher, Window, batches_ahead
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
 
@@ -335,8 +327,8 @@ def test_loader_window_follows_the_steps_and_has_a_sixteenth_of_the_free_memory(
         def note(self, step_s: float) -> None:
             noted.append(step_s)
 
-    monkeypatch.setattr(loader, "Window", Noted)
-    monkeypatch.setattr(loader, "free_memory_bytes", lambda: 1600)
+    monkeypatch.setattr(pipeline, "Window", Noted)
+    monkeypatch.setattr(pipeline, "free_memory_bytes", lambda: 1600)
     assert len(list(batches_ahead(planned, lambda _batch, _part: None, range(3), batch_bytes=7, num_workers=1))) == 3
     assert made == [(7, 100)]
     assert len(noted) == 3
@@ -359,8 +351,8 @@ GROUP = "job_7/step_0"
 def test_loader_free_memory_is_that_of_its_container_or_group_without_what_it_read_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limits: dict[str, str], free: int | None
 ) -> None:
-    monkeypatch.setattr(loader, "_CGROUP", tmp_path / "cgroup")
-    monkeypatch.setattr(loader, "_OWN_CGROUP", tmp_path / "own")
+    monkeypatch.setattr(pipeline, "_CGROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(pipeline, "_OWN_CGROUP", tmp_path / "own")
     (tmp_path / "own").write_text(f"1:name=systemd:/x\n0::/{GROUP}\n")
     for group, limit in limits.items():
         folder = tmp_path / "cgroup" / group
@@ -368,7 +360,7 @@ def test_loader_free_memory_is_that_of_its_container_or_group_without_what_it_re
         (folder / "memory.max").write_text(f"{limit}\n")
         (folder / "memory.current").write_text("900000\n")
         (folder / "memory.stat").write_text("anon 700000\ninactive_file 150000\nactive_file 50000\n")
-    found = loader.free_memory_bytes()
+    found = pipeline.free_memory_bytes()
     assert found == free if free is not None else found > 1_000_000
 
 

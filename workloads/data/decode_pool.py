@@ -16,18 +16,16 @@ Invariants:
 
 from __future__ import annotations
 
-import atexit
 import gc
 import logging
+import math
 import mmap
 import os
 import pickle
 import queue
 import signal
 import socket
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -43,13 +41,11 @@ from workloads.data.augment import Augmenter, AugmentSpec
 from workloads.data.cache import FilePart
 from workloads.data.pixels import PixelSpec
 from workloads.data.reasons import BadSampleError
+from workloads.runtime.processes import HELPER_VARIABLES, accepted, hang_up, helper
 from workloads.runtime.streams import Stage
 
 _LOG = logging.getLogger(__name__)
-_ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-_NO_GPU: Final = {"CUDA_VISIBLE_DEVICES": ""}
-_IGNORED: Final = (signal.SIGINT, signal.SIGTERM)
-"""Sent to groups of processes; the loader ends ours by its sockets."""
+_ENTRY: Final = "workloads.data.decode_pool:serve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +129,10 @@ class DecodePool:
 
     def _start(self) -> None:
         try:
-            self._idle.put(_fork_server().start(self._hello, self._shape))
+            connection, memory = helper(_ENTRY).connect(max(len(self._hello), math.prod(self._shape)))
+            # Not through the socket, which may be too small for it as long as nobody reads.
+            memory[: len(self._hello)] = self._hello
+            self._idle.put(_DecodeProcess(connection, memory, self._shape))
         except OSError as error:  # too many open files, or no memory
             self._note(f"the process cannot be started: {error}")
 
@@ -167,8 +166,7 @@ class _DecodeProcess:
     """The loader's end of one process."""
 
     def __init__(self, connection: Connection, memory: mmap.mmap, shape: tuple[int, ...]) -> None:
-        size = int(np.prod(shape, dtype=np.int64))
-        self.squares_NHWC = np.frombuffer(memory, dtype=np.uint8, count=size).reshape(shape)
+        self.squares_NHWC = np.frombuffer(memory, dtype=np.uint8, count=math.prod(shape)).reshape(shape)
         """What the process writes."""
         self._connection, self._has_started = connection, False
         self.has_ended, self.problem = False, ""
@@ -197,11 +195,7 @@ class _DecodeProcess:
 
     def close(self) -> None:
         """End the process, after its current task."""
-        ours = socket.socket(fileno=self._connection.fileno())
-        with suppress(OSError):
-            ours.shutdown(socket.SHUT_RDWR)  # a process that was forked from ours may hold the socket, too
-        ours.detach()
-        self._connection.close()
+        hang_up(self._connection)
 
 
 def _task(found: Sequence[FilePart | Future[bytes]], start: int) -> _Task:
@@ -216,105 +210,23 @@ def _task(found: Sequence[FilePart | Future[bytes]], start: int) -> _Task:
     return _Task(start=start, paths=[f"/proc/{os.getpid()}/fd/{number}" for number in numbers], samples=samples)
 
 
-class _ForkServer:
-    """The process that forks the others; one for each process that loads, kept for its further loaders."""
-
-    def __init__(self) -> None:
-        self.pid = os.getpid()
-        self._control, theirs = socket.socketpair()
-        command = f"from workloads.data.decode_pool import serve; serve({theirs.fileno()})"
-        variables = {
-            **os.environ,
-            **_ONE_THREAD,
-            **_NO_GPU,
-            "PYTHONPATH": os.pathsep.join(filter(None, map(str, sys.path))),
-            "PYTHONSAFEPATH": "1",  # files of the folder that we happen to be in may have the names of modules
-        }
-        # Blocked until the server ignores them.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _IGNORED)
-        try:
-            with theirs:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-c", command],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
-                    env=variables,
-                )
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-    def is_alive(self) -> bool:
-        """Whether it is there, and ours: not that of a process that forked us."""
-        return self.pid == os.getpid() and self._process.poll() is None
-
-    def start(self, hello: bytes, shape: tuple[int, ...]) -> _DecodeProcess:
-        """A new process; the server may still be starting. Raises ``OSError``."""
-        size = max(len(hello), int(np.prod(shape, dtype=np.int64)))
-        descriptor = os.memfd_create("decoded")
-        try:
-            os.ftruncate(descriptor, size)
-            memory = mmap.mmap(descriptor, size)
-            # Not through the socket, which may be too small for it as long as nobody reads.
-            memory[: len(hello)] = hello
-            ours, theirs = socket.socketpair()
-            with theirs:
-                connection = Connection(ours.detach())
-                socket.send_fds(self._control, [b"."], [theirs.fileno(), descriptor])
-        finally:
-            os.close(descriptor)
-        return _DecodeProcess(connection, memory, shape)
-
-    def close(self) -> None:
-        """End it; the processes that it forked stay until their loaders end."""
-        self._control.close()
-        if self.pid == os.getpid():
-            self._process.kill()  # it may still be loading
-            self._process.wait()
-
-
-_server: _ForkServer | None = None
-_server_lock = threading.Lock()
-
-
-def _fork_server() -> _ForkServer:
-    global _server  # noqa: PLW0603 - one per process
-    with _server_lock:
-        if _server is None or not _server.is_alive():
-            _close_server()
-            _server = _ForkServer()
-        return _server
-
-
-@atexit.register
-def _close_server() -> None:
-    if _server is not None:
-        _server.close()
-
-
-def serve(control_descriptor: int) -> None:
-    """Fork a process for each pair of descriptors that arrives: its socket, and the memory for its squares."""
-    for ignored in _IGNORED:
-        signal.signal(ignored, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _IGNORED)
+def serve(control: socket.socket) -> None:
+    """Fork a process for each connection, whose memory is for its squares."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel forgets ended processes at once
     gc.freeze()  # or the first collection would copy all memory that processes share
-    control = socket.socket(fileno=control_descriptor)
-    while True:
-        received, descriptors, *_ = socket.recv_fds(control, 1, 2)
-        if not received:
-            return
+    for connection, memory in accepted(control):
         with suppress(OSError):  # no process can be forked, which the loader notices
-            if len(descriptors) == 2 and os.fork() == 0:
+            if os.fork() == 0:
                 try:
                     control.close()
                     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-                    _work(Connection(descriptors[0]), descriptors[1])
+                    _work(Connection(connection), memory)
                 except (EOFError, OSError):  # the loader has left
                     pass
                 finally:
                     os._exit(0)
-        for descriptor in descriptors:
-            os.close(descriptor)
+        os.close(connection)
+        os.close(memory)
 
 
 def _work(connection: Connection, memory_descriptor: int) -> None:
@@ -322,8 +234,8 @@ def _work(connection: Connection, memory_descriptor: int) -> None:
     # The code of a sweep, and what it reads of the environment, may be newer than the server.
     sys.path[:], variables, spec, shape = pickle.loads(memory)  # noqa: S301 - the loader wrote it
     os.environ.clear()
-    os.environ.update({**variables, **_ONE_THREAD, **_NO_GPU})
-    squares_NHWC = np.frombuffer(memory, dtype=np.uint8, count=int(np.prod(shape, dtype=np.int64))).reshape(shape)
+    os.environ.update({**variables, **HELPER_VARIABLES})
+    squares_NHWC = np.frombuffer(memory, dtype=np.uint8, count=math.prod(shape)).reshape(shape)
     try:
         augmenter = spec.augmenter()
     except Exception as error:  # noqa: BLE001 - of a package; the loader has opened the same one

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -152,6 +152,11 @@ class SplitIndex:
         sizes = np.array([shard.num_samples for shard in shards], dtype=np.int64)
         self.first_ordinals: NDArray[np.int64] = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         """[S + 1]: shard s holds the ordinals ``first_ordinals[s] <= i < first_ordinals[s + 1]``."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the columns that are open, which another process maps into its own memory."""
+        opened = {name for name, value in vars(type(self)).items() if isinstance(value, cached_property)}
+        return {name: value for name, value in vars(self).items() if name not in opened}
 
     @classmethod
     def in_memory(  # noqa: PLR0913 - one argument per column
@@ -347,7 +352,7 @@ def _open_split(
         shards=tuple(_placed(split, name, location)),
         subset_names=tuple(document["subset_names"]),
         columns=split["columns"],
-        open_column=lambda column: _open_column(cache, record, column_part(name, column)),
+        open_column=partial(_open_column, cache, record, name),
         shares=_shares(document, split),
     )
 
@@ -397,7 +402,8 @@ def _moved(shards: Sequence[Shard], patterns: Sequence[str]) -> list[Shard]:
     ]
 
 
-def _open_column(cache: ObjectCache, record: Record, part: str) -> NDArray[Any]:
+def _open_column(cache: ObjectCache, record: Record, split: str, name: str) -> NDArray[Any]:
+    part = column_part(split, name)
     stored = record.parts[part]
     path = cache.path(part_object(record, part), size_bytes=stored.size_bytes, digests=stored.digests)
     column: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)

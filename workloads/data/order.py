@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache, partial
+from functools import partial
 from itertools import chain, pairwise, zip_longest
 from typing import Any, Final, Protocol, Self
 
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from orchestrator.core.errors import UserError
 from workloads.data.index import MixtureShares
 from workloads.data.subset import SampleView
+from workloads.runtime.memo import Memo
 from workloads.runtime.streams import Purpose, Stage, permutation, random_words, seed_sequence, stable_order_between
 
 _SHARDS = 0  # detail of the stream that permutes an epoch's shards; block b has the detail b + 1
@@ -221,8 +222,8 @@ class SampleOrder:
         self._seed, self._stage, self._groups = seed, stage, groups
         self._view: SampleView | None = None
         num_kept = _KEPT_BLOCKS * (1 if groups is None else groups.number)
-        self._epoch = lru_cache(maxsize=2)(self._one_group if groups is None else partial(self._grouped, groups))
-        self._block = lru_cache(maxsize=num_kept)(self._shuffled_block)
+        self._epoch = Memo(self._one_group if groups is None else partial(self._grouped, groups), 2)
+        self._block = Memo(self._shuffled_block, num_kept)
         self._touched: deque[tuple[int, int]] = deque(maxlen=num_kept)
 
     @classmethod
@@ -489,7 +490,7 @@ class MixtureOrder:
         self.quotas = quotas(weights, len(orders))
         self.num_samples = sum(order.num_samples for order in orders)
         """Positions that count as an epoch: as many as there are samples, though some occur more often than others."""
-        self._window = lru_cache(maxsize=4)(self._interleaved)
+        self._window = Memo(self._interleaved, 4)
 
     def ordinals(self, start: int, stop: int) -> NDArray[np.int64]:
         """Ordinals of the samples at positions ``start <= p < stop``."""

@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError
 from orchestrator.core.units import MIB
-from orchestrator.storage import ObjectStore
+from orchestrator.storage import ObjectStore, open_store
 from workloads.data.bad_samples import BadSampleTally, BadSlot
 from workloads.data.cache import FilePart, ShardCache
 from workloads.data.decode import decoder_of
@@ -64,6 +64,16 @@ class SampleSource:
         self._recheck_lock = threading.Lock()
         self.bad_samples = BadSampleTally(self.split, index.bad_samples)
         self._split_id, self._cache_bytes = (index.key, split, self.pixels), cache_bytes
+        self._store, self._cache_dir, self._bad_samples = store, cache_dir, index.bad_samples
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process of the node: the same samples, from a store that is opened there."""
+        key, name, _ = self._split_id
+        index = SampleIndex(
+            key=key, classes=(), subset_names=(), splits={name: self.split}, bad_samples=self._bad_samples
+        )
+        place = (self._store.uri, self._cache_dir)
+        return _source_of, (place, index, name, self.pixels, self._cache_bytes)
 
     @property
     def square_bytes(self) -> int:
@@ -209,3 +219,10 @@ def decoded_split(split_id: SplitId, num_samples: int, limit_bytes: int) -> Deco
 def _make_room(limit_bytes: int) -> None:
     while _decoded and sum(split.images_NHWC.nbytes for split in _decoded.values()) > limit_bytes:
         _decoded.pop(next(iter(_decoded)))
+
+
+def _source_of(
+    place: tuple[str, Path], index: SampleIndex, split: str, pixels: PixelSpec, cache_bytes: int
+) -> SampleSource:
+    uri, cache_dir = place
+    return SampleSource(open_store(uri), index, split, cache_dir=cache_dir, pixels=pixels, cache_bytes=cache_bytes)

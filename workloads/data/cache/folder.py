@@ -86,10 +86,14 @@ class CacheStats:
         with self._lock:
             self._sums[count] += amount  # type: ignore[assignment] # seconds are no integers
 
+    def sums(self) -> dict[str, float]:
+        """All of them."""
+        with self._lock:
+            return {count: float(self._sums[count]) for count in _COUNTS}
+
     def snapshot(self) -> dict[str, float]:
         """All sums, and ``hit_rate``: the share of samples that were hits, in [0, 1]; 0 before the first."""
-        with self._lock:
-            sums: dict[str, float] = {count: float(self._sums[count]) for count in _COUNTS}
+        sums = self.sums()
         reads = sums["hits"] + sums["misses"]
         return {**sums, "hit_rate": sums["hits"] / reads if reads else 0.0}
 

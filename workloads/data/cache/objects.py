@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from orchestrator.core.errors import CorruptObjectError, NoSpaceError, StorageError
 from orchestrator.core.units import format_bytes
-from orchestrator.storage import ObjectStore
+from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.artifacts import remedy_of
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests, descriptor_digest
@@ -95,6 +96,10 @@ class ObjectCache:
         self._own_fetcher = threading.Lock()
         self._last_write: dict[str, tuple[int, float]] = {}
         """Of downloads of others that were met: when their file was last written, and when that was first seen."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process of the node: the same folder, and a store that is opened there."""
+        return _cache_of, (self._store.uri, self._folder.root)
 
     def path(self, name: str, *, size_bytes: int, digests: Digests) -> Path:
         """A local, verified copy of an object, even if the cache's limit has no room for it.
@@ -285,3 +290,7 @@ class ObjectCache:
             f"{wanted.name} in {wanted.store.uri} has {digests.algorithm} {found[:12]}..., its record says "
             f"{digests.expected[:12]}..., also when read again: the store lost or changed it; {remedy_of(wanted.name)}"
         )
+
+
+def _cache_of(store_uri: str, folder: Path) -> ObjectCache:
+    return ObjectCache(open_store(store_uri), folder)
