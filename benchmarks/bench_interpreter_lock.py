@@ -8,8 +8,9 @@ train on. The waits are counted by the kernel (see ``lock_wait_s``): the time in
 left out, but not that in which the holder of the lock does. With a GPU the real steps run on it, and nothing is pinned;
 the thread then also waits for autograd's thread, which counts as a wait for the lock: compare rates instead.
 
-Arms, in turns: a made-up batch; batches of ``TrainLoader`` with 12 threads; the same with a process for each of them; a
-made-up batch while another process decodes as much.
+Arms, in turns: a made-up batch; batches of ``TrainLoader`` with 12 threads in this process; the same with a process
+that decodes for each of them; the loader in another process, as it is where a GPU trains; a made-up batch while another
+process decodes as much.
 
 ``python -m benchmarks.bench_interpreter_lock FOLDER IMAGES_PER_S``: that other process.
 """
@@ -23,8 +24,8 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
@@ -36,7 +37,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from tests.data_jobs import DataPlane, decoding_in_processes
+from tests.data_jobs import DataPlane, decoding_in_processes, loading_in_a_process
 from tests.photographs import jpeg, photograph
 from workloads.data import decode, loader
 from workloads.data.augment import Augment
@@ -183,12 +184,25 @@ def batches_of(
     return iter(batches)
 
 
-def fed(folder: Path, *, in_processes: bool) -> Iterator[Tensor]:
+@contextmanager
+def in_threads() -> Iterator[None]:
+    """Loaders use neither processes that decode nor another process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loader, "decodes_in_processes", lambda _device: False)
+        yield
+
+
+HOW: Mapping[str, Callable[[], AbstractContextManager[None]]] = {
+    "fed by 12 threads": in_threads,
+    "fed by 12 threads, a process for each": decoding_in_processes,
+    "fed by another process": loading_in_a_process,
+}
+
+
+def fed(folder: Path, how: str) -> Iterator[Tensor]:
     """Images of the loader, whose threads and processes stay on the other core."""
     pin(1)
-    with decoding_in_processes() if in_processes else pytest.MonkeyPatch.context() as patch:
-        if patch is not None:
-            patch.setattr(loader, "decodes_in_processes", lambda _device: False)
+    with HOW[how]():
         batches = batches_of(folder)
         first = next(batches)
     pin(0)
@@ -234,14 +248,13 @@ def test_lock_waits_of_training(tmp_path: Path, name: str, width: int) -> None:
     write_shard(tmp_path, width)
     torch.set_num_threads(1)
     training, step_s = Training(name), 0.0 if HAS_GPU else IMAGES_PER_RANK / IMAGES_PER_S[name]
-    others = ("fed by 12 threads", "fed by 12 processes", "made-up, 12 threads of another process")
-    arms = {"made-up": Steps(), **{other: Steps() for other in others}}
+    arms = {arm: Steps() for arm in ("made-up", *HOW, "made-up, 12 threads of another process")}
     command = [sys.executable, "-m", "benchmarks.bench_interpreter_lock", str(tmp_path), str(IMAGES_PER_S[name])]
     for _ in range(ROUNDS):
         run(training, made_up(), step_s, arms["made-up"])
-        for how in ("threads", "processes"):
-            batches = fed(tmp_path, in_processes=how == "processes")
-            run(training, batches, step_s, arms[f"fed by 12 {how}"])
+        for how in HOW:
+            batches = fed(tmp_path, how)
+            run(training, batches, step_s, arms[how])
             batches.close()  # type: ignore[attr-defined]
         pin(1)
         with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1]) as other:

@@ -51,7 +51,7 @@ def test_gpu_benchmark_without_a_gpu_is_skipped_and_its_code_works() -> None:
         "test_resnet, groups of 4 in 8, at once, compiled",
         "EMA",
         "stall of a checkpoint",
-        "fed from tars",
+        "fed by its process",
         "test_resnet, compile off, deterministic True: resumed in the middle, equal weights True",
         "probe of features",
         "k-means of 2000 x 768",
