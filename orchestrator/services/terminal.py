@@ -11,8 +11,8 @@ from orchestrator.services.settings_sources import CONTEXT_FLAG, flagged_context
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-PIPE_WIDTH = 140
-"""Of tables on a pipe, which has no width of its own."""
+PIPE_WIDTH = 10_000
+"""A pipe or a file has no width of its own: tables keep all columns, and sentences stay on one line."""
 
 
 def say(text: str) -> None:

@@ -332,6 +332,12 @@ def test_loader_window_follows_the_steps_and_has_a_sixteenth_of_the_free_memory(
     assert len(list(batches_ahead(planned, lambda _batch, _part: None, range(3), batch_bytes=7, num_workers=1))) == 3
     assert made == [(7, 100)]
     assert len(noted) == 3
+    batches = batches_ahead(planned, lambda _batch, _part: None, range(3), batch_bytes=7, num_workers=1)
+    next(batches)
+    noted.clear()
+    batches.send(0.0)  # of another consumer, whose steps are not known yet
+    batches.send(12.5)
+    assert noted == [12.5]
 
 
 GROUP = "job_7/step_0"

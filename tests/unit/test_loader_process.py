@@ -2,6 +2,7 @@
 
 import logging
 import os
+import pickle
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -18,8 +19,9 @@ from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.index import BadSamplePolicy, BadSamples, SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
 from workloads.data.loader_process import _ENTRY
-from workloads.data.order import SampleOrder
+from workloads.data.order import DataGroups, MixtureOrder, Order, SampleOrder
 from workloads.data.pixels import PixelSpec
+from workloads.data.reasons import BadSampleError
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.processes import helper
 from workloads.runtime.streams import Stage
@@ -107,7 +109,7 @@ def assert_same(found: list[Batch], expected: list[Batch]) -> None:
 
 
 def process_id() -> int:
-    return helper(_ENTRY)._process.pid
+    return helper(_ENTRY).process_id
 
 
 def kill_the_process() -> None:
@@ -168,7 +170,8 @@ def test_errors_are_raised_at_their_batch(plane: DataPlane, index: SampleIndex, 
     with pytest.raises(BadDataError, match=rf"train-1.tar:1-{BAD} .*set bad_samples.policy") as failure:
         next(batches)
     assert_same(found, expected[:first_bad])
-    assert "in _load" in "".join(failure.value.__notes__)
+    assert "in _send_batches" in "".join(failure.value.__notes__)
+    assert isinstance(failure.value.__cause__, BadSampleError)
 
 
 def test_tally_of_earlier_attempts_counts(plane: DataPlane, index: SampleIndex) -> None:
@@ -178,6 +181,7 @@ def test_tally_of_earlier_attempts_counts(plane: DataPlane, index: SampleIndex) 
         list(batches_of(source))
 
 
+@pytest.mark.slow  # it starts three processes
 def test_log_of_the_process_is_that_of_this_one(source: SampleSource, caplog: pytest.LogCaptureFixture) -> None:
     """One of its processes that decode is killed, and its thread says so."""
     kill_the_process()  # the next one has this loader alone
@@ -189,20 +193,65 @@ def test_log_of_the_process_is_that_of_this_one(source: SampleSource, caplog: py
     assert [record.levelno for record in found] == [logging.WARNING]
 
 
-def test_what_cannot_be_sent_is_loaded_here(
-    source: SampleSource, expected: list[Batch], caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    "order",
+    [
+        SampleOrder([20, 30, 10], 5, 2, groups=DataGroups.of(2, BATCH_SIZE)),
+        SampleOrder([20, 30, 10], 5, 2, chunk_samples=4),
+        MixtureOrder([SampleOrder([20, 30], 5, 1), SampleOrder([40], 5, 1)], [2, 1], [0.3, 0.7], seed=5),
+    ],
+    ids=["groups", "chunks", "mixture"],
+)
+def test_order_is_the_same_in_another_process(order: Order) -> None:
+    expected = order.ordinals(30, 150)
+    found = pickle.loads(pickle.dumps(order))
+    assert np.array_equal(found.ordinals(30, 150), expected)
+    assert found.replacement(31, 2) == order.replacement(31, 2)
+
+
+class _Unreadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("x",)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (lambda: None, "what it needs cannot be sent"),
+        (_Unreadable(), "cannot open what it needs: ValueError: invalid literal for int()"),
+    ],
+)
+def test_what_cannot_be_sent_or_opened_is_loaded_here(
+    source: SampleSource, expected: list[Batch], caplog: pytest.LogCaptureFixture, part: Any, reason: str
 ) -> None:
     loader = batches_of(source)
-    vars(loader)["unsendable"] = lambda: None
+    vars(loader)["part"] = part
     assert_same(list(loader), expected)
-    assert "what it needs cannot be sent" in caplog.text
+    assert caplog.text.count(reason) == 1
+
+
+def test_two_loaders_at_once_make_their_own_batches(
+    plane: DataPlane, index: SampleIndex, source: SampleSource, expected: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of the environment in between reaches the process, and nothing of it is missing meanwhile."""
+    labels = SplitTargets.of(source.split.leaves, 2)
+    found = []
+    for batch in batches_of(source):
+        found.append(batch)
+        if batch.step % 10 == 0:
+            monkeypatch.setenv("SOMETHING_NEW", str(batch.step))
+            evaluated = EvalLoader(source, labels, batch_size=BATCH_SIZE, num_workers=NUM_WORKERS, device=DEVICE)
+            assert sum(len(part.targets) for part in evaluated) == 119
+    assert_same(found, expected)
 
 
 def test_process_ends_with_its_owner_and_loaders_with_their_iteration(source: SampleSource) -> None:
     batches = iter(batches_of(source))
     next(batches)
     process = helper(_ENTRY)._process
+    wait_until(lambda: processes_of(process_id()))
     batches.close()  # type: ignore[attr-defined]
+    wait_until(lambda: not processes_of(process_id()))
     assert process.poll() is None
     helper(_ENTRY)._control.close()
     assert process.wait(timeout=60) == 0

@@ -80,15 +80,13 @@ class BadSampleTally:
                     self._count.add([sample])
 
     def add_rows(self, news: Sequence[Sequence[Any]]) -> None:
-        """Count what another process's `take_news` tells as if this one had met it, for the next `take_news`.
+        """Count what `take_news` of a process that works for this one tells, for the next `take_news` of this one.
 
-        Raises:
-            BadDataError: more samples are bad than the budget allows.
+        That process compares with the budget, and fails at the batch of the sample.
         """
         with self._lock:
             self._untold += [row[0] for row in news if row[0] not in self._samples]
         self.merge(news)
-        self.check_budget()
 
     def recall(self, ordinals: Iterable[int]) -> None:
         """Count samples that other ranks or earlier attempts could not decode, and of which no more is known.

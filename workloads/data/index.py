@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,12 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError, UserError
-from orchestrator.storage import ObjectStore, open_store
+from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import Record, part_object, read_part, read_record
 from orchestrator.storage.digests import Digests
 from orchestrator.storage.listing import folder_shards
 from orchestrator.storage.open import find_objects
-from workloads.data.cache.objects import ObjectCache
+from workloads.data.cache.objects import ObjectCache, opened_store
 from workloads.data.reasons import printable
 
 INDEX_PART: Final = "index.json"
@@ -326,7 +326,7 @@ class SampleIndex:
 
 def store_of(shard: Shard, default: ObjectStore) -> ObjectStore:
     """The store that holds a shard; ``default`` is the sweep's own."""
-    return _opened(shard.store_uri) if shard.store_uri else default
+    return opened_store(shard.store_uri) if shard.store_uri else default
 
 
 def column_part(split: str, column: str) -> str:
@@ -337,9 +337,6 @@ def column_part(split: str, column: str) -> str:
 def counts_part(split: str) -> str:
     """Part name of the class histogram: samples [C] of each leaf class; one with several counts in each of them."""
     return f"counts/{split}.npy"
-
-
-_opened = lru_cache(maxsize=64)(open_store)
 
 
 def _open_split(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -20,12 +20,20 @@ import torch
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError
-from workloads.data.augment import Augment, Augmenter, AugmentSpec
+from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.bad_samples import BadSlot
 from workloads.data.decode_pool import DecodePool, RenderSpec
 from workloads.data.loader_process import batches_of_process
 from workloads.data.order import Order, rank_slice
-from workloads.data.pipeline import CHUNK_BYTES, MAX_CHUNK, MIN_CHUNK, PlannedBatch, batches_ahead, empty_squares
+from workloads.data.pipeline import (
+    CHUNK_BYTES,
+    MAX_CHUNK,
+    MIN_CHUNK,
+    Filling,
+    PlannedBatch,
+    batches_ahead,
+    empty_squares,
+)
 from workloads.data.pixels import Place
 from workloads.data.source import SampleSource
 from workloads.data.split_targets import SplitTargets
@@ -87,7 +95,7 @@ class _Loader:
         left_out = {"stats", "_labels", "_augmenter"}
         return {name: value for name, value in vars(self).items() if name not in left_out} | {"_device": None}
 
-    def planned(self, steps: Sequence[int], *, in_processes: bool) -> Generator[PlannedBatch, None, None]:
+    def planned(self, steps: Sequence[int], *, in_processes: bool) -> Filling:
         """The batches of ``steps``, filled by threads of this process, or by processes of these threads."""
         with self._decode_pool(in_processes=in_processes) as pool:
             yield from batches_ahead(
@@ -100,7 +108,7 @@ class _Loader:
             )
 
     def _handed_out(self, steps: Sequence[int]) -> Generator[tuple[PlannedBatch, Batch], None, None]:
-        if decodes_in_processes(self._device) and self._can_use_processes:
+        if uses_process(self.source, self._spec.augment.augment, self._num_workers, self._device):
             shape = (self._share, self.source.image_size, self.source.image_size, 3)
             device = self._device or torch.device("cpu")
             batches = batches_of_process(self, steps, batch_shape=shape, device=device)
@@ -115,16 +123,11 @@ class _Loader:
                 batch = _batch(planned, self._labels, self.source)
                 self.stats.receive(requested_s, len(batch.targets))
                 yield planned, batch
-
-    @property
-    def _can_use_processes(self) -> bool:
-        """There are several workers, and images are not read from memory."""
-        is_placed = self._spec.augment.augment.is_placed
-        return self._num_workers >= _MIN_PROCESSES and not self.source.reads_memory(is_placed=is_placed)
+                del planned, batch  # the next one takes as much of the device's memory
 
     @contextmanager
     def _decode_pool(self, *, in_processes: bool) -> Iterator[DecodePool | None]:
-        if not in_processes or not self._can_use_processes:
+        if not in_processes:
             yield None
             return
         most = max(MIN_CHUNK, min(MAX_CHUNK, self._share, _PROCESS_CHUNK_BYTES // self.source.square_bytes))
@@ -181,10 +184,11 @@ class TrainLoader(_Loader):
         start, stop = self._slice(0, batch_size)
         super().__init__(source, labels, rendered, share=stop - start, num_workers=num_workers, device=device)
         self._order, self._batch_size, self._step, self._total_steps = order, batch_size, start_step, total_steps
+        self._augmenter = rendered.augmenter()
 
-    @cached_property
-    def _augmenter(self) -> Augmenter:
-        return self._spec.augmenter()
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._augmenter = self._spec.augmenter()
 
     def __len__(self) -> int:
         return max(self._total_steps - self._step, 0)
@@ -194,6 +198,7 @@ class TrainLoader(_Loader):
             for planned, batch in handed_out:
                 self._step = planned.step + 1
                 yield batch
+                del planned, batch
 
     def state_dict(self) -> dict[str, int]:
         """The number of batches that were handed out, counted from the first one of the run."""
@@ -268,12 +273,15 @@ class EvalLoader(_Loader):
         spec = RenderSpec(pixels=source.pixels, augment=AugmentSpec(), seed=0, stage=Stage.PRETRAIN)
         super().__init__(source, labels, spec, share=batch_size, num_workers=num_workers, device=device)
         self._batch_size = batch_size
-        self._ordinals = np.arange(source.split.num_samples, dtype=np.int64) if ordinals is None else ordinals
-        num_batches = math.ceil(len(self._ordinals) / batch_size)
+        if ordinals is None:
+            ordinals = np.arange(source.split.num_samples, dtype=np.int64)
+        num_batches = math.ceil(len(ordinals) / batch_size)
         self._steps = share_of(num_batches, rank, world_size)
         self._shards_ahead = max(_MIN_EVAL_SHARDS_AHEAD, _EVAL_SHARDS_AHEAD // world_size)
-        last_ordinals = self._ordinals[: self._steps.stop * batch_size][-1:]
-        self._end_shard = int(source.split.shard_of(last_ordinals).max(initial=-1)) + 1
+        self._first = self._steps.start * batch_size
+        self._ordinals = ordinals[self._first : self._steps.stop * batch_size].copy()
+        """Of this rank's batches."""
+        self._end_shard = int(source.split.shard_of(self._ordinals[-1:]).max(initial=-1)) + 1
         self.num_bad = 0
         """Samples that the last iteration left out so far."""
 
@@ -286,10 +294,11 @@ class EvalLoader(_Loader):
             for planned, batch in handed_out:
                 self.num_bad += len(planned.bad)
                 yield batch
+                del planned, batch
 
     def _plan(self, step: int) -> PlannedBatch:
         start = step * self._batch_size
-        ordinals = self._ordinals[start : start + self._batch_size].copy()
+        ordinals = self._ordinals[start - self._first :][: self._batch_size].copy()
         shard_ids = self.source.split.shard_of(ordinals)
         # Ordinals may come in any order: then the last one does not have the last shard.
         last = int(shard_ids[-1]) + 1
@@ -317,6 +326,12 @@ def _not_filled(pool: DecodePool | None, source: SampleSource, batch: PlannedBat
         return
     for slot in left:
         yield slice(part.start + slot, part.start + slot + 1)
+
+
+def uses_process(source: SampleSource, augment: Augment, num_workers: int, device: torch.device | None) -> bool:
+    """Whether another process loads: a GPU trains, there are several workers, and images are not read from memory."""
+    has_work = num_workers >= _MIN_PROCESSES and not source.reads_memory(is_placed=augment.is_placed)
+    return has_work and decodes_in_processes(device)
 
 
 def decodes_in_processes(device: torch.device | None) -> bool:

@@ -24,13 +24,16 @@ import os
 import pickle
 import queue
 import socket
+import struct
 import sys
 import threading
+import time
 import traceback
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
 
@@ -38,10 +41,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from orchestrator.core.errors import BadDataError, OrchestratorError
+from orchestrator.core.errors import OrchestratorError
+from orchestrator.core.security import redaction
 from orchestrator.core.units import MIB
 from workloads.data.bad_samples import BadSlot
-from workloads.data.pipeline import PlannedBatch
+from workloads.data.cache.objects import opened_store
+from workloads.data.pipeline import Filling, PlannedBatch
 from workloads.data.source import SampleSource
 from workloads.runtime.processes import HELPER_VARIABLES, accepted, hang_up, helper
 
@@ -51,6 +56,13 @@ _MOST_SLOTS: Final = 4
 """Batches in shared memory: one being written, one ready, one on its way to the device, one whose copy has ended."""
 _SLOTS_BYTES: Final = 512 * MIB
 """Fewer of larger batches, but two."""
+_PATIENCE_S: Final = 60.0
+"""Without a message; then the log says so."""
+_RETURNED: Final = struct.Struct("<Bd")
+"""A slot that may be written again, and what a step takes (seconds; 0 = not known yet)."""
+_MOST_CAUSES: Final = 10
+_Record = tuple[str, int, str, int, str]
+"""A log line: logger, level, file, line, text."""
 
 
 class Plans(Protocol):
@@ -58,7 +70,7 @@ class Plans(Protocol):
 
     source: SampleSource
 
-    def planned(self, steps: Sequence[int], *, in_processes: bool) -> Generator[PlannedBatch, None, None]:
+    def planned(self, steps: Sequence[int], *, in_processes: bool) -> Filling:
         """The batches of ``steps``, filled."""
         ...
 
@@ -73,17 +85,42 @@ class _Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _News:
+    """What happened in the other process since the message before."""
+
+    bad: list[Any]
+    """Rows of the tally."""
+    counts: Mapping[str, float]
+    """Of the shards' cache."""
+    damaged: Mapping[int, bool]
+    log: Sequence[_Record]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Filled:
-    """A batch in a slot of the shared memory, and what happened since the one before it."""
+    """A batch in a slot of the shared memory."""
 
     slot: int
     step: int
     start: int
     ordinals_B: NDArray[np.int64]
     bad: list[BadSlot]
-    new_bad: list[Any]
-    counts: dict[str, float]
-    log: list[logging.LogRecord]
+    news: _News
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """There are no more batches; ``errors``: why, and its causes."""
+
+    errors: Sequence[Exception]
+    news: _News
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """The request cannot be opened."""
+
+    reason: str
 
 
 def start_process() -> None:
@@ -102,12 +139,12 @@ def _connected() -> Iterator[None]:
     try:
         yield
     except (EOFError, OSError) as error:
-        raise _LostError(f"the other process has ended ({type(error).__name__})") from error
+        raise _LostError(f"its connection has ended ({type(error).__name__})") from error
 
 
 def batches_of_process(
     loader: Plans, steps: Sequence[int], *, batch_shape: tuple[int, ...], device: torch.device
-) -> Generator[PlannedBatch, None, None]:
+) -> Filling:
     """``loader.planned(steps)``, made by another process, with pixels on the device; ``batch_shape``: of a whole batch.
 
     Raises as ``planned``.
@@ -118,6 +155,7 @@ def batches_of_process(
             for batch in link.batches():
                 num_done += 1
                 yield batch
+                del batch  # the next one takes as much of the device's memory
             return
     except _LostError as error:
         _LOG.warning(
@@ -134,7 +172,7 @@ class _Link:
     """Our end of a loader in the other process. Raises ``_LostError``."""
 
     def __init__(self, loader: Plans, steps: Sequence[int], batch_shape: tuple[int, ...], device: torch.device) -> None:
-        self._source, self._device = loader.source, device
+        self._source, self._device, self._step_s = loader.source, device, 0.0
         try:
             request = pickle.dumps(
                 _Request(loader=loader, steps=steps, known_bad=loader.source.bad_samples.to_json()),
@@ -145,68 +183,82 @@ class _Link:
         most = _SLOTS_BYTES // max(math.prod(batch_shape), 1)
         slots_shape = (max(2, min(_MOST_SLOTS, most)), *batch_shape)
         try:
-            self._connection, self._memory = helper(_ENTRY).connect(max(math.prod(slots_shape), 1))
+            self._process = helper(_ENTRY)
+            self._connection, memory = self._process.connect(max(math.prod(slots_shape), 1))
             # What the request is made of may be of a package that came later than the process.
             self._connection.send((list(map(str, sys.path)), dict(os.environ), slots_shape))
             self._connection.send_bytes(request)
         except OSError as error:
             raise _LostError(f"the process cannot be started: {error}") from error
-        pixels = np.frombuffer(self._memory, dtype=np.uint8, count=math.prod(slots_shape)).reshape(slots_shape)
-        self._slots = torch.from_numpy(pixels)
+        self._slots = torch.from_numpy(_slots(memory, slots_shape))
         self._in_use: deque[tuple[int, torch.cuda.Event | None]] = deque()
         is_gpu = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
-        self._is_locked = self._stream is not None and _lock_pages(self._slots)
+        self._is_locked = is_gpu and _lock_pages(self._slots, device)
 
     def batches(self) -> Iterator[PlannedBatch]:
         """The batches in order. One travels to the device while the one before it is trained on."""
-        next_one: _Copied | Exception | None = self._receive()
-        while True:
-            if next_one is None:
-                return
-            if isinstance(next_one, Exception):
-                raise next_one
-            batch, copied = next_one
+        received = self._receive()
+        while not isinstance(received, _Ended):
+            batch, copied = received
             is_here = self._has_message()
-            next_one = self._receive() if is_here else None
+            if is_here:
+                received = self._receive()
             if copied is not None:
                 current = torch.cuda.current_stream(self._device)
                 current.wait_event(copied)
                 batch.squares_BHWC.record_stream(current)
+            started_s = time.perf_counter()
             yield batch
+            self._step_s = time.perf_counter() - started_s
+            del batch
             if not is_here:
-                next_one = self._receive()
+                del received
+                received = self._receive()
+        if received.errors:
+            for error, cause in pairwise(received.errors):
+                error.__cause__ = cause
+            raise received.errors[0]
 
     def close(self) -> None:
         """End the loader; the process stays."""
-        if self._stream is not None:
-            self._stream.synchronize()
-        if self._is_locked:
-            torch.cuda.cudart().cudaHostUnregister(self._slots.data_ptr())  # type: ignore[no-untyped-call]
-        hang_up(self._connection)
+        try:
+            if self._stream is not None:
+                self._stream.synchronize()
+        finally:
+            if self._is_locked:
+                torch.cuda.cudart().cudaHostUnregister(self._slots.data_ptr())  # type: ignore[no-untyped-call]
+            hang_up(self._connection)
 
     def _has_message(self) -> bool:
         self._give_back(wait=False)
         with _connected():
             return self._connection.poll()
 
-    def _receive(self) -> _Copied | Exception | None:
-        """The next batch, on its way to the device; an error that is to be raised in its place; None after the last."""
+    def _receive(self) -> _Copied | _Ended:
+        """The next batch, on its way to the device."""
         if not self._has_message():
             self._give_back(wait=True)  # the other side may have no slot left
-        with _connected():
-            message: _Filled | Exception | None = self._connection.recv()
-        if not isinstance(message, _Filled):
-            return message
-        for record in message.log:
-            logging.getLogger(record.name).handle(record)
-        for count, amount in message.counts.items():
-            self._source.shards.stats.add(count, amount)  # type: ignore[arg-type]
         try:
-            self._source.bad_samples.add_rows(message.new_bad)
-        except BadDataError as error:
-            return error
-        return self._copied(message)
+            while not self._connection.poll(_PATIENCE_S):
+                _LOG.warning("process %d has loaded no batch for %.0f s", self._process.process_id, _PATIENCE_S)
+            message: _Filled | _Ended | _Refused = self._connection.recv()
+        except (EOFError, OSError) as error:
+            raise _LostError(self._process.end()) from error
+        if isinstance(message, _Refused):
+            raise _LostError(f"the other process cannot open what it needs: {message.reason}")
+        self._take_over(message.news)
+        return self._copied(message) if isinstance(message, _Filled) else message
+
+    def _take_over(self, news: _News) -> None:
+        for name, level, path, line, text in news.log:
+            logger = logging.getLogger(name)
+            if logger.isEnabledFor(level):
+                logger.handle(logger.makeRecord(name, level, path, line, text, (), None))
+        for count, amount in news.counts.items():
+            self._source.shards.stats.add(count, amount)  # type: ignore[arg-type]
+        self._source.damaged.update(news.damaged)
+        self._source.bad_samples.add_rows(news.bad)
 
     def _copied(self, message: _Filled) -> _Copied:
         slot_BHWC, copied = self._slots[message.slot, : len(message.ordinals_B)], None
@@ -237,96 +289,168 @@ class _Link:
                 copied.synchronize()
             self._in_use.popleft()
             with suppress(OSError):  # the other side has sent all that it had to send, or the next message is missing
-                self._connection.send_bytes(bytes([slot]))
+                self._connection.send_bytes(_RETURNED.pack(slot, self._step_s))
 
 
-def _lock_pages(slots: torch.Tensor) -> bool:
+def _slots(memory: mmap.mmap, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    return np.frombuffer(memory, dtype=np.uint8, count=math.prod(shape)).reshape(shape)
+
+
+def _lock_pages(slots: torch.Tensor, device: torch.device) -> bool:
     """Page-lock memory, so that copies of it to a GPU run by themselves."""
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-    result = runtime.cudaHostRegister(slots.data_ptr(), slots.nbytes, 0)
-    if result != runtime.cudaError.success:
-        _LOG.warning("%d bytes for batches cannot be page-locked, so that copies to the GPU take longer", slots.nbytes)
-        return False
-    return True
+    with torch.cuda.device(device):
+        if runtime.cudaHostRegister(slots.data_ptr(), slots.nbytes, 0) == runtime.cudaError.success:
+            return True
+        with suppress(RuntimeError):  # the next kernel raises what CUDA remembers, and makes it forget it
+            torch.zeros(1, device=device)
+    _LOG.warning("%d bytes for batches cannot be page-locked, so that copies to the GPU take longer", slots.nbytes)
+    return False
+
+
+class _Records(logging.Handler):
+    """Keeps the fields of log lines: all else of a record may be anything, and need not be possible to send."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kept: queue.SimpleQueue[_Record] = queue.SimpleQueue()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep it."""
+        self._kept.put((record.name, record.levelno, record.pathname, record.lineno, self.format(record)))
+
+    def drain(self) -> list[_Record]:
+        """Those since the last call."""
+        found = []
+        with suppress(queue.Empty):
+            while True:
+                found.append(self._kept.get_nowait())
+        return found
 
 
 def serve(control: socket.socket) -> None:
     """Load for each connection; called in the other process."""
-    records: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
-    logging.getLogger().addHandler(logging.handlers.QueueHandler(records))
+    redaction.install()
+    records = _Records()
+    logging.getLogger().addHandler(records)
     torch.set_num_threads(1)
     for connection, memory in accepted(control):
         threading.Thread(target=_serve, args=(Connection(connection), memory, records), daemon=True).start()
     os._exit(0)  # whatever its threads do
 
 
-def _serve(connection: Connection, descriptor: int, records: queue.SimpleQueue[logging.LogRecord]) -> None:
-    with connection, suppress(_LostError, EOFError, OSError):  # the owner has left
-        sys.path[:], variables, slots_shape = connection.recv()
-        os.environ.clear()
-        os.environ.update({**variables, **HELPER_VARIABLES})
-        memory = mmap.mmap(descriptor, 0)
-        os.close(descriptor)
-        slots = np.frombuffer(memory, dtype=np.uint8, count=math.prod(slots_shape)).reshape(slots_shape)
-        request: _Request = pickle.loads(connection.recv_bytes())  # noqa: S301 - the owner wrote it
-        message: Exception | None = None
-        try:
-            _load(request, connection, slots, records)
-        except _LostError:
+_environment_lock = threading.Lock()
+
+
+def _take_environment(path: Sequence[str], variables: Mapping[str, str]) -> None:
+    """That of the owner, step by step: loaders of other threads look at it."""
+    wanted = {**variables, **HELPER_VARIABLES}
+    with _environment_lock:
+        if sys.path != path:
+            sys.path[:] = path
+        if dict(os.environ) == wanted:
             return
+        for name in os.environ.keys() - wanted.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in wanted.items() if os.environ.get(name) != value})
+        opened_store.cache_clear()  # it may name other credentials
+
+
+def _serve(connection: Connection, descriptor: int, records: _Records) -> None:
+    with connection, suppress(_LostError):  # the owner has left
+        with _connected():
+            path, variables, slots_shape = connection.recv()
+            request = connection.recv_bytes()
+        try:
+            _take_environment(path, variables)
+            slots = _slots(mmap.mmap(descriptor, 0), slots_shape)
+            loading = _Loading(pickle.loads(request), connection, slots, records)  # noqa: S301 - the owner wrote it
+        except Exception as error:  # noqa: BLE001 - of a package, perhaps
+            _send(connection, _Refused(reason=f"{type(error).__name__}: {error}"))
+            return
+        finally:
+            os.close(descriptor)
+        loading.run()
+
+
+@dataclass(slots=True, kw_only=False)
+class _Loading:
+    """One loader."""
+
+    request: _Request
+    connection: Connection
+    slots: NDArray[np.uint8]
+    records: _Records
+    _sent: dict[str, float] = field(default_factory=dict)
+
+    def run(self) -> None:
+        """Send its batches and how it ended."""
+        source, errors = self.request.loader.source, list[Exception]()
+        source.bad_samples.merge(self.request.known_bad)
+        self._sent = source.shards.stats.sums()
+        try:
+            self._send_batches()
+        except _LostError:
+            raise
         except Exception as error:  # noqa: BLE001 - the owner raises it, whatever it is
-            message = _sendable(error)
-        connection.send(message)
+            errors = _sendable(error)
+        finally:
+            source.close()
+        _send(self.connection, _Ended(errors=errors, news=self._news()))
 
-
-def _load(
-    request: _Request,
-    connection: Connection,
-    slots: NDArray[np.uint8],
-    records: queue.SimpleQueue[logging.LogRecord],
-) -> None:
-    source = request.loader.source
-    source.bad_samples.merge(request.known_bad)
-    free, before = deque(range(len(slots))), source.shards.stats.sums()
-    try:
-        with closing(request.loader.planned(request.steps, in_processes=True)) as batches:
-            for batch in batches:
+    def _send_batches(self) -> None:
+        free, step_s = deque(range(len(self.slots))), 0.0
+        with closing(self.request.loader.planned(self.request.steps, in_processes=True)) as batches:
+            batch = next(batches, None)
+            while batch is not None:
                 with _connected():
-                    while not free or connection.poll():
-                        free.extend(connection.recv_bytes())
+                    while not free or self.connection.poll():
+                        slot, step_s = _RETURNED.unpack(self.connection.recv_bytes())
+                        free.append(slot)
                 slot = free.popleft()
-                np.copyto(slots[slot, : len(batch)], batch.squares_BHWC.numpy())
-                now = source.shards.stats.sums()
+                np.copyto(self.slots[slot, : len(batch)], batch.squares_BHWC.numpy())
                 filled = _Filled(
                     slot=slot,
                     step=batch.step,
                     start=batch.start,
                     ordinals_B=batch.ordinals_B,
                     bad=batch.bad,
-                    new_bad=source.bad_samples.take_news(),
-                    counts={count: now[count] - before[count] for count in now if now[count] != before[count]},
-                    log=_drained(records),
+                    news=self._news(),
                 )
-                before = now
-                with _connected():
-                    connection.send(filled)
-    finally:
-        source.close()
+                _send(self.connection, filled)
+                try:
+                    batch = batches.send(step_s)
+                except StopIteration:
+                    return
+
+    def _news(self) -> _News:
+        source, before = self.request.loader.source, self._sent
+        self._sent = source.shards.stats.sums()
+        return _News(
+            bad=source.bad_samples.take_news(),
+            counts={count: total - before[count] for count, total in self._sent.items() if total != before[count]},
+            damaged=dict(source.damaged),
+            log=self.records.drain(),
+        )
 
 
-def _drained(records: queue.SimpleQueue[logging.LogRecord]) -> list[logging.LogRecord]:
-    found = []
-    with suppress(queue.Empty):
-        while True:
-            found.append(records.get_nowait())
-    return found
+def _send(connection: Connection, message: _Filled | _Ended | _Refused) -> None:
+    with _connected():
+        connection.send(message)
 
 
-def _sendable(error: Exception) -> Exception:
-    """The error, or its text if it cannot be sent."""
+def _sendable(error: Exception) -> list[Exception]:
+    """The error and its causes; the text of one that cannot be sent."""
     error.add_note("".join(traceback.format_exception(error)))
-    try:
-        pickle.loads(pickle.dumps(error))  # noqa: S301 - it is our own
-    except Exception:  # noqa: BLE001 - of a package
-        return OrchestratorError(f"{type(error).__name__}: {error}")
-    return error
+    found: list[Exception] = []
+    link: BaseException | None = error
+    while isinstance(link, Exception) and len(found) < _MOST_CAUSES:
+        try:
+            pickle.loads(pickle.dumps(link))  # noqa: S301 - it is our own
+            found.append(link)
+        except Exception:  # noqa: BLE001 - of a package
+            found.append(OrchestratorError(f"{type(link).__name__}: {link}"))
+            for note in getattr(link, "__notes__", []):
+                found[-1].add_note(note)
+        link = link.__cause__
+    return found

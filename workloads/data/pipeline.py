@@ -67,6 +67,8 @@ class PlannedBatch:
             part.result()
 
 
+Filling = Generator[PlannedBatch, float | None, None]
+"""Batches in order; takes the seconds of a step, or None: those until the next batch is asked for."""
 FillPart = Callable[[PlannedBatch, slice], None]
 """Writes the pixels of some consecutive slots of a batch."""
 
@@ -130,11 +132,12 @@ def batches_ahead(
     num_workers: int,
     memory_bytes: int | None = None,
     chunk_samples: int | None = None,
-) -> Generator[PlannedBatch, None, None]:
+) -> Filling:
     """The batches of ``steps`` in order, each complete.
 
     0 workers: everything in the caller's thread, when it asks. 1: in one thread ahead of the caller. More: one thread
-    plans, a pool of ``num_workers`` fills. Closing the generator ends all threads. ``memory_bytes``: for batches ahead;
+    plans, a pool of ``num_workers`` fills. Closing the generator ends all threads. Whoever takes batches for another
+    consumer sends what a step takes that one, or 0 if this is not known yet. ``memory_bytes``: for batches ahead;
     by default a share of what is free. ``chunk_samples``: of one task, at most; by default as many as suit a thread.
     """
     with ExitStack() as stack:
@@ -163,8 +166,11 @@ def batches_ahead(
         for batch in batches:
             batch.wait()
             handed_out_s = time.perf_counter()
-            yield batch
-            window.note(time.perf_counter() - handed_out_s)
+            step_s = yield batch
+            if step_s is None:
+                step_s = time.perf_counter() - handed_out_s
+            if step_s > 0:
+                window.note(step_s)
 
 
 class _ThreadPool:

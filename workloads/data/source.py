@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError
 from orchestrator.core.units import MIB
-from orchestrator.storage import ObjectStore, open_store
+from orchestrator.storage import ObjectStore
 from workloads.data.bad_samples import BadSampleTally, BadSlot
 from workloads.data.cache import FilePart, ShardCache
+from workloads.data.cache.objects import opened_store
 from workloads.data.decode import decoder_of
 from workloads.data.index import SampleIndex
 from workloads.data.pixels import PixelSpec, Place
@@ -60,7 +61,8 @@ class SampleSource:
         self.shards = ShardCache(store, cache_dir, self.split.shards, num_eager_reads=_EAGER_READS)
         # Runners outlive jobs: what downloads ahead ends and lets go of its shards with the job that forgets us.
         self._finalize = weakref.finalize(self, self.shards.close)
-        self._damaged: dict[int, bool] = {}
+        self.damaged: dict[int, bool] = {}
+        """Of the shards that were hashed, because a sample of them failed: whether the local copy was bad."""
         self._recheck_lock = threading.Lock()
         self.bad_samples = BadSampleTally(self.split, index.bad_samples)
         self._split_id, self._cache_bytes = (index.key, split, self.pixels), cache_bytes
@@ -73,7 +75,7 @@ class SampleSource:
             key=key, classes=(), subset_names=(), splits={name: self.split}, bad_samples=self._bad_samples
         )
         place = (self._store.uri, self._cache_dir)
-        return _source_of, (place, index, name, self.pixels, self._cache_bytes)
+        return _source_of, (place, index, name, self.pixels, self._cache_bytes), {"damaged": dict(self.damaged)}
 
     @property
     def square_bytes(self) -> int:
@@ -169,9 +171,9 @@ class SampleSource:
     def _was_damaged(self, shard_id: int) -> bool:
         """Whether a shard's local copy was bad when a sample of it first failed; hashed once, others wait for that."""
         with self._recheck_lock:
-            if shard_id not in self._damaged:
-                self._damaged[shard_id] = self.shards.recheck(shard_id)
-            return self._damaged[shard_id]
+            if shard_id not in self.damaged:
+                self.damaged[shard_id] = self.shards.recheck(shard_id)
+            return self.damaged[shard_id]
 
     def _encoded(self, ordinals: NDArray[np.int64]) -> list[bytes]:
         """The samples' bytes as they stand in the shards."""
@@ -225,4 +227,4 @@ def _source_of(
     place: tuple[str, Path], index: SampleIndex, split: str, pixels: PixelSpec, cache_bytes: int
 ) -> SampleSource:
     uri, cache_dir = place
-    return SampleSource(open_store(uri), index, split, cache_dir=cache_dir, pixels=pixels, cache_bytes=cache_bytes)
+    return SampleSource(opened_store(uri), index, split, cache_dir=cache_dir, pixels=pixels, cache_bytes=cache_bytes)

@@ -94,6 +94,11 @@ class HelperProcess:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
+    @property
+    def process_id(self) -> int:
+        """Of the helper."""
+        return self._process.pid
+
     def is_alive(self) -> bool:
         """Whether it is there, and ours: not that of a process that forked us."""
         return self.pid == os.getpid() and self._process.poll() is None
@@ -111,6 +116,14 @@ class HelperProcess:
         finally:
             os.close(descriptor)
         return connection, memory
+
+    def end(self) -> str:
+        """How it ended, or that it lives."""
+        with suppress(subprocess.TimeoutExpired):
+            status = self._process.wait(timeout=1)
+            reason = ", perhaps for lack of memory" if status == -signal.SIGKILL else ""
+            return f"process {self.process_id} has ended with status {status}{reason}"
+        return f"process {self.process_id} has closed its connection"
 
     def close(self) -> None:
         """End it."""

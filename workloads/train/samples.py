@@ -18,7 +18,7 @@ from orchestrator.core.errors import UserError
 from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.index import SampleIndex
-from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader, decodes_in_processes
+from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader, uses_process
 from workloads.data.loader_process import start_process
 from workloads.data.order import DataGroups, Order, make_order
 from workloads.data.pixels import PixelSpec
@@ -215,7 +215,8 @@ class BatchLoaders:
         self._job, self._samples = job, samples
         self._newest: TrainLoader | None = None
         """Whose counters are told."""
-        if decodes_in_processes(job.device):
+        augment, num_workers = Augment(job.recipe.augment), job.request.execution.num_threads
+        if uses_process(samples.train.source, augment, num_workers, job.device):
             start_process()
 
     def order(self, unit: int) -> Order:

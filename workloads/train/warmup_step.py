@@ -119,9 +119,10 @@ class MicroBatchSearch:
     def _search(self, unit: int, share: int) -> int:
         learner = self.learner
         state_bytes = sum(parameter.nbytes for parameter in learner.model.parameters() if parameter.requires_grad)
-        # Two moments of an optimiser at most, and averaged weights.
-        later_bytes = (2 + (learner.average is not None)) * state_bytes
         inputs, _ = self._example(1)
+        # Two moments of an optimiser at most, and averaged weights; as uint8 the images at hand, the next, and those on
+        # their way.
+        later_bytes = (2 + (learner.average is not None)) * state_bytes + 3 * share * inputs.nbytes // 4
         return find_micro_batch(
             self._warmup_step().step,
             unit=unit,

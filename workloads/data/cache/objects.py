@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,10 @@ _POLL_S = 0.005
 STALLED_S = 150.0
 """A download that writes nothing for so long belongs to a stopped process: the store gives up after 60 s + 30 s."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+opened_store = lru_cache(maxsize=64)(open_store)
+"""Of a URI."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -293,4 +298,4 @@ class ObjectCache:
 
 
 def _cache_of(store_uri: str, folder: Path) -> ObjectCache:
-    return ObjectCache(open_store(store_uri), folder)
+    return ObjectCache(opened_store(store_uri), folder)
