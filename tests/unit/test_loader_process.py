@@ -204,7 +204,7 @@ def test_log_of_the_process_is_that_of_this_one(source: SampleSource, caplog: py
 )
 def test_order_is_the_same_in_another_process(order: Order) -> None:
     expected = order.ordinals(30, 150)
-    found = pickle.loads(pickle.dumps(order))
+    found = pickle.loads(pickle.dumps(order))  # noqa: S301 - it is our own
     assert np.array_equal(found.ordinals(30, 150), expected)
     assert found.replacement(31, 2) == order.replacement(31, 2)
 
