@@ -264,21 +264,27 @@ class Analysis:
         backbone = open_backbone(request, self._context, device)
         counter = ActivityCounter(backbone.network)
         with counter, arithmetic.numerics(), torch.inference_mode(), arithmetic.autocast():
-            for images_BCHW in self._images(found, backbone.preprocessing.pixels):
+            for images_BCHW in self._images(found, backbone.preprocessing.pixels, device):
                 counter.next_pass()
                 backbone(images_BCHW)
         return counter.shares
 
-    def _images(self, found: AnalyzedSplit, pixels: PixelSpec) -> Iterator[Tensor]:
-        """Batches (B, 3, H, W) of uint8 pixels of samples; those that cannot be decoded are left out."""
+    def _images(self, found: AnalyzedSplit, pixels: PixelSpec, device: torch.device | None = None) -> Iterator[Tensor]:
+        """Batches (B, 3, H, W) of uint8 pixels of samples, for a device; those that cannot be decoded are left out."""
         context, name = self._context, found.split.name
         source = SampleSource(context.store, self._index, name, cache_dir=context.cache, pixels=pixels, cache_bytes=0)
         unused = SplitTargets.of(np.zeros(found.split.num_samples, np.int8), 1)
         num_workers = self._request.execution.num_threads
         with closing(source):
-            for batch in EvalLoader(
-                source, unused, batch_size=BATCH_SIZE, ordinals=found.ordinals_N, num_workers=num_workers
-            ):
+            loader = EvalLoader(
+                source,
+                unused,
+                batch_size=BATCH_SIZE,
+                ordinals=found.ordinals_N,
+                num_workers=num_workers,
+                device=device,
+            )
+            for batch in loader:
                 self._tick()
                 yield batch.images_BCHW
 
