@@ -18,13 +18,16 @@ from tests.waiting import wait_until
 from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.index import BadSamplePolicy, BadSamples, SampleIndex
 from workloads.data.loader import Batch, EvalLoader, SampleSource, TrainLoader
-from workloads.data.loader_process import _ENTRY
+from workloads.data.loader_process import _ENTRY, _Records
 from workloads.data.order import DataGroups, MixtureOrder, Order, SampleOrder
 from workloads.data.pixels import PixelSpec
 from workloads.data.reasons import BadSampleError
 from workloads.data.split_targets import SplitTargets
+from workloads.data.subset import SampleView
 from workloads.runtime.processes import helper
+from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Stage
+from workloads.train.samples import BadSampleLedger, LabelledSplit
 
 NUM_WORKERS, BATCH_SIZE, NUM_STEPS, IMAGE_SIZE = 2, 20, 30, 16
 BAD = 6
@@ -221,6 +224,29 @@ class _Unreadable:
         (_Unreadable(), "cannot open what it needs: ValueError: invalid literal for int()"),
     ],
 )
+def test_budget_holds_for_what_several_loaders_found_each(source: SampleSource) -> None:
+    """Each compares what it knows; an evaluation compares all."""
+    split = LabelledSplit(
+        source=source, labels=SplitTargets.of(source.split.leaves, 2), view=SampleView.whole(source.split)
+    )
+    ledger = BadSampleLedger({"train": split}, Ranks())
+    source.bad_samples.add_rows([[row, f"train-0.tar:{row}", "undecodable", ""] for row in range(12)])
+    ledger.share()
+    source.bad_samples.add_rows([[12, "train-0.tar:12", "undecodable", ""]])
+    with pytest.raises(BadDataError, match="more than 12 samples"):
+        ledger.share()
+
+
+def test_lines_of_a_time_without_loaders_and_malformed_ones_are_dropped() -> None:
+    records, logger = _Records(), logging.Logger("package")
+    logger.addHandler(records)
+    logger.warning("of a loader that has ended")
+    with records.of_a_loader():
+        logger.warning("%d images", "no")
+        logger.warning("%d images", 3)
+        assert [(name, text) for name, *_, text in records.drain()] == [("package", "3 images")]
+
+
 def test_what_cannot_be_sent_or_opened_is_loaded_here(
     source: SampleSource, expected: list[Batch], caplog: pytest.LogCaptureFixture, part: Any, reason: str
 ) -> None:

@@ -82,7 +82,8 @@ class BadSampleTally:
     def add_rows(self, news: Sequence[Sequence[Any]]) -> None:
         """Count what `take_news` of a process that works for this one tells, for the next `take_news` of this one.
 
-        That process compares with the budget, and fails at the batch of the sample.
+        That process compares what it knows with the budget, and fails at the batch of the sample. `check_budget`
+        compares all that was counted here.
         """
         with self._lock:
             self._untold += [row[0] for row in news if row[0] not in self._samples]

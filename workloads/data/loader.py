@@ -2,7 +2,8 @@
 
 Workers are threads of this process. Where a GPU trains, they are threads of another process (``loader_process``), and
 each of them has a process that decodes for it (``decode_pool``); batches are the same. Memory: what ``pipeline`` says,
-and for each worker one decoded image, with processes the squares of one task.
+for each worker one decoded image, with processes the squares of one task, and with another process two to four batches
+that both share, and up to three on the GPU.
 """
 
 from __future__ import annotations

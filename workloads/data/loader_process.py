@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import Any, Final, Protocol
@@ -186,15 +187,15 @@ class _Link:
             self._process = helper(_ENTRY)
             self._connection, memory = self._process.connect(max(math.prod(slots_shape), 1))
             # What the request is made of may be of a package that came later than the process.
-            self._connection.send((list(map(str, sys.path)), dict(os.environ), slots_shape))
+            level = logging.getLogger().level
+            self._connection.send((list(map(str, sys.path)), dict(os.environ), level, slots_shape))
             self._connection.send_bytes(request)
         except OSError as error:
             raise _LostError(f"the process cannot be started: {error}") from error
         self._slots = torch.from_numpy(_slots(memory, slots_shape))
         self._in_use: deque[tuple[int, torch.cuda.Event | None]] = deque()
-        is_gpu = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if is_gpu else None  # type: ignore[no-untyped-call]
-        self._is_locked = is_gpu and _lock_pages(self._slots, device)
+        self._stream = _copy_stream(device) if device.type == "cuda" else None
+        self._is_locked = self._stream is not None and _lock_pages(self._slots, device)
 
     def batches(self) -> Iterator[PlannedBatch]:
         """The batches in order. One travels to the device while the one before it is trained on."""
@@ -216,9 +217,12 @@ class _Link:
                 del received
                 received = self._receive()
         if received.errors:
-            for error, cause in pairwise(received.errors):
-                error.__cause__ = cause
-            raise received.errors[0]
+            error = _chained(received.errors)
+            del received
+            try:
+                raise error
+            finally:
+                del error  # or this frame and the error would keep each other, and the shared memory
 
     def close(self) -> None:
         """End the loader; the process stays."""
@@ -229,6 +233,7 @@ class _Link:
             if self._is_locked:
                 torch.cuda.cudart().cudaHostUnregister(self._slots.data_ptr())  # type: ignore[no-untyped-call]
             hang_up(self._connection)
+            self._slots = torch.empty(0)  # lets go of the shared memory
 
     def _has_message(self) -> bool:
         self._give_back(wait=False)
@@ -292,8 +297,21 @@ class _Link:
                 self._connection.send_bytes(_RETURNED.pack(slot, self._step_s))
 
 
+def _chained(errors: Sequence[Exception]) -> Exception:
+    """The first one, with the others as causes."""
+    for error, cause in pairwise(errors):
+        error.__cause__ = cause
+    return errors[0]
+
+
 def _slots(memory: mmap.mmap, shape: tuple[int, ...]) -> NDArray[np.uint8]:
     return np.frombuffer(memory, dtype=np.uint8, count=math.prod(shape)).reshape(shape)
+
+
+@cache
+def _copy_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all loaders: freed memory of the device stays with the stream that it was taken for."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _lock_pages(slots: torch.Tensor, device: torch.device) -> bool:
@@ -314,10 +332,27 @@ class _Records(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self._kept: queue.SimpleQueue[_Record] = queue.SimpleQueue()
+        self._num_loaders, self._count_lock = 0, threading.Lock()
+
+    @contextmanager
+    def of_a_loader(self) -> Iterator[None]:
+        """While a loader works. Lines of a time without any belong to no attempt: the owner may run another one."""
+        with self._count_lock:
+            if not self._num_loaders:
+                self.drain()
+            self._num_loaders += 1
+        try:
+            yield
+        finally:
+            with self._count_lock:
+                self._num_loaders -= 1
 
     def emit(self, record: logging.LogRecord) -> None:
         """Keep it."""
-        self._kept.put((record.name, record.levelno, record.pathname, record.lineno, self.format(record)))
+        try:
+            self._kept.put((record.name, record.levelno, record.pathname, record.lineno, self.format(record)))
+        except Exception:  # noqa: BLE001 - arguments that do not fit, as every handler does
+            self.handleError(record)
 
     def drain(self) -> list[_Record]:
         """Those since the last call."""
@@ -357,19 +392,22 @@ def _take_environment(path: Sequence[str], variables: Mapping[str, str]) -> None
 
 
 def _serve(connection: Connection, descriptor: int, records: _Records) -> None:
-    with connection, suppress(_LostError):  # the owner has left
+    with connection, suppress(_LostError), records.of_a_loader():  # lost: the owner has left
+        try:
+            memory = mmap.mmap(descriptor, 0)
+        finally:
+            os.close(descriptor)
         with _connected():
-            path, variables, slots_shape = connection.recv()
+            path, variables, level, slots_shape = connection.recv()
             request = connection.recv_bytes()
         try:
             _take_environment(path, variables)
-            slots = _slots(mmap.mmap(descriptor, 0), slots_shape)
+            logging.getLogger().setLevel(level)
+            slots = _slots(memory, slots_shape)
             loading = _Loading(pickle.loads(request), connection, slots, records)  # noqa: S301 - the owner wrote it
         except Exception as error:  # noqa: BLE001 - of a package, perhaps
             _send(connection, _Refused(reason=f"{type(error).__name__}: {error}"))
             return
-        finally:
-            os.close(descriptor)
         loading.run()
 
 
@@ -445,12 +483,22 @@ def _sendable(error: Exception) -> list[Exception]:
     found: list[Exception] = []
     link: BaseException | None = error
     while isinstance(link, Exception) and len(found) < _MOST_CAUSES:
-        try:
-            pickle.loads(pickle.dumps(link))  # noqa: S301 - it is our own
-            found.append(link)
-        except Exception:  # noqa: BLE001 - of a package
+        if not _arrives(link):
             found.append(OrchestratorError(f"{type(link).__name__}: {link}"))
             for note in getattr(link, "__notes__", []):
                 found[-1].add_note(note)
+        else:
+            found.append(link)
+        # Its frames hold the memory of batches.
+        link.__traceback__ = link.__context__ = None
         link = link.__cause__
     return found
+
+
+def _arrives(error: Exception) -> bool:
+    """Whether the owner gets the same error."""
+    try:
+        again = pickle.loads(pickle.dumps(error))  # noqa: S301 - it is our own
+    except Exception:  # noqa: BLE001 - of a package
+        return False
+    return type(again) is type(error) and str(again) == str(error)

@@ -89,13 +89,12 @@ class BadSampleLedger:
 
         Raises ``BadDataError``: there are more than the budget allows.
         """
-        if self._ranks.is_solo:
-            return
-        news = json.dumps({name: tally.take_news() for name, tally in self._tallies.items()})
-        for rank, text in enumerate(self._ranks.gather_text(news)):
-            if rank != self._ranks.rank:
-                for name, told in json.loads(text).items():
-                    self._tallies[name].merge(told)
+        if not self._ranks.is_solo:
+            news = json.dumps({name: tally.take_news() for name, tally in self._tallies.items()})
+            for rank, text in enumerate(self._ranks.gather_text(news)):
+                if rank != self._ranks.rank:
+                    for name, told in json.loads(text).items():
+                        self._tallies[name].merge(told)
         for tally in self._tallies.values():
             tally.check_budget()
 
