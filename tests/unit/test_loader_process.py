@@ -212,18 +212,6 @@ def test_order_is_the_same_in_another_process(order: Order) -> None:
     assert found.replacement(31, 2) == order.replacement(31, 2)
 
 
-class _Unreadable:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return int, ("x",)
-
-
-@pytest.mark.parametrize(
-    ("part", "reason"),
-    [
-        (lambda: None, "what it needs cannot be sent"),
-        (_Unreadable(), "cannot open what it needs: ValueError: invalid literal for int()"),
-    ],
-)
 def test_budget_holds_for_what_several_loaders_found_each(source: SampleSource) -> None:
     """Each compares what it knows; an evaluation compares all."""
     split = LabelledSplit(
@@ -237,16 +225,30 @@ def test_budget_holds_for_what_several_loaders_found_each(source: SampleSource) 
         ledger.share()
 
 
-def test_lines_of_a_time_without_loaders_and_malformed_ones_are_dropped() -> None:
-    records, logger = _Records(), logging.Logger("package")
+def test_lines_of_a_time_without_loaders_and_malformed_ones_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    records, logger = _Records(), logging.getLogger("package")
+    monkeypatch.setattr(logger, "propagate", False)
     logger.addHandler(records)
     logger.warning("of a loader that has ended")
     with records.of_a_loader():
         logger.warning("%d images", "no")
         logger.warning("%d images", 3)
         assert [(name, text) for name, *_, text in records.drain()] == [("package", "3 images")]
+    logger.removeHandler(records)
 
 
+class _Unreadable:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return int, ("x",)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (lambda: None, "what it needs cannot be sent"),
+        (_Unreadable(), "cannot open what it needs: ValueError: invalid literal for int()"),
+    ],
+)
 def test_what_cannot_be_sent_or_opened_is_loaded_here(
     source: SampleSource, expected: list[Batch], caplog: pytest.LogCaptureFixture, part: Any, reason: str
 ) -> None:
