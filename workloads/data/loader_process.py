@@ -17,7 +17,6 @@ Invariants:
 from __future__ import annotations
 
 import logging
-import logging.handlers
 import math
 import mmap
 import os
