@@ -62,10 +62,13 @@ class Strict(BaseModel):
     def _refuse_unknown_keys(cls, value: object) -> object:
         if isinstance(value, Mapping):
             known = {field.alias or name: field for name, field in cls.model_fields.items()}
-            for key in value:
-                if key not in known:
-                    context = {"key": key, "hint": _missing_colon(str(key), known) or did_you_mean(str(key), known)}
-                    raise PydanticCustomError("unknown_key", "unknown key '{key}': {hint}", context)
+            hints = {
+                key: _missing_colon(str(key), known) or did_you_mean(str(key), known)
+                for key in value
+                if key not in known
+            }
+            if hints:
+                raise PydanticCustomError("unknown_keys", "unknown keys: {hints}", {"hints": hints})
         return value
 
 

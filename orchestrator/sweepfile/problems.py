@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -39,9 +39,20 @@ def validate(schema: type[Schema], value: object, tree: Tree, path: Path = ()) -
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        details = _best_meant(error.errors(include_url=False), value)
+        found = [one for detail in error.errors(include_url=False) for one in _one_by_one(detail)]
+        details = _best_meant(found, value)
         lines = [_line(detail, _alike(detail, details, value), value, tree, path) for detail in details]
         raise SpecError(tuple(dict.fromkeys(lines))) from error
+
+
+def _one_by_one(detail: ErrorDetails) -> Iterator[ErrorDetails]:
+    """One for each unknown key of a mapping."""
+    if detail["type"] != "unknown_keys":
+        yield detail
+        return
+    for key, hint in detail["ctx"]["hints"].items():
+        text = f"unknown key '{key}': {hint}"
+        yield ErrorDetails(type="unknown_key", loc=detail["loc"], msg=text, input=detail["input"], ctx={"key": key})
 
 
 def _best_meant(details: Sequence[ErrorDetails], root: object) -> list[ErrorDetails]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
@@ -73,7 +74,7 @@ class Batch:
     """Index into the split's ``subset_names``; -1 = in none."""
 
 
-class _Loader:
+class _Loader(ABC):
     """What both loaders share: how batches are made of plans, here or in another process."""
 
     def __init__(
@@ -135,13 +136,13 @@ class _Loader:
         with closing(DecodePool(self._num_workers, self._spec, most)) as pool:
             yield pool
 
+    @abstractmethod
     def _plan(self, step: int) -> PlannedBatch:
         """Which samples a batch has, and memory for them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _fill(self, pool: DecodePool | None, batch: PlannedBatch, part: slice) -> None:
         """Write the pixels of some slots of a batch."""
-        raise NotImplementedError
 
 
 class TrainLoader(_Loader):
