@@ -51,6 +51,10 @@ Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_few)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
+_MOST_UNKNOWN = 20
+"""Keys of one mapping that are reported."""
+
+
 class Strict(BaseModel):
     """No coercion, no infinities, no unknown keys; an unknown key is answered with the nearest known one."""
 
@@ -62,11 +66,11 @@ class Strict(BaseModel):
     def _refuse_unknown_keys(cls, value: object) -> object:
         if isinstance(value, Mapping):
             known = {field.alias or name: field for name, field in cls.model_fields.items()}
-            hints = {
-                key: _missing_colon(str(key), known) or did_you_mean(str(key), known)
-                for key in value
-                if key not in known
-            }
+            unknown = [key for key in value if key not in known]
+            shown = unknown[:_MOST_UNKNOWN]
+            hints = {key: _missing_colon(str(key), known) or did_you_mean(str(key), known) for key in shown}
+            if len(shown) < len(unknown):
+                hints[shown[-1]] += f"; {len(unknown) - len(shown)} more keys here are unknown"
             if hints:
                 raise PydanticCustomError("unknown_keys", "unknown keys: {hints}", {"hints": hints})
         return value
