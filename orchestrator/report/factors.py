@@ -59,6 +59,8 @@ class FactorLayout:
         if values is None:
             return None
         rest = [name for name in self.design.varied if name not in self.rows]
+        if not self.is_cell(values) and LABELS_FACTOR not in (*rest, *self.rows):
+            rest.append(LABELS_FACTOR)  # or runs of a baseline's backbones would stand in rows of the design's
         text = ", ".join(f"{name} {values[name]}" for name in rest)
         return replace(place, pretrain=text), self.name_of(values)
 

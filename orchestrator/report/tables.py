@@ -12,6 +12,7 @@ from typing import Any
 from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS, JobKind
 from orchestrator.core.metrics import RECORDED_METRICS
 from orchestrator.planning.estimate.prices import PriceTable
+from orchestrator.planning.graph.pairing import backbone_of
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.comparisons import compared
 from orchestrator.report.factors import FactorLayout
@@ -183,26 +184,22 @@ def with_backbone_metric(
     for job in plan.jobs:
         if job.kind not in RESULT_KINDS or job.name not in committed or plan.metric in committed[job.name].metrics:
             continue
-        names = [job.name] if job.kind is JobKind.PRETRAIN else sorted(backbones_of(job, jobs))
-        value = _took(plan.metric, [jobs[name] for name in names], committed, views)
+        backbone = backbone_of(job, jobs)
+        value = _took(plan.metric, backbone, committed, views) if backbone else None
         if value is not None:
             run = committed[job.name]
             found[job.name] = replace(run, metrics={**run.metrics, plan.metric: value})
     return found
 
 
-def _took(
-    metric: str, jobs: Sequence[Job], committed: Mapping[str, Committed], views: Mapping[str, JobView]
-) -> float | None:
-    """What making a backbone took, by the jobs between the label space and the transfer."""
+def _took(metric: str, backbone: Job, committed: Mapping[str, Committed], views: Mapping[str, JobView]) -> float | None:
+    """What making a backbone took: its pretraining, or the search that found it."""
     if metric == "images_per_s":
-        rates = [committed[job.name].images_per_s for job in jobs if job.name in committed]
-        return next((rate for rate in rates if rate is not None), None)
-    spent = [seconds_of(job, committed, views) for job in jobs]
-    known = [seconds for seconds in spent if seconds is not None]
-    if len(known) < len(jobs) or not jobs:
+        return committed[backbone.name].images_per_s if backbone.name in committed else None
+    seconds = seconds_of(backbone, committed, views)
+    if seconds is None:
         return None
-    uses = [use for job, seconds in zip(jobs, known, strict=True) for use in _uses(job, seconds, views)]
+    uses = _uses(backbone, seconds, views)
     return math.fsum(use.gpu_s if metric == "gpu_hours" else use.cpu_s for use in uses) / 3600
 
 

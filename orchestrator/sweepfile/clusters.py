@@ -41,10 +41,12 @@ class EmbedSpec(OneRule):
     )
     view: Literal["center", "mirrored"] = Field("center", description="The centre square, or its mirror image.")
     resize: Count | None = Field(
-        None, description="Shorter side before the centre square is cut out, pixels; default: as the weights were used."
+        None,
+        description="Shorter side before the centre square is cut out, pixels; default: as the weights were used; of "
+        "an artifact, image_size.",
     )
     interpolation: Interpolation | None = Field(
-        None, description="Filter of resizing; default: as the weights were trained."
+        None, description="Filter of resizing; default: as the weights were trained; of an artifact, bilinear."
     )
     decoder: Decoder | None = Field(
         None, description="Decoder and resizer; default: as the sweep pretrains, or pillow."

@@ -187,6 +187,8 @@ class ConversionSpec(Strict):
             refuse_unread(self, ("label_column", "level_columns"), "here: this format has no columns")
         if self.format != "imagenet1k":
             refuse_unread(self, ("labels",), "here: only imagenet1k keeps labels apart from images")
+        if self.format in {"cifar10", "cifar100", "mnist"}:
+            refuse_unread(self, ("splits",), "here: this format knows its files of train and val by their names")
         if not self.source.startswith("file://") and "://" in self.source:
             message = "converters read files, and this is not a path; mount it, or put it on a disk that all nodes see"
             raise PydanticCustomError("refused", message, {"at": ("source",)})

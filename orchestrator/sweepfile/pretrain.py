@@ -144,6 +144,7 @@ def resolve_pretrain(
         model=resolve_model((*path, "model"), spec.model, shipped_models(), recipes.plugins, complaints.tree),
         labels=_globs((*path, "labels"), spec.labels, labels, complaints),
         recipe=recipe,
+        written_recipe=spec.recipe,
         seeds=tuple(spec.seeds),
         subset=spec.subset.resolved() if spec.subset else {},
         initial=spec.init.model_dump(include=_OUTSIDE, exclude_none=True) if spec.init else {},

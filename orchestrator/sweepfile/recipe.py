@@ -323,6 +323,12 @@ def ignored_fields(recipe: RecipeSpec, protocol: str = "") -> dict[str, str]:
     return found
 
 
+def off_default(recipe: Mapping[str, Any], protocol: str = "") -> dict[str, Any]:
+    """Fields of a resolved recipe that are not at their defaults, as those are that it does not read."""
+    known = schema_of(recipe, protocol or TRAINING).model_fields
+    return {name: value for name, value in recipe.items() if value != known[name].default}
+
+
 def missing_fields(recipe: RecipeSpec) -> dict[str, str]:
     """Missing fields of this recipe, and the options that need them."""
     return {
@@ -452,6 +458,8 @@ class RecipeResolver:
         fields = over_base(inherited, given)
         try:
             spec = validate(schema_of(fields, protocol or TRAINING), fields, self._tree, path)
+            if isinstance(spec, KnnSpec) and spec.votes == "equal" and "temperature" in given:
+                self._complaints.add((*path, "temperature"), "it has no effect with votes: equal; remove it")
             if not isinstance(spec, RecipeSpec):
                 return spec.resolved()
             return self._checked(path, spec, given, ignored_fields(spec, protocol))

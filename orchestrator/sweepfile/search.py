@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.errors import SpecError
+from orchestrator.core.hyper_parameters import ARGUMENTS_OF
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict
 from orchestrator.sweepfile.parse.tree import Path
@@ -18,12 +19,13 @@ from orchestrator.sweepfile.pretrain import path_of
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import (
     LOOK_FIELDS,
+    TRAINING,
     GivenRecipe,
     LogisticSpec,
     ProtocolRecipes,
-    RecipeSpec,
     given_fields,
-    ignored_fields,
+    off_default,
+    schema_of,
 )
 from orchestrator.sweepfile.values import LabelSpace, Pretrain, Search, Transfer
 
@@ -158,7 +160,8 @@ def resolve_search(
         complaints.add(place, message)
     if problems:
         return search, {}
-    recipe = _check_values(searched, recipes, complaints)
+    recipe, names = _check_values(searched, recipes, complaints)
+    search = replace(search, space={**search.space, **names})
     if recipe and "epochs" not in recipe:
         complaints.add(searched.path, f"{_JUDGED}; remove search, or choose a recipe with an optimiser")
         return search, {}
@@ -175,21 +178,18 @@ def pretrain_search(
     probe: Mapping[str, Any],
 ) -> Search:
     """A search over fields of the recipe of each of some blocks; complains of what is wrong and goes on."""
-    search = _search(spec, trials=None, probe=probe)
+    search, more = _search(spec, trials=None, probe=probe), dict[str, Mapping[str, Any]]()
     for block in blocks:
         if not block.recipe:  # which is reported at its own place
             continue
-        own = {name: value for name, value in block.recipe.items() if name not in _unread(block.recipe)}
-        searched = SearchedRecipe(path=path, spec=spec, given=own, recipe_path=(*path_of(block), "recipe"))
-        found, _ = resolve_search(searched, recipes, complaints, holds_out={})
-        search = replace(found, probe=probe)
+        given, where = block.written_recipe, (*path_of(block), "recipe")
+        searched = SearchedRecipe(path=path, spec=spec, given=given, recipe_path=where)
+        found, recipe = resolve_search(searched, recipes, complaints, holds_out={})
+        read = off_default(recipe) if recipe else {}
+        more[block.name] = {name: value for name, value in read.items() if block.recipe.get(name) != value}
+        search = replace(found, probe=probe, more_read=more)
         check_grace(search, block.recipe, path, complaints)
     return search
-
-
-def _unread(recipe: Mapping[str, Any]) -> Collection[str]:
-    """Fields that a resolved recipe holds, and a training by it never reads."""
-    return ignored_fields(RecipeSpec.model_construct(**recipe))
 
 
 def label_search(path: Path, spec: SearchSpec, complaints: Complaints, probe: Mapping[str, Any]) -> Search:
@@ -327,6 +327,12 @@ def _problems(searched: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[
             yield place, f"'{name}' is not a field of this recipe: {did_you_mean(name, known)}"
         elif searched.spec.over == "recipe" and isinstance(searched.given, Mapping) and name in searched.given:
             yield place, f"recipe says {name}: {searched.given[name]!r} as well; keep one of the two"
+        elif searched.spec.over == "pretrain" and name in LOOK_FIELDS and name != "precision":
+            message = "decides how images are seen, and those of the target, which judge trials, are seen as the "
+            yield (
+                place,
+                f"'{name}' {message}block's recipe says; remove it from the space, and write a block for each value",
+            )
         elif name == "select_holdout":
             yield place, "what is held out is what trials are judged by, the same for all; write it into recipe"
         if isinstance(values, list) and len(values) < 2:
@@ -340,14 +346,21 @@ def _problems(searched: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[
                 yield (*place, position), f"{value!r} is given twice; keep one"
 
 
-def _check_values(searched: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints) -> Mapping[str, Any]:
-    """Resolve the recipe at each listed value and each end of a range, with the first of all others."""
+def _check_values(
+    searched: SearchedRecipe, recipes: ProtocolRecipes, complaints: Complaints
+) -> tuple[Mapping[str, Any], Mapping[str, Mapping[str, Any]]]:
+    """Resolve the recipe at each listed value and each end of a range, with the first of all others.
+
+    Returns:
+        All fields that any of these recipes reads, and the parts of the space that name plug-ins, as references.
+    """
     space = {name: _dimension(values) for name, values in (searched.spec.space or {}).items()}
-    first, seen = {name: _ends(dimension)[0] for name, dimension in space.items()}, set[str]()
-    recipe: Mapping[str, Any] = {}
+    given, seen = given_fields(searched.given), set[str]()
+    first, last = ({name: _ends(dimension)[end] for name, dimension in space.items()} for end in (0, -1))
+    found_ones: list[Mapping[str, Any]] = []
+    references: dict[str, dict[str, list[Any]]] = {name: {"values": []} for name in space if name in ARGUMENTS_OF}
     for name, dimension in space.items():
         for position, value in enumerate(_ends(dimension)):
-            chosen = {**first, name: value}
             inside = dict.fromkeys(space, 0) | {name: position}
             moved = {
                 (*searched.recipe_path, field): (
@@ -361,12 +374,27 @@ def _check_values(searched: SearchedRecipe, recipes: ProtocolRecipes, complaints
                 for key in space[field]
             }
             resolver, problems = recipes.elsewhere(moved)
-            found = resolver.resolve(searched.recipe_path, {**given_fields(searched.given), **chosen})
+            found = resolver.resolve(searched.recipe_path, {**given, **first, name: value})
             complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
             seen.update(problems.problems)
-            recipe = recipe or found
+            found_ones.append(found)
+            if name in references:
+                references[name]["values"].append(found.get(name, value))
             if found.get("features") == "cached" and name in LOOK_FIELDS:
                 message = "decides how images become features, which are computed once; remove it from the space"
                 complaints.add((*searched.path, "space", name), f"'{name}' {message}")
-                return {}
-    return recipe
+                return {}, {}
+    # Some fields are read only where two others are both at later values; what is wrong there, the trial says.
+    found_ones.append(recipes.elsewhere({})[0].resolve(searched.recipe_path, {**given, **last}))
+    return _union(found_ones, recipes.protocol), references
+
+
+def _union(recipes: Sequence[Mapping[str, Any]], protocol: str) -> Mapping[str, Any]:
+    """The first of some variants of one resolved recipe, with what others of its form read besides."""
+    first, *others = [recipe for recipe in recipes if recipe] or [{}]
+    form = schema_of(first, protocol or TRAINING)
+    found = dict(first)
+    for other in others:
+        if schema_of(other, protocol or TRAINING) is form:
+            found |= off_default(other, protocol)
+    return found | off_default(first, protocol)

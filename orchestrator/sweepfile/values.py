@@ -166,6 +166,8 @@ class Pretrain:
     baselines: tuple[str, ...] = ()
     """Label spaces that are pretrained for the baselines of transfers alone."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    written_recipe: str | Mapping[str, Any] = field(default_factory=dict)
+    """The recipe as the file has it, with fields that this block does not read: a search may vary what reads them."""
     factors: Mapping[str, str] = field(default_factory=dict)
     """By factor the value that this block is; never identity."""
     cell_of: str = ""
@@ -200,6 +202,8 @@ class Search:
     """Recipe of the cached probe that judges pretrainings."""
     holds_out: Mapping[str, Any] = field(default_factory=dict)
     """Fields that only recipes of trials get, with which they are evaluated."""
+    more_read: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Over ``pretrain``, by block: fields that its own recipe does not read, and that of some trial does."""
 
     def algorithm_for(self, recipe: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """The algorithm for trainings by a recipe: without a given first rung, it lies at their first validation."""

@@ -32,11 +32,11 @@ def installed_packages() -> dict[str, str]:
 
     Copies that a package brings inside its own folder (Ray does) are part of it: nobody installs them.
     """
-    found = {
-        re.sub(r"[-_.]+", "-", one.name).lower(): one.version
-        for one in distributions()
-        if one.name and not _is_inside_package(Path(str(one.locate_file(""))))
-    }
+    found = {}
+    for one in distributions():
+        metadata = one.metadata  # read and parsed each time that it is asked for
+        if metadata["Name"] and not _is_inside_package(Path(str(one.locate_file("")))):
+            found[re.sub(r"[-_.]+", "-", metadata["Name"]).lower()] = metadata["Version"]
     return dict(sorted(found.items()))
 
 

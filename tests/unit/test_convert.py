@@ -20,6 +20,7 @@ from tests.conversions import convert, fill, photo, table_of
 from tests.data_jobs import encoded, tar_of
 from workloads.commands.data import CONVERTERS
 from workloads.convert.items import ConvertRequest, ItemTable, hold_out, key_of
+from workloads.convert.listing import list_source
 
 PHOTO = encoded("JPEG", size=(12, 10))
 
@@ -194,6 +195,62 @@ def test_imagenet1k_validation_images_without_classes_are_refused(tmp_path: Path
         convert("imagenet1k", source, tmp_path / "out")
 
 
+ONE = tar_of([("n00000001_1.JPEG", PHOTO)])
+FOLDERS = {"n00000001/a.JPEG": PHOTO, "n00000002/b.JPEG": PHOTO}
+
+
+@pytest.mark.parametrize(
+    ("converter", "files", "options", "message"),
+    [
+        ("imagenet21k", {**FOLDERS, "n00000001.tar": ONE}, {}, "of n00000001 in n00000001 and in n00000001.tar"),
+        (
+            "imagenet21k",
+            {"fall11_whole.tar": tar_of([("x/n00000001.tar", ONE), ("y/n00000001.tar", ONE)])},
+            {},
+            "in n00000001.tar and in n00000001.tar, so that they would be there twice",
+        ),
+        (
+            "imagenet21k",
+            {f"{place}/{name}": PHOTO for place in ("winter21_whole", "imagenet21k_val") for name in FOLDERS},
+            {},
+            "has winter21_whole, and imagenet21k_val, whose images are in it, too",
+        ),
+        ("imagenet21k", FOLDERS, {"splits": {"train": "fall"}}, "fall: no such file; --split names"),
+        (
+            "imagenet1k",
+            {**{f"train/{name}": PHOTO for name in FOLDERS}, "val/n00000001/a.JPEG": PHOTO, "val/b.JPEG": PHOTO},
+            {},
+            "val/b.JPEG is in no folder and no tar of a synset",
+        ),
+        ("cifar10", {"a": b""}, {"splits": {"train": "a"}}, "cifar10 knows its files .* leave --split out"),
+        ("imagefolder", {f"x/{name}": PHOTO for name in FOLDERS}, {"splits": {"test": "x"}}, "there is only test"),
+    ],
+)  # fmt: skip
+def test_source_that_would_be_read_twice_or_in_part_is_refused(
+    tmp_path: Path, converter: str, files: dict[str, bytes], options: dict[str, Any], message: str
+) -> None:
+    if converter == "imagefolder":
+        options = {**options, "val_fraction": 0.5}
+    arguments = {"format": converter, "source": str(fill(tmp_path / "in", files)), **options}
+    with pytest.raises(UserError, match=message):
+        list_source(arguments)
+
+
+def test_imagenet_splits_are_those_that_are_named(tmp_path: Path) -> None:
+    places = ("train", "val", "imagenetv2", "imagenet21k_train", "imagenet21k_val", "winter21_whole")
+    files = {f"{place}/{name}".replace(".", f"_{place}."): PHOTO for place in places for name in FOLDERS}
+    source = fill(tmp_path / "in", files)
+    splits = {"train": "train", "val": "imagenetv2"}
+    conversion = CONVERTERS["imagenet1k"](ConvertRequest(source=source, splits=splits))
+    assert [Path(split.containers[0]).name for split in conversion.splits.values()] == ["train", "imagenetv2"]
+    splits = {"train": "imagenet21k_train", "val": "imagenet21k_val"}
+    conversion = CONVERTERS["imagenet21k"](ConvertRequest(source=source, splits=splits))
+    assert [Path(split.containers[0]).name for split in conversion.splits.values()] == [
+        "imagenet21k_train",
+        "imagenet21k_val",
+    ]
+
+
 def inat(folder: Path) -> Path:
     ranks = ("kingdom", "phylum", "class", "order", "family", "genus", "specific_epithet")
     categories = [
@@ -234,6 +291,16 @@ def test_inat2021_image_that_is_not_there_is_named(tmp_path: Path) -> None:
     source = inat(tmp_path / "in")
     (source / "val/00001_x/1.jpg").unlink()
     with pytest.raises(UserError, match=r"val/00001_x/1\.jpg is named in the JSON, but does not exist"):
+        convert("inat2021", source, tmp_path / "out")
+
+
+def test_inat2021_files_that_number_their_categories_differently_are_refused(tmp_path: Path) -> None:
+    source = inat(tmp_path / "in")
+    document = json.loads((source / "val.json").read_text())
+    for category in document["categories"]:
+        category["id"] += 1
+    (source / "val.json").write_text(json.dumps(document))
+    with pytest.raises(UserError, match="have different categories"):
         convert("inat2021", source, tmp_path / "out")
 
 

@@ -68,6 +68,19 @@ def test_two_parts_of_one_split_are_refused(tmp_path: Path) -> None:
     assert found["val"]["000000000"] == ((0,), photo(6))
 
 
+def test_splits_that_number_their_classes_differently_are_refused(tmp_path: Path) -> None:
+    """Those of images that were loaded split by split, where one of them lacks a class."""
+    source = tmp_path / "saved"
+    for name in ("train", "validation"):
+        save(source / name, range(9))
+    (source / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "validation"]}))
+    info = source / "validation/dataset_info.json"
+    features = {**FEATURES, "label": {"names": ["dog", "cat", "oak"], "_type": "ClassLabel"}}
+    info.write_text(json.dumps({"features": features}))
+    with pytest.raises(UserError, match="another order of them, in 'label' of val than in train"):
+        convert("huggingface", source, tmp_path / "out")
+
+
 def test_compressed_arrow_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "saved", range(9), options=ipc.IpcWriteOptions(compression="zstd"))
     with pytest.raises(UserError, match="is compressed, and images are read in place"):

@@ -86,3 +86,19 @@ def test_find_neighbours_asks_before_every_run_of_queries(monkeypatch: pytest.Mo
     asked: list[int] = []
     find_neighbours(rows(30, seed=1), rows(40, seed=2), 5, asked.append)
     assert asked == [0, 1, 2]
+
+
+@pytest.mark.parametrize("is_multi_label", [False, True])
+def test_votes_of_fewer_classes_than_five_name_no_others(*, is_multi_label: bool) -> None:
+    """Whatever the numbers of the classes are: of one neighbour the top-5 error is the error."""
+    votes = NeighbourVotes(num_classes=9, is_multi_label=is_multi_label, temperature=0.07)
+    cosines_BK = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5, 0.4]]).expand(9, 6)
+    own = torch.arange(9)
+    one = votes.logits(cosines_BK[:, :1], torch.full((9, 1), 4))
+    assert votes.is_out_of_top(one, own).tolist() == [number != 4 for number in range(9)]
+    six = votes.logits(cosines_BK, torch.arange(6).expand(9, 6))
+    assert votes.is_out_of_top(six, own).tolist() == [number > 4 for number in range(9)]
+    sets = torch.stack([own, torch.full((9,), -1)], 1)
+    assert votes.is_out_of_top(six, sets).tolist() == [number > 4 for number in range(9)]
+    equal = NeighbourVotes(num_classes=9, is_multi_label=is_multi_label, temperature=None)
+    assert equal.is_out_of_top(equal.logits(cosines_BK, torch.arange(6).expand(9, 6)), own).all()

@@ -311,6 +311,8 @@ def test_loader_window_holds_two_seconds_of_training_within_the_memory(
     for _ in range(100):
         window.note(seconds_per_step)
     assert window.depth == depth
+    window.note(600.0)  # an evaluation came after the step
+    assert window.depth == depth
 
 
 def test_loader_window_follows_the_steps_and_has_a_sixteenth_of_the_free_memory(

@@ -221,6 +221,25 @@ def test_backbones_that_only_searches_make_are_cells_of_the_design() -> None:
     assert _contrast(chosen, "lamb").num_matched == 2
 
 
+def test_retrained_baseline_of_a_single_label_space_has_a_table_of_its_own() -> None:
+    """Its runs have the values of the design's cells, but for the label space, which is no factor of one value."""
+    retrained = "transfer.top.baselines=[retrain]"
+    plan = plan_of(retrained, text=TEXT)
+    found = {
+        name: replace(run, metrics={**run.metrics, "val_error": run.metrics["val_error"] + 0.3})
+        if plan.by_name()[name].facets.get("baseline")
+        else run
+        for name, run in committed(plan).items()
+    }
+    report, plain = compute_report(plan, found), report_of()
+    assert [table.place.pretrain for table in report.headlines] == ["", "labels levels/depth1"]
+    first, second = report.headlines
+    assert [row.label_space for row in second.rows] == [row.label_space for row in first.rows]
+    assert [row.summary for row in first.rows] == [row.summary for row in plain.headlines[0].rows]
+    assert min(row.summary.mean for row in second.rows if row.summary) > 0.5
+    assert not any("equal seeds" in note for note in report.notes)
+
+
 def _identity(**parameters: Any) -> dict[str, Any]:
     usual: dict[str, Any] = {"model": {"name": "a", "image_size": 32, "kwargs": {}}, "recipe": {"lr": 0.1}, "seed": 0}
     return {"parameters": {**usual, **parameters}, "inputs": {"index": "i", "labels": "l"}}
@@ -346,6 +365,21 @@ def test_hours_of_backbones_are_of_the_gpus_that_their_attempts_held() -> None:
     }
     found = {name: Committed(metrics={"val_error": 0.1}, measured_s=60.0) for name in committed(plan)}
     means = [row.summary.mean for row in compute_report(plan, found, views).headlines[0].rows if row.summary]
+    assert means == [3.0, 3.0]
+    # The search for the recipe of a transfer is no part of it, and all transfers of a backbone say the same.
+    searched = plan_of(
+        NO_MIX,
+        "report={metric: gpu_hours}",
+        "transfer.top.search={random: {}, space: {momentum: [0.5, 0.9]}}",
+        text=TEXT,
+    )
+    views = {
+        job.name: JobView(name=job.name, key=job.key, ran_s=3600.0, used=used)
+        for job in searched.jobs
+        if job.kind in {JobKind.PRETRAIN, JobKind.SEARCH}
+    }
+    found = {name: Committed(metrics={"val_error": 0.1}, measured_s=60.0) for name in committed(searched)}
+    means = [row.summary.mean for row in compute_report(searched, found, views).headlines[0].rows if row.summary]
     assert means == [3.0, 3.0]
 
 

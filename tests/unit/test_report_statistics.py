@@ -12,6 +12,7 @@ from orchestrator.report.statistics.corrections import benjamini_hochberg, holm
 from orchestrator.report.statistics.intervals import estimate_arrays
 from orchestrator.report.statistics.summaries import (
     SeedPair,
+    all_paired_differences,
     paired_difference,
     summarize_runs,
     transfer_seed_effect,
@@ -141,6 +142,18 @@ def test_paired_difference_without_spread_claims_no_certainty():
     assert found is not None
     assert found.mean == pytest.approx(-0.2)
     assert (found.low, found.high, found.p_value) == (None, None, None)
+
+
+@pytest.mark.parametrize("more", [3, 0])
+def test_paired_differences_of_equally_many_images_claim_no_certainty(more):
+    """They differ by the rounding of what was subtracted."""
+    wrong = (30801, 31133, 31007)
+    values, baseline = (_runs([[(number + plus) / 50_000] for number in wrong]) for plus in (more, 0))
+    (found,), _ = all_paired_differences([baseline, values])
+    assert found is not None
+    assert found == paired_difference(values, baseline)
+    assert (found.low, found.high, found.p_value) == (None, None, None)
+    assert found.mean == pytest.approx(more / 50_000)
 
 
 def test_holm_and_benjamini_hochberg_are_those_of_statsmodels():

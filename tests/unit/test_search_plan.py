@@ -7,6 +7,7 @@ import pytest
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.plugins import AUGMENTATIONS, OBJECTIVES
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
@@ -15,6 +16,9 @@ from orchestrator.scheduling.commands import FailJob
 from orchestrator.search.search_plan import SearchPlan, combined
 from orchestrator.state.nodes import Node
 from orchestrator.sweepfile.load import load_sweep, parse_sweep
+from orchestrator.sweepfile.parse.document import read_document
+from orchestrator.sweepfile.plugin_uses import PluginSources
+from orchestrator.sweepfile.sweep import resolve_sweep, validate_sweep
 from orchestrator.tracking.attachments import best_backbone
 from tests.builders import request_of
 from tests.integration.search_jobs import SWEEP, search_request
@@ -182,6 +186,68 @@ def test_trial_over_a_recipe_is_the_transfer_that_names_the_same_values(tmp_path
     sweep, _ = load_sweep(str(tmp_path / "plain.yaml"))
     plain = build_plan(sweep, store_uri="file:///store").by_name()["finetune/tuned/levels/depth2/seed0/seed0"]
     assert SearchPlan.of(request).key_of({"lr": 0.2, "momentum": 0.5}) == plain.key
+
+
+@pytest.mark.parametrize(
+    ("space", "values", "field"),
+    [
+        ("{weight_decay: [0.0, 0.1]}", {"weight_decay": 0.1}, "weight_decay_on"),
+        ("{weight_decay: {uniform: [0.0, 0.1]}}", {"weight_decay": 0.1}, "weight_decay_on"),
+        ("{optimizer: [sgd, adamw]}", {"optimizer": "adamw"}, "betas"),
+        ("{schedule: [cosine, step]}", {"schedule": "step"}, "milestones"),
+        ("{mixup: [0.0, 0.2], cutmix: [0.0, 1.0]}", {"mixup": 0.2, "cutmix": 1.0}, "cutmix_share"),
+    ],
+)
+@pytest.mark.parametrize("over", ["recipe", "pretrain"])
+def test_trial_reads_what_its_recipe_says_though_other_values_of_the_space_do_not(tmp_path, space, values, field, over):
+    """Fields that the first value of the space does not read were lost to all trials."""
+    base = "{epochs: 9, batch_size: 16, lr: 0.1, weight_decay: %s, weight_decay_on: no_bias_norm, betas: [0.8, 0.95], "
+    base += "milestones: [2, 4], cutmix_share: 0.3}"
+    shipped = {"mine": base % "0.0", "used": base % "0.1"}
+    more = "recipes:\n" + "".join(f"  {name}: {recipe}\n" for name, recipe in shipped.items())
+
+    def planned(search: str, recipe: str) -> Plan:
+        text = SWEEP.replace("    labels: [levels/depth2]\n", "")
+        if over == "recipe":
+            text = text.replace("recipe: {epochs: 9, batch_size: 16}\n", f"recipe: {recipe}\n")
+        else:
+            text = text.replace("recipe: {epochs: 9, batch_size: 16, lr: 0.05}\n", f"recipe: {recipe}\n")
+            text = text.replace("recipe: {epochs: 9, batch_size: 16}\n", "recipe: {epochs: 9, batch_size: 16, lr: 1}\n")
+        text = text.replace("    search: SEARCH\n", f"    search: {search}\n" if search else "")
+        (tmp_path / "sweep.yaml").write_text(text + more)
+        return build_plan(load_sweep(str(tmp_path / "sweep.yaml"))[0], store_uri="file:///store")
+
+    searched = planned(f"{{over: {over}, random: {{}}, space: {space}}}", "mine")
+    (search, *_) = [job for job in searched.jobs if job.kind is JobKind.SEARCH]
+    fixed = {"select_holdout": 0.1} if over == "recipe" else {}
+    written = ", ".join(f"{name}: {value}" for name, value in {**values, **fixed}.items())
+    kind = "finetune/tuned" if over == "recipe" else "pretrain"
+    (plain, *_) = [job for job in planned("", f"{{base: mine, {written}}}").jobs if job.name.startswith(kind)]
+    assert field in plain.identity["parameters"]["recipe"]
+    assert SearchPlan.of(request_of(search, "")).identity_of(values)["parameters"] == plain.identity["parameters"]
+
+
+def test_plugins_in_a_space_are_the_references_that_a_recipe_names(tmp_path):
+    text = SWEEP.replace("SEARCH", "{random: {}, space: {loss: [softmax, focal], augment_plugin: [null, cut]}}")
+    tree = read_document(
+        text.replace("batch_size: 16}\n    search", "batch_size: 16, lr: 1}\n    search"), "s.yaml"
+    ).tree
+    installed = {OBJECTIVES: {"focal": "mine==1.0:focal"}, AUGMENTATIONS: {"cut": "mine==1.0:cut"}}
+    sweep = resolve_sweep(validate_sweep(tree), tree, {}, plugins=PluginSources(installed=installed))
+    (search, *_) = [job for job in build_plan(sweep, store_uri="file:///store").jobs if job.kind is JobKind.SEARCH]
+    space = search.identity["parameters"]["space"]
+    assert space == {
+        "loss": {"values": ["softmax", "mine==1.0:focal"]},
+        "augment_plugin": {"values": [None, "mine==1.0:cut"]},
+    }
+    trial = SearchPlan.of(request_of(search, "")).identity_of({"loss": "mine==1.0:focal", "augment_plugin": None})
+    assert trial["parameters"]["recipe"]["loss"] == "mine==1.0:focal"
+
+
+def test_retrained_baseline_beside_a_search_over_labels_is_not_the_searched_backbone(tmp_path):
+    plan = plan_of(tmp_path, OVER_LABELS + "\n    baselines: [retrain]", recipe="{epochs: 9, batch_size: 16, lr: 0.1}")
+    baselines = [job.name for job in plan.jobs if job.facets.get("baseline")]
+    assert baselines == ["finetune/tuned/levels/depth1/seed0/seed0"]
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
+import yaml
 
 from orchestrator.core.errors import SpecError
 from orchestrator.sweepfile.parse.document import Changes, Document, read_document
@@ -180,6 +181,12 @@ def test_scale_is_merged_over_the_file_and_under_the_overrides() -> None:
     assert "tiny" not in found
 
 
+@pytest.mark.parametrize("source", ["{from: s3://a/b}", "{convert: {format: csv, source: /a}}", "{builtin: digits}"])
+def test_scale_that_names_another_source_replaces_the_data_set(source: str) -> None:
+    text = f"version: 1\ndatasets: {{tree: {{from: s3://a/b}}}}\ntiny: {{datasets: {{tree: {source}}}}}\n"
+    assert read(text, scale="tiny").tree.value["datasets"]["tree"] == yaml.safe_load(source)
+
+
 def test_scale_that_is_not_asked_for_changes_nothing() -> None:
     assert value() == read(TEXT[: TEXT.index("tiny:")]).tree.value
 
@@ -228,6 +235,8 @@ datasets:
   b: {shards: {train: "b/train-{000..003}.tar", val: [/abs/, ../val/]}, classes: "${env:WHERE}/classes.json"}
   c: {convert: {format: csv, source: photos}}
   d: {from: "s3://bucket/d"}
+  e.1k: {convert: {format: csv, source: "${env:WHERE}"}}
+  f.1k: {from: shards}
 """
     changes = Changes(overrides=["datasets.a.classes=table.json"])
     found = read_document(
@@ -245,6 +254,8 @@ datasets:
         },
         "c": {"convert": {"format": "csv", "source": "/home/ada/studies/photos"}},
         "d": {"from": "s3://bucket/d"},
+        "e.1k": {"convert": {"format": "csv", "source": "here"}},
+        "f.1k": {"from": "file:///home/ada/studies/shards"},
     }
     assert found.portable["datasets"]["b"]["classes"] == "${env:WHERE}/classes.json"
     assert not found.is_own_text  # or the file that is kept would name other places elsewhere

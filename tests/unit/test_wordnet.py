@@ -97,6 +97,8 @@ def test_wordnet_living_things_are_those_with_it_on_any_path(real: WordNet, imag
     assert is_living == [LIVING_THING in ancestors(real, synset) for synset in imagenet21k]
     assert sum(is_living) == 10899
     assert real.lemmas[LIVING_THING] == "living_thing"
+    inner = "n00007846"  # person, a class itself
+    assert real.below(inner, imagenet21k) == [inner in (synset, *ancestors(real, synset)) for synset in imagenet21k]
 
 
 def test_wordnet_subtree_leaves_other_classes_out(real: WordNet) -> None:

@@ -21,6 +21,8 @@ MAX_MATRIX: Final = 2000
 ROOT: Final = "root"
 """What pairs of classes share that have nothing else in common."""
 _CLASSES_AT_ONCE: Final = 1024
+_ROUNDING: Final = 64 * float(np.finfo(np.float64).eps)
+"""Of a squared distance, relative to the squares that it is computed from."""
 _NUMBERS_AT_ONCE: Final = 16 * 1024 * _CLASSES_AT_ONCE
 """Of a block of a matrix over pairs of classes: 128 MiB in float64. Fewer rows are taken above 16,384 classes."""
 
@@ -66,10 +68,12 @@ def cdnv(moments: ClassMoments) -> float | None:
     None where two classes have the same mean.
     """
     num_classes, total = len(moments.means_CD), 0.0
+    norms_C = (moments.centred_CD**2).sum(1)
     for start, squared_BC in _squared_distances(moments.centred_CD):
         rows = np.arange(len(squared_BC))
         squared_BC[rows, start + rows] = np.inf
-        if not (squared_BC > 0).all():
+        # Squares minus a product: equal means are so far apart as those are rounded.
+        if not (squared_BC > _ROUNDING * (norms_C[start + rows, None] + norms_C)).all():
             return None
         sums_BC = moments.variances_C[start + rows, None] + moments.variances_C
         total += float((sums_BC / (2 * squared_BC)).sum())

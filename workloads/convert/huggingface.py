@@ -8,7 +8,7 @@ other forms (Parquet, ImageFolder) are loaded by the library first, into its cac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -56,6 +56,7 @@ def convert(request: ConvertRequest) -> Conversion:
     label = _label_column(features, request)
     others = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel" and name != label]
     levels = [*request.level_columns] or others
+    _check_numbering(stored, (label, *levels), request.source)
     listed = {split: list(_rows(found, image, (label, *levels))) for split, found in stored.items()}
     every = [values for rows in listed.values() for *_, values in rows]
     if not every:
@@ -80,6 +81,20 @@ def _chosen(stored: Mapping[str, _Stored], request: ConvertRequest) -> dict[str,
     if missing:
         raise UserError(f"{request.source} has no split {missing[0]!r}; it has {', '.join(stored)}")
     return {split: stored[name] for split, name in request.splits.items()}
+
+
+def _check_numbering(stored: Mapping[str, _Stored], columns: Iterable[str], source: Path) -> None:
+    """See that a number is the same class in every split; they are numbered apart where they were loaded apart."""
+    (first, one), *others = stored.items()
+    for column in columns:
+        for split, other in others:
+            known, found = (of.features.get(column, {}).get("names") for of in (one, other))
+            if known != found:
+                message = (
+                    f"{source} has other classes, or another order of them, in {column!r} of {split} than in {first}"
+                )
+                message += ": a number would be one class here and another there; cast both splits to one ClassLabel "
+                raise UserError(f"{message}of all classes, and save the data set again")
 
 
 # ------------------------------------------------------------------------------------------------------ finding files

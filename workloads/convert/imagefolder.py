@@ -96,6 +96,10 @@ def with_val(splits: Mapping[str, ItemTable], request: ConvertRequest) -> dict[s
         return dict(splits)
     if "val" in splits:
         raise UserError("there is a split 'val' already; leave --val-fraction out")
+    if "train" not in splits:
+        raise UserError(
+            f"--val-fraction holds samples of 'train' out, and there is only {', '.join(splits)}; name train"
+        )
     return {**splits, **hold_out(splits["train"], request.val_fraction, request.seed)}
 
 

@@ -59,14 +59,24 @@ def convert_21k(request: ConvertRequest) -> Conversion:
     """List ImageNet-21k: a folder of per-synset tars (also winter21's, unpacked once), a tar of such tars, or folders.
 
     Raises:
-        UserError: nothing of the kind is there.
+        UserError: nothing of the kind is there, or the usual folder of val is a part of the usual one of train.
     """
-    whole = _first(request.source, _WHOLE_21K) or request.source
+    places = _places(request, {"train": _WHOLE_21K, "val": _VAL_21K})
+    if not request.splits:
+        train = places.setdefault("train", request.source)
+        val = places.get("val", train)
+        if val == train:
+            places.pop("val", None)
+        elif val.name == _VAL_21K[0] and "whole" in train.name:
+            message = (
+                f"{request.source} has {train.name}, and {val.name}, whose images are in it, too: they would be in "
+            )
+            message += (
+                f"train and in val; name what to read: --split train=imagenet21k_train --split val={val.name}, or "
+            )
+            raise UserError(f"{message}--split train={train.name}")
     rule, left_out = _link_rule(request), LeftOut()
-    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(whole, rule, left_out)}
-    val = _first(request.source, _VAL_21K)
-    if val is not None and val != whole:
-        splits["val"] = _by_synset(val, rule, left_out)
+    splits = {split: _by_synset(place, rule, left_out) for split, place in places.items()}
     return _conversion("imagenet21k", splits, request, left_out)
 
 
@@ -79,15 +89,28 @@ def convert_1k(request: ConvertRequest) -> Conversion:
     Raises:
         UserError: a part is missing, or images have no class.
     """
-    train = _first(request.source, _TRAIN_1K)
-    if train is None:
+    places = _places(request, {"train": _TRAIN_1K, "val": _VAL_1K})
+    if "train" not in places and not request.splits:
         raise UserError(f"{request.source} has neither {_TRAIN_1K[0]} nor a folder train; name the folder that has one")
     left_out = LeftOut()
-    splits: dict[str, Iterable[_Image]] = {"train": _by_synset(train, _link_rule(request), left_out)}
-    val = _first(request.source, _VAL_1K)
-    if val is not None:
-        splits["val"] = _validation(val, request, left_out)
+    splits: dict[str, Iterable[_Image]] = {}
+    for split, place in places.items():
+        if split == "train":
+            splits[split] = _by_synset(place, _link_rule(request), left_out)
+        else:
+            splits[split] = _validation(place, request, left_out)
     return _conversion("imagenet1k", splits, request, left_out)
+
+
+def _places(request: ConvertRequest, usual: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
+    """Where each split is: as the request says, else the first of the usual ones that is there."""
+    if not request.splits:
+        found = {split: _first(request.source, names) for split, names in usual.items()}
+        return {split: place for split, place in found.items() if place is not None}
+    places = {split: request.source / name for split, name in request.splits.items()}
+    if missing := [str(place) for place in places.values() if not place.exists()]:
+        raise UserError(f"{', '.join(missing)}: no such file; --split names tars and folders in {request.source}")
+    return places
 
 
 def _conversion(
@@ -129,24 +152,29 @@ def _table(images: Iterable[_Image], seen: dict[str, int]) -> ItemTable:
 
 def _link_rule(request: ConvertRequest) -> LinkRule:
     """Its train and val folders are what the source is known by: they may be links to where the data lie."""
-    usual = (request.source / name for name in (*_TRAIN_1K, *_VAL_1K, *_WHOLE_21K, *_VAL_21K))
-    return LinkRule.within(request.source, *usual, follow_links=request.follow_links)
+    usual = (*_TRAIN_1K, *_VAL_1K, *_WHOLE_21K, *_VAL_21K, *request.splits.values())
+    roots = (request.source / name for name in usual)
+    return LinkRule.within(request.source, *roots, follow_links=request.follow_links)
 
 
 def _by_synset(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[_Image]:
     """Images whose tar or folder is named by their synset.
 
     Raises:
-        UserError: images of a synset are there, but in other forms alone, such as a compressed tar.
+        UserError: a synset has images in two places, such as a tar and the folder that it was unpacked to; it is there
+            in other forms alone, such as a compressed tar; or an image is of no synset, as in a folder half sorted.
     """
-    kept: set[str] = set()
+    kept: dict[str, tuple[int, str]] = {}
     others: dict[str, str] = {}
-    for name, images in _synsets(place, rule, left_out, others):
+    for number, (name, images) in enumerate(_synsets(place, rule, left_out, others)):
         for image in images:
-            kept.add(name)
+            first, held_by = kept.setdefault(image.synset, (number, name))
+            if first != number:
+                message = f"{place} has images of {image.synset} in {held_by} and in {name}, so that they would "
+                raise UserError(printable(f"{message}be there twice; keep one of the two in the source"))
             yield image
-    left_out.check_classes(place, kept, depth=1)
-    lost = sorted(others.keys() - {Path(name).stem for name in kept})
+    left_out.check_classes(place, (name for _, name in kept.values()), depth=1)
+    lost = sorted(others.keys() - kept.keys())
     if lost:
         more = f" (so have {len(lost) - 1} more synsets)" if len(lost) > 1 else ""
         message = f"{lost[0]} has {others[lost[0]]} in {place} and no images in {lost[0]}.tar or a folder {lost[0]}"
@@ -175,6 +203,11 @@ def _synsets(
             yield path.name, _in_folder(path, rule, left_out)
         elif SYNSET.match(path.name):
             _leave_out(place, path.name, left_out, others)
+        elif is_image(path.name):
+            message = (
+                f"{path} is in no folder and no tar of a synset; move it to the images of its class, or out of here"
+            )
+            raise UserError(printable(message))
 
 
 def _leave_out(place: Path, name: str, left_out: LeftOut, others: dict[str, str]) -> None:

@@ -58,9 +58,9 @@ def convert(request: ConvertRequest) -> Conversion:
     documents = {split: _read(request.source / f"{name}.json") for split, name in files.items()}
     tables = {split: _classes(document) for split, document in documents.items()}
     classes = tables[next(iter(tables))]
-    if any(rows != classes for rows in tables.values()):
-        raise UserError(f"the JSON files of {', '.join(files)} have different categories; use files of one release")
     leaf_of = _leaf_of(documents[next(iter(documents))])
+    if any(rows != classes or _leaf_of(documents[split]) != leaf_of for split, rows in tables.items()):
+        raise UserError(f"the JSON files of {', '.join(files)} have different categories; use files of one release")
     splits = {split: _images(document, request, leaf_of) for split, document in documents.items()}
     return Conversion(converter="inat2021", classes=classes, splits=with_val(splits, request))
 

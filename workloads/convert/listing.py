@@ -54,6 +54,9 @@ CONVERTERS: Final[Mapping[str, Callable[[ConvertRequest], Conversion]]] = {
     "parquet": tabular.convert_parquet,
 }
 
+_FIXED_SPLITS: Final = frozenset(("cifar10", "cifar100", "mnist"))
+"""Converters that read no `ConvertRequest.splits`."""
+
 
 def listing_digest(conversion: Conversion) -> str:
     """Sha256 of what a source holds: equal for the same source at another path."""
@@ -251,6 +254,8 @@ def list_source(arguments: Mapping[str, Any]) -> Conversion:
     if name not in CONVERTERS:
         raise UserError(f"there is no converter {name!r}; there are {', '.join(CONVERTERS)}")
     request = convert_request(arguments)
+    if request.splits and name in _FIXED_SPLITS:
+        raise UserError(f"{name} knows its files of train and val by their names; leave --split out")
     is_of_hub = name == "huggingface" and not request.source.is_absolute()
     if not request.source.exists() and not is_of_hub:
         raise UserError(f"{request.source} does not exist; name the folder or file to convert")

@@ -8,6 +8,7 @@ batches exist at a time: those ready or in work, one being planned, the one that
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 import time
 from collections import deque
@@ -31,6 +32,8 @@ AHEAD_S: Final = 2.0
 FIRST_BYTES: Final = 128 * MIB
 _FIRST_DEPTH: Final = 4
 _MAX_DEPTH: Final = 64
+_STEPS: Final = 9
+"""Newest ones, whose median says how long a step takes."""
 _MEMORY_SHARE: Final = 1 / 16
 """Of what is free on the node, for the batches of one process: of eight ranks together half of it."""
 CHUNK_BYTES: Final = 8 * 3 * 224**2
@@ -112,14 +115,15 @@ class Window:
         size = max(batch_bytes, 1)
         self._most = max(1, min(_MAX_DEPTH, memory_bytes // size))
         self._first = max(1, min(_FIRST_DEPTH, FIRST_BYTES // size, self._most))
-        self._step_s: float | None = None
+        self._steps_s: deque[float] = deque(maxlen=_STEPS)
         self.depth = self._first
         """Batches; read by another thread."""
 
     def note(self, step_s: float) -> None:
         """A step took so long, the wait for its batch not counted."""
-        self._step_s = step_s if self._step_s is None else 0.9 * self._step_s + 0.1 * step_s
-        wanted = math.ceil(AHEAD_S / max(self._step_s, AHEAD_S / _MAX_DEPTH))
+        self._steps_s.append(step_s)
+        usual_s = statistics.median(self._steps_s)  # an evaluation after a step, or a compilation in it, counts as one
+        wanted = math.ceil(AHEAD_S / max(usual_s, AHEAD_S / _MAX_DEPTH))
         self.depth = max(self._first, min(self._most, wanted))
 
 

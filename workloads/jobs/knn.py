@@ -17,7 +17,7 @@ from torch.nn import functional
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
 from workloads.data.split_targets import NO_LABEL
 from workloads.jobs.cached_features import CachedSamples, Measured, Poll, Rows, run_on_features
-from workloads.train.evaluate import EvalInputs, OutcomeTally, evaluate
+from workloads.train.evaluate import TOP, EvalInputs, OutcomeTally, evaluate
 from workloads.train.objective import Objective, SigmoidObjective, SoftmaxObjective, is_wrong
 
 _QUERIES_AT_ONCE: Final = 512
@@ -54,6 +54,8 @@ def measure(request: JobRequest, samples: CachedSamples, poll: Poll) -> Measured
         levels=samples.levels,
         tally=tally,
     )
+    if "val_top5_error" in found:  # an output that no vote decides is no prediction
+        found["val_top5_error"] = _top_error(votes, best, neighbours)
     metrics = {
         **found,
         "best_val_error": found["val_error"],
@@ -115,8 +117,22 @@ class NeighbourVotes:
         spread_BKM = weights_BK[:, :, None] * (sets_BKM != NO_LABEL)
         votes_BC = torch.zeros(len(cosines_BK), self.num_classes, device=cosines_BK.device)
         votes_BC.scatter_add_(1, sets_BKM.clamp(min=0).flatten(1), spread_BKM.flatten(1))
-        shares_BC = votes_BC / weights_BK.sum(1, keepdim=True)
-        return shares_BC.logit(_LEAST_SHARE) if self.is_multi_label else shares_BC.clamp(min=_LEAST_SHARE).log()
+        return self._logits_of(votes_BC / weights_BK.sum(1, keepdim=True))
+
+    def is_out_of_top(self, logits_BC: Tensor, targets: Tensor) -> Tensor:
+        """Whether no target (B,), or none of a set (B, M), is sure to be among the ``TOP`` with most votes; [B].
+
+        A class without a vote is not, and of several with equal votes either all are or none, so that the numbers of
+        the classes decide nothing.
+        """
+        sets_BM = targets if targets.ndim == 2 else targets[:, None]
+        own_BM = logits_BC.gather(1, sets_BM.clamp(min=0))
+        has_votes_BM = (own_BM > self._logits_of(logits_BC.new_zeros(()))) & (sets_BM != NO_LABEL)
+        num_ahead_BM = (logits_BC[:, None] >= own_BM[:, :, None]).sum(2) - 1
+        return ~(has_votes_BM & (num_ahead_BM < TOP)).any(1)
+
+    def _logits_of(self, shares: Tensor) -> Tensor:
+        return shares.logit(_LEAST_SHARE) if self.is_multi_label else shares.clamp(min=_LEAST_SHARE).log()
 
 
 def find_neighbours(bank: Rows, queries: Rows, k: int, poll: Poll) -> Neighbours:
@@ -168,6 +184,15 @@ def _errors(votes: NeighbourVotes, counts: Sequence[int], neighbours: Neighbours
             found[k]["loss"] += float(votes.objective.losses(logits_BC, batch.targets_B).double().sum())
     num_queries = len(neighbours.cosines_QK)
     return {k: {name: total / num_queries for name, total in sums.items()} for k, sums in found.items()}
+
+
+def _top_error(votes: NeighbourVotes, k: int, neighbours: Neighbours) -> float:
+    """Share of the queries for which no class of theirs has so many votes."""
+    num_wrong = 0
+    for batch in _batches(neighbours):
+        logits_BC = votes.logits(neighbours.cosines_QK[batch.inputs, :k], neighbours.targets[batch.inputs, :k])
+        num_wrong += int(votes.is_out_of_top(logits_BC, batch.targets_B).sum())
+    return num_wrong / len(neighbours.cosines_QK)
 
 
 def _batches(neighbours: Neighbours) -> list[EvalInputs]:

@@ -33,6 +33,7 @@ from workloads.labels.label_map import LabelMap
 from workloads.models.build import build_backbone
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors
+from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, pick_device
 from workloads.runtime.precision import Arithmetic
 from workloads.train.recipe import Recipe
@@ -54,11 +55,15 @@ class TargetProbe:
         probe: Mapping[str, Any],
         *,
         document: Mapping[str, Any],
-        arithmetic: Arithmetic,
+        device: torch.device,
     ) -> None:
-        self._context, self._arithmetic = context, arithmetic
+        self._context = context
         self._request = _probe_request(request, probe)
-        self.preprocessing = Preprocessing.of(self._request.parameters["look"], document)
+        look = self._request.parameters["look"]
+        # As an embed job and a cached probe compute, whatever the training does: trials are compared by one measure.
+        precision = Precision(look.get("precision", Precision.FP32))
+        self._arithmetic = Arithmetic(device, precision=precision, deterministic=request.execution.deterministic)
+        self.preprocessing = Preprocessing.of(look, document)
         """How the target's images are seen: as those of the pretraining."""
 
     def __call__(self, backbone: nn.Module) -> dict[str, float]:
@@ -74,7 +79,8 @@ class TargetProbe:
 
     def of_frozen(self, backbone: FrozenBackbone) -> dict[str, float]:
         """The same of a backbone that nobody trains."""
-        found = measure(self._request, self._samples(backbone), self._poll)
+        with self._arithmetic.numerics():
+            found = measure(self._request, self._samples(backbone), self._poll)
         return {f"{PREFIX}{name}": value for name, value in found.metrics.items() if name.endswith(("error", "loss"))}
 
     def _samples(self, backbone: FrozenBackbone) -> CachedSamples:
@@ -139,25 +145,24 @@ class TargetProbe:
 
 
 def target_probe_of(
-    request: JobRequest, context: ExecutionContext, *, document: Mapping[str, Any], arithmetic: Arithmetic
+    request: JobRequest, context: ExecutionContext, *, document: Mapping[str, Any], device: torch.device
 ) -> TargetProbe | None:
     """The probe that a search asks for; None where trials judge themselves."""
     if context.watch is None or not context.watch.probe:
         return None
-    return TargetProbe(request, context, context.watch.probe, document=document, arithmetic=arithmetic)
+    return TargetProbe(request, context, context.watch.probe, document=document, device=device)
 
 
 def judge_committed(request: JobRequest, context: ExecutionContext) -> None:
     """Tell a search of a pretraining that was over before it asked: what its probe says of the committed weights."""
     recipe = Recipe.from_mapping(request.parameters["recipe"])
     device, started_s = pick_device(), time.perf_counter()
-    arithmetic = Arithmetic.of(recipe, request.execution, device)
     look = {"mean": recipe.mean, "std": recipe.std}
-    probe = target_probe_of(request, context, document=look, arithmetic=arithmetic)
+    probe = target_probe_of(request, context, document=look, device=device)
     if probe is None or context.watch is None:
         return
     record = read_record(context.store, request.key, identity=request.identity)
-    with deterministic_numerics(request.execution.num_threads), arithmetic.numerics():
+    with deterministic_numerics(request.execution.num_threads):
         backbone, num_features = build_backbone(ModelSpec.from_mapping(request.parameters["model"]), 0)
         backbone.load_state_dict(decode_tensors(read_backbone(context.store, record, {})))
         found = probe.of_frozen(FrozenBackbone(backbone, num_features, probe.preprocessing, device))

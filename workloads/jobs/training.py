@@ -141,8 +141,7 @@ def _judge_of(
         select=select,
     )
     document = {"mean": job.recipe.mean, "std": job.recipe.std}
-    arithmetic = loop.learner.arithmetic
-    probe = target_probe_of(job.request, job.context, document=document, arithmetic=arithmetic)
+    probe = target_probe_of(job.request, job.context, document=document, device=job.device)
     return Judge(job.context.watch, subject, probe)
 
 

@@ -121,10 +121,12 @@ class WordNet:
             while stack:
                 synset = stack[-1]
                 open_ones = [parent for parent in self.hypernyms[synset] if parent not in is_below]
-                if synset in is_below or not open_ones:
-                    is_below.setdefault(synset, any(is_below[parent] for parent in self.hypernyms[synset]))
+                if synset in is_below:
                     stack.pop()
-                stack += open_ones if synset not in is_below else []
+                elif open_ones:
+                    stack += open_ones
+                else:
+                    is_below[synset] = any(is_below[parent] for parent in self.hypernyms[synset])
             return is_below[start]
 
         return [search(synset) for synset in asked]

@@ -85,6 +85,9 @@ def backbone_search(
     trials = len(spaces) if is_open else search.trials
     copies = _num_at_a_time(search, trials)
     readable = {one.name: draft.readable for one, draft in zip(spaces, drafts, strict=True)}
+    parameters = drafts[0].parameters
+    if more := search.more_read.get(pretrain.name):
+        parameters = {**parameters, "recipe": {**parameters["recipe"], **more}}
     parts = (JobKind.SEARCH.value, transfer.name, pretrain.name, "" if is_open else spaces[0].name, f"seed{seed}")
     return Draft(
         kind=JobKind.SEARCH,
@@ -99,7 +102,7 @@ def backbone_search(
                 "code_version": KINDS[JobKind.PRETRAIN].code_version,
                 "protocol": "",
                 "readable": readable if is_open else drafts[0].readable,
-                "parameters": drafts[0].parameters,
+                "parameters": parameters,
             },
             "probe": _probe(sweep, transfer, search, pretrain),
         },
@@ -338,7 +341,7 @@ def _name(transfer: Transfer, backbone: Backbone, *, cell: Cell, fraction: float
 
 def _more_facets(transfer: Transfer, backbone: Backbone, *, cell: Cell, fraction: float | None) -> dict[str, str | int]:
     """Facets that not every transfer has."""
-    is_retrained = RETRAIN in transfer.baselines and backbone.space.name == transfer.target
+    is_retrained = RETRAIN in transfer.baselines and not backbone.search and backbone.space.name == transfer.target
     found = {
         "checkpoint": "" if backbone.epoch is None else f"epoch{backbone.epoch}",
         "fraction": "" if fraction is None else f"{fraction:g}",

@@ -306,7 +306,7 @@
         line.append(element("td", row.labelSpace), element("td", row.granularity ?? "-"));
         for (const cell of row.cells) {
           const lacks = cell.n < cell.expected ? ` (${cell.n}/${cell.expected})` : "";
-          const heldOut = isThere(cell.selectError) ? ` [${number(cell.selectError)}]` : "";
+          const heldOut = isThere(cell.selectError) ? ` [${fixed(100 * cell.selectError, 2)}]` : "";
           const text = cell.expected === 0 ? "" : (isThere(cell.mean) ? plusMinus(cell.mean, cell.std) : "-") + heldOut + lacks + (cell.isSelected ? " *" : "");
           line.append(element("td", text, cell.isSelected ? { class: "selected" } : {}));
         }
@@ -319,7 +319,7 @@
       wide.append(table);
       place.append(element("h2", `${TITLES[item.facet]}: ${DATA.metric}${PERCENT}`), wide);
       const told = item.selectedBy.join("; ");
-      if (told) place.append(element("p", item.facet === "cell" ? `* = selected: ${told}; in brackets: select_error.` : `selection: ${told}.`, { class: "caption" }));
+      if (told) place.append(element("p", item.facet === "cell" ? `* = selected: ${told}; in brackets: select_error [%].` : `selection: ${told}.`, { class: "caption" }));
     }
   }
 

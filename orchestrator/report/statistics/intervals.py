@@ -79,13 +79,25 @@ class EstimateArrays:
         )
 
 
-def estimate_columns(values: ArrayLike, groups: Sequence[int], confidence: float = CONFIDENCE) -> list[Estimate]:
-    """Estimates of the columns of a matrix ``(values, columns)``; NaN = missing, ``groups`` the group of each row."""
-    arrays = estimate_arrays(values, groups, confidence)
+def estimate_columns(
+    values: ArrayLike, groups: Sequence[int], confidence: float = CONFIDENCE, *, scale: ArrayLike | None = None
+) -> list[Estimate]:
+    """Estimates of the columns of a matrix.
+
+    Args:
+        values: ``(values, columns)``; NaN = missing.
+        groups: the group of each row.
+        confidence: of the intervals.
+        scale: of each column, the largest magnitude of the numbers whose differences the values are. A spread within
+            the rounding of such numbers is none, and so is a mean without a spread. Default: of the values themselves.
+    """
+    arrays = estimate_arrays(values, groups, confidence, scale=scale)
     return [arrays[column] for column in range(len(arrays.mean))]
 
 
-def estimate_arrays(values: ArrayLike, groups: Sequence[int], confidence: float = CONFIDENCE) -> EstimateArrays:
+def estimate_arrays(
+    values: ArrayLike, groups: Sequence[int], confidence: float = CONFIDENCE, *, scale: ArrayLike | None = None
+) -> EstimateArrays:
     """As ``estimate_columns``; groups are numbered from 0."""
     from scipy import special  # 0.1 s to import: only who reports pays for it
 
@@ -98,8 +110,10 @@ def estimate_arrays(values: ArrayLike, groups: Sequence[int], confidence: float 
         mean = np.where(has_group, means, 0.0).sum(axis=0) / num_groups
         squares = np.where(has_group, (means - mean) ** 2, 0.0).sum(axis=0)
         std = np.sqrt(squares / (num_groups - 1))
-        scale = np.abs(np.where(present, matrix, 0.0)).max(axis=0, initial=0.0)
-        std = np.where((num_groups >= 2) & (std > NO_SPREAD * scale), std, np.nan)
+        largest = np.abs(np.where(present, matrix, 0.0)).max(axis=0, initial=0.0)
+        rounding = NO_SPREAD * np.maximum(largest, 0.0 if scale is None else np.asarray(scale))
+        std = np.where((num_groups >= 2) & (std > rounding), std, np.nan)
+        mean = np.where(np.isnan(std) & (np.abs(mean) <= rounding), 0.0, mean)
         error = std / np.sqrt(num_groups)
         freedom = np.maximum(num_groups - 1, 1)
         half = special.stdtrit(freedom, (1 + confidence) / 2) * error

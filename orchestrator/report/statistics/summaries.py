@@ -191,11 +191,8 @@ def paired_differences(
     pairs = sorted(baseline)
     if not pairs or not candidates:
         return [None] * len(candidates)
-    differences = [
-        [values[pair] - baseline[pair] if pair in values else math.nan for values in candidates] for pair in pairs
-    ]
-    estimates = estimate_columns(differences, _group_numbers(pairs), confidence)
-    return [_paired(estimate, confidence) for estimate in estimates]
+    table = np.array([[values.get(pair, math.nan) for values in candidates] for pair in pairs])
+    return _differences(table, np.array([[baseline[pair]] for pair in pairs]), pairs, confidence)
 
 
 def mean_in_common(values: Mapping[SeedPair, float], baseline: Mapping[SeedPair, float]) -> float:
@@ -223,10 +220,20 @@ def all_paired_differences(
         if not rows or not num_left:
             triangle.append([None] * num_left)
             continue
-        differences = table[rows, index + 1 :] - table[rows, index : index + 1]
-        estimates = estimate_columns(differences, _group_numbers([pairs[row] for row in rows]), confidence)
-        triangle.append([_paired(estimate, confidence) for estimate in estimates])
+        there = [pairs[row] for row in rows]
+        triangle.append(_differences(table[rows, index + 1 :], table[rows, index : index + 1], there, confidence))
     return triangle
+
+
+def _differences(
+    values_PC: Floats, baseline_P1: Floats, pairs: Sequence[SeedPair], confidence: float
+) -> list[PairedDifference | None]:
+    """Of each column to the baseline, row by row."""
+    differences_PC = values_PC - baseline_P1
+    larger_PC = np.maximum(np.abs(values_PC), np.abs(baseline_P1))
+    scale_C = np.where(np.isfinite(differences_PC), larger_PC, 0.0).max(axis=0)
+    estimates = estimate_columns(differences_PC, _group_numbers(pairs), confidence, scale=scale_C)
+    return [_paired(estimate, confidence) for estimate in estimates]
 
 
 def _paired(estimate: Estimate, confidence: float) -> PairedDifference | None:

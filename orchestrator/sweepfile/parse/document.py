@@ -24,7 +24,7 @@ from orchestrator.sweepfile.parse.merge import Located, merged
 from orchestrator.sweepfile.parse.overrides import is_argument, with_overrides
 from orchestrator.sweepfile.parse.secrets import refuse_secrets
 from orchestrator.sweepfile.parse.substitute import Substitution, variables_in
-from orchestrator.sweepfile.parse.tree import Path, Tree, parse_tree
+from orchestrator.sweepfile.parse.tree import Path, Tree, parse_tree, pattern_path
 
 SCALES = ("tiny",)
 _URIS = re.compile(
@@ -190,7 +190,7 @@ def _with_places(tree: Tree, written: Any, folder: str) -> Tree:  # noqa: ANN401
             return dict(zip(steps, parts, strict=True)) if isinstance(at.value, dict) else parts
         if not isinstance(at.value, str) or not at.value or has_scheme(at.value):
             return at.value
-        name = ".".join(map(str, path))
+        name = pattern_path(path)
         here = at.places.here
         outside = is_argument(here) or (isinstance(text, str) and text.startswith(_OUTSIDE))
         start = folder if outside else os.path.join(folder, os.path.dirname(here.file))  # noqa: PTH118, PTH120

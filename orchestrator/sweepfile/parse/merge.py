@@ -20,7 +20,7 @@ from orchestrator.sweepfile.pretrain import PretrainSpec
 
 EVERY = "*"
 _ENTRIES = (("datasets",), ("labels",), ("recipes",), ("pretrain",))
-_SOURCES = frozenset({"builtin", "from", "shards", "mixture"})
+_SOURCES = frozenset({"builtin", "from", "shards", "convert", "mixture"})
 
 
 @dataclass(frozen=True, slots=True)

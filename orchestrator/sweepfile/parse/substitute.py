@@ -17,7 +17,16 @@ from orchestrator.core.security.references import is_reference
 from orchestrator.core.security.secret_patterns import names_secret, secret_form
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.parse.merge import Located, located
-from orchestrator.sweepfile.parse.tree import MAX_BYTES, MAX_NODES, Path, Places, Tree, dotted, plain_value
+from orchestrator.sweepfile.parse.tree import (
+    MAX_BYTES,
+    MAX_NODES,
+    Path,
+    Places,
+    Tree,
+    dotted,
+    pattern_path,
+    plain_value,
+)
 
 _HOLE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _VAR = re.compile(r"vars\.([A-Za-z0-9_][A-Za-z0-9_.-]*)")
@@ -139,7 +148,7 @@ class Substitution:
         return found, ""
 
     def _env(self, name: str, default: str | None, hole: str, path: Path) -> tuple[Any, str]:
-        steps = ".".join(map(str, path))
+        steps = pattern_path(path)
         if path[:1] != ("vars",) and not any(pattern.fullmatch(steps) for pattern in _ENV_PATHS):
             message = f"'{hole}' is not allowed here: results must not depend on the machine that plans; use vars or "
             return None, f"{message}--set. It is allowed in {_ENV_PLACES}"

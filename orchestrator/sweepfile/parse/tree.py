@@ -34,6 +34,7 @@ _TAGS = {_NULL, _BOOL, _INT, _FLOAT, _STR, "tag:yaml.org,2002:seq", "tag:yaml.or
 
 # Characters that a text must not have; the YAML reader would refuse them with a position in bytes.
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
+_HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
 
 _SCALARS = (
     (_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
@@ -115,6 +116,11 @@ class MovedTree(Tree):
 def dotted(path: Path) -> str:
     """A path as people write it: ``transfer[0].recipe.lr``."""
     return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
+
+
+def pattern_path(path: Path) -> str:
+    """A path as patterns match it: steps that dots separate, where a name's own dots are underscores."""
+    return ".".join(str(step).replace(".", "_") for step in path)
 
 
 def parse_tree(text: str, file: str) -> Tree:
@@ -237,7 +243,7 @@ class _TreeBuilder:
 
 def _refuse_half_characters(text: str, place: SourceLocation) -> None:
     """An escaped half of a surrogate pair makes text that no file, key or error message can hold."""
-    if any("\ud800" <= sign <= "\udfff" for sign in text):
+    if _HALF_CHARACTER.search(text):
         raise SpecError(
             (f"{place}: {text!r} holds half of a character (\\ud800 to \\udfff); write the character itself",)
         )
