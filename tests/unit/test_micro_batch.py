@@ -32,6 +32,7 @@ from workloads.train.micro_batch import (
     find_micro_batch,
     halved,
     is_out_of_memory,
+    micro_batch_of,
     out_of_memory_at,
 )
 from workloads.train.recipe import Recipe
@@ -195,6 +196,26 @@ def test_chosen_micro_batch_execution_goes_first_and_retries_halve_it() -> None:
     assert _chosen(Execution(micro_batch=256), device) == 256
     assert _chosen(Execution(micro_batch=256, memory_retries=1), device) == 128
     assert device.tried == []
+
+
+@pytest.mark.parametrize(
+    ("shares", "largest", "unit", "sizes"),
+    [
+        ((342, 341, 341), 1024, 1, (342, 341, 341)),  # the smallest size of all would leave a pass of one sample
+        ((683, 682, 682), 344, 1, (342, 341, 341)),
+        ((342, 342, 340), 173, 2, (114, 114, 114)),  # equal passes before few
+        ((100, 100), 40, 1, (25, 25)),
+        ((512, 448), 300, 64, (256, 256)),
+    ],
+)
+def test_ranks_with_uneven_shares_take_equally_many_passes(
+    shares: tuple[int, ...], largest: int, unit: int, sizes: tuple[int, ...]
+) -> None:
+    own = [even_micro_batch(share, largest, unit) for share in shares]
+    passes = max(-(-share // size) for share, size in zip(shares, own, strict=True))
+    found = tuple(micro_batch_of(share, passes, unit) for share in shares)
+    assert found == sizes
+    assert all(size <= first for size, first in zip(found, own, strict=True))
 
 
 def test_chosen_micro_batch_is_searched_once_per_setting(tmp_path: Path) -> None:

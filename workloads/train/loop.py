@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 
+import torch
 from torch import Tensor
 
 from orchestrator.core.contract import Progress
@@ -94,7 +95,8 @@ class TrainingLoop:
             numerics_fingerprint(
                 job.device,
                 num_threads=request.execution.num_threads,
-                micro_batch=self._layout.micro_batch,
+                # Of rank 0, which writes the checkpoints: shares, and so passes, may differ by a unit.
+                micro_batch=int(self._ranks.broadcast_(torch.tensor(self._layout.micro_batch))),
                 world_size=self._ranks.world_size,
                 grad_reduction=Precision(recipe.grad_reduction),
             )

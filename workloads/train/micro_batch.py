@@ -176,6 +176,11 @@ def even_micro_batch(share: int, largest: int, unit: int) -> int:
     return min(-(-units // fewest) * unit, largest)
 
 
+def micro_batch_of(share: int, passes: int, unit: int) -> int:
+    """The smallest size, in whole units, with which a share takes at most so many passes; 0 for no passes."""
+    return -(-share // (unit * passes)) * unit if passes else 0
+
+
 def halved(micro_batch: int, times: int, unit: int) -> int:
     """A micro-batch after so many failures for want of memory, in whole units."""
     return max(unit, (micro_batch >> times) // unit * unit)

@@ -27,6 +27,7 @@ from workloads.train.micro_batch import (
     MicroBatchMemory,
     chosen_micro_batch,
     find_micro_batch,
+    micro_batch_of,
     out_of_memory_at,
 )
 from workloads.train.step import LossOf
@@ -36,6 +37,11 @@ _FOLDER = "micro-batches"
 _RECIPE_FIELDS = ("precision", "tf32", "norm_group", "loss", "optimizer", "momentum", "dropout", "mixup", "cutmix")
 Example = Callable[[int], tuple[Tensor, Targets]]
 """Inputs and targets of so many made-up samples, on the device."""
+
+
+def _search_unit(layout: Layout) -> int:
+    """Samples that a pass must not divide."""
+    return layout.norm_group if layout.has_batchnorm else 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +54,7 @@ class MicroBatchSearch:
     job: JobContext
 
     def layout(self) -> Layout:
-        """The layout, with the same micro-batch on all ranks.
+        """The layout. Ranks wait for one another, so all of them take equally many passes over their shares.
 
         Raises:
             UserError: see ``Layout.of``.
@@ -57,8 +63,12 @@ class MicroBatchSearch:
         recipe, ranks = self.job.recipe, self.job.ranks
         plain = Layout.of(self.task.model, recipe, ranks=ranks)
         with ranks.activity.during(Activity.COMPILE):
-            mine = self._micro_batch(self.job.request.execution, plain)
-        return Layout.of(self.task.model, recipe, micro_batch=self._smallest(mine), ranks=ranks)
+            size = self._micro_batch(self.job.request.execution, plain)
+        if not self.job.request.execution.micro_batch:
+            passes = torch.zeros(ranks.world_size, dtype=torch.int64)
+            passes[ranks.rank] = -(-plain.share // size) if size else 0
+            size = micro_batch_of(plain.share, int(ranks.sum_(passes).max()), _search_unit(plain))
+        return Layout.of(self.task.model, recipe, micro_batch=size, ranks=ranks)
 
     @contextmanager
     def training(self, layout: Layout, *, one_by_one: bool = False) -> Iterator[float]:
@@ -80,15 +90,10 @@ class MicroBatchSearch:
 
     def _micro_batch(self, execution: Execution, layout: Layout) -> int:
         """That of this rank; 0 = the layout's own rule."""
-        unit = layout.norm_group if layout.has_batchnorm else 1
+        unit = _search_unit(layout)
         memory = self._memory()
         search = None if memory is None else lambda: self._search(unit, layout.share)
         return chosen_micro_batch(execution, unit=unit, share=layout.share, search=search, memory=memory)
-
-    def _smallest(self, mine: int) -> int:
-        sizes = torch.zeros(self.job.ranks.world_size, dtype=torch.int64)
-        sizes[self.job.ranks.rank] = mine
-        return int(self.job.ranks.sum_(sizes).min())
 
     def _memory(self) -> MicroBatchMemory | None:
         """What this node remembers; None on CPUs, where nothing is searched."""
