@@ -469,7 +469,8 @@ class Controller:
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
-            is_settled=capacity.is_settled,
+            is_settled=capacity.is_settled
+            and self._drain is None,  # while it is drained, its nodes may be away for long
             now=self._now(),
             committed=self._keys.committed,
             claimed=self._keys.unavailable,

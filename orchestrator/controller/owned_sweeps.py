@@ -344,8 +344,8 @@ class OwnedSweeps:
         ids = {name.removesuffix(".json") for name in names}
         self._ignored[sweep] = self._ignored.get(sweep, set()) & ids
         for message in read_inbox(self._store, sweep, skip=self._ignored[sweep], names=names):
-            if sweep in self._retry_at_s:
-                return  # settling the message before this one failed
+            if self._is_held_up(sweep):
+                return  # settling the message before this one failed, and messages count in their order
             owned_sweep = self._addressee(sweep, message)
             if owned_sweep is None:
                 self._ignored.setdefault(sweep, set()).add(message.message_id)
@@ -355,11 +355,14 @@ class OwnedSweeps:
             if isinstance(message, Submit):
                 for earlier in self._overtaken(sweep, message):
                     yield owned_sweep, earlier
-                if self._sweeps.get(sweep) is not owned_sweep:
-                    return  # settling one of these failed
+                    if self._is_held_up(sweep) or self._sweeps.get(sweep) is not owned_sweep:
+                        return
             yield owned_sweep, message
-        if sweep not in self._retry_at_s and sweep not in self._troubled:
+        if not self._is_held_up(sweep):
             self.looks.done(sweep, ids, self._now())
+
+    def _is_held_up(self, sweep: str) -> bool:
+        return sweep in self._retry_at_s or sweep in self._troubled
 
     def _overtaken(self, sweep: str, submit: Submit) -> Iterator[Message]:
         """Messages that were sent before a submit and are still in the inbox, for another controller.

@@ -207,6 +207,8 @@ class SweepMetrics:
     def __init__(self, exporter: Exporter) -> None:
         self._exporter = exporter
         self._accounts: dict[str, SweepAccount] = {}
+        self._begun: set[str] = set()
+        """Sweeps whose counters are exported; what counts is never taken back."""
         self._num_events: dict[str, int] = {}
         self._moved_at_s: dict[str, float] = {}
 
@@ -217,6 +219,8 @@ class SweepMetrics:
             sweep = snapshot.sweep
             if sweep not in self._accounts:
                 self._accounts[sweep] = SweepAccount()
+            if sweep not in self._begun and not snapshot.state.is_final:  # a store may hold thousands that have ended
+                self._begun.add(sweep)
                 for outcome in _OUTCOMES:
                     self._exporter.add(catalog.ATTEMPTS, 0, {"sweep": sweep, "outcome": outcome})
             if self._num_events.get(sweep) != snapshot.num_events:

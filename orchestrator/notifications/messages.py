@@ -65,8 +65,9 @@ def notice_of_event(event: Mapping[str, Any], sequence: int, line: int, snapshot
     kind = event.get("type")
     if kind == "sweep_finished":
         status = str(event["status"])
-        took = format_duration(max(0.0, float(event["at_s"]) - snapshot.accepted_at_s))
-        occasion, title = _ENDED[status], f"Sweep {snapshot.sweep} {_verb(_outcome(status, snapshot))} after {took}"
+        took_s = float(event["at_s"]) - snapshot.accepted_at_s
+        took = f" after {format_duration(took_s)}" if took_s >= 0 else ""  # it was submitted again since
+        occasion, title = _ENDED[status], f"Sweep {snapshot.sweep} {_verb(_outcome(status, snapshot))}{took}"
     elif kind == "sweep_tripped":
         occasion, title = Occasion.FAILED, f"Sweep {snapshot.sweep} was stopped by its circuit breaker"
     else:

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any, Self
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, OrchestratorError, PreconditionFailedError
@@ -50,6 +51,7 @@ FIRST_DELAY_S, LAST_DELAY_S = 5.0, 3600.0
 GIVE_UP_S = 3 * 24 * 3600.0
 _LOG = logging.getLogger(__name__)
 _SAVE_EVERY = 64
+_PASSED_AT_ONCE = 20
 """Segments of the journal between two notes of how far it was read: what a restart reads again."""
 _NUM_SENDERS = 4
 
@@ -200,6 +202,8 @@ class Notifier:
         self._general: tuple[Channel, ...] = ()
         """Channels of the cluster's own file in this round."""
         self._followed: dict[str, _Followed] = {}
+        self._passed: dict[str, int] = {}
+        """Ended sweeps without a channel whose cursor is at the end, by the number of their events."""
         self._in_outbox: set[tuple[str, str]] = set()
         """Sweep and id of notices that are certainly in the outbox."""
         self._waiting: dict[tuple[str, str], Entry] = {}
@@ -213,15 +217,33 @@ class Notifier:
         if self._since_s is None:
             self._since_s = self._begin()
         self._general = tuple(self._read_channels())
+        silent = []
         for snapshot in self._read_snapshots():
             channels = (*(snapshot.plan.notify if snapshot.plan is not None else ()), *self._general)
-            if not channels or snapshot.cluster != self._cluster:
+            if snapshot.cluster != self._cluster:
+                continue
+            if not channels:
+                silent.append(snapshot)
                 continue
             try:
                 self._follow_sweep(snapshot, channels)
             except (OrchestratorError, ValueError, TypeError, LookupError, AttributeError) as error:
                 _LOG.warning("notifications of sweep %s are delayed: %s", snapshot.sweep, redacted(str(error)))
         self._send_due()
+        self._pass_over(silent)
+
+    def _pass_over(self, snapshots: Iterable[Snapshot]) -> None:
+        """Put the cursors of ended sweeps without a channel to the ends of their journals.
+
+        Else a channel that comes later would be told of all these ends. A few in each turn: a store may have thousands.
+        """
+        ended = (one for one in snapshots if one.state.is_final and self._passed.get(one.sweep) != one.num_events)
+        for snapshot in list(islice(ended, _PASSED_AT_ONCE)):
+            is_new = snapshot.sweep not in self._passed and snapshot.sweep not in self._followed
+            if not (is_new and self._store.exists(notification_cursor(snapshot.sweep))):
+                self._save_end(snapshot.sweep)
+            self._passed[snapshot.sweep] = snapshot.num_events
+            self._followed.pop(snapshot.sweep, None)
 
     def _begin(self) -> float:
         """When this cluster began to notify."""
@@ -274,9 +296,13 @@ class Notifier:
             _LOG.warning("%s is damaged (%s): the journal is read again, and nothing is sent twice", name, error)
         if snapshot.accepted_at_s >= (self._since_s or 0.0):
             return 0
-        segments = self._store.list_children(journal_folder(snapshot.sweep))
+        return self._save_end(snapshot.sweep)
+
+    def _save_end(self, sweep: str) -> int:
+        """Put the cursor of a sweep to the end of its journal, and return it."""
+        segments = self._store.list_children(journal_folder(sweep))
         sequence = int(segments[-1].partition(".")[0]) + 1 if segments else 0
-        self._save_cursor(snapshot.sweep, _Followed(next_sequence=sequence, saved_sequence=0))
+        self._save_cursor(sweep, _Followed(next_sequence=sequence, saved_sequence=0))
         return sequence
 
     def _events(self, snapshot: Snapshot, followed: _Followed) -> Iterator[Notice]:

@@ -25,6 +25,8 @@ class LaunchJob:
     """Nodes that it must not use, if ``nodes`` is empty."""
     awaits_room: bool = False
     """Whether the autoscaler is to add nodes for it: it does not fit yet."""
+    aging: int = 0
+    """By how much waiting raised the priority of its sweep."""
     reason: str = ""
 
 

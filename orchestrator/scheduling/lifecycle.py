@@ -43,7 +43,8 @@ def follow_up(index: SweepIndex, committed: Collection[str], now: float) -> list
         case SweepState.RUNNING:
             commands = [*_settled(index, committed), *_trip(index, now)]
         case SweepState.PAUSED:
-            commands = [*_paused(snapshot)]
+            # Nothing starts by these, and a job that has failed for good can be retried.
+            commands = [*_settled(index, committed), *_paused(snapshot)]
         case SweepState.STOPPING:
             commands = list(_cancelled(index))
         case SweepState.CANCELLING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from orchestrator.core.contract import Resources
@@ -42,6 +42,14 @@ class Occupancy:
             found += self._endings(index)
         return found
 
+    def endings_of(self, sweeps: Collection[str], owner: str | None = None) -> list[ExpectedEnd]:
+        """Those of some sweeps, and of all sweeps of an owner."""
+        found: list[ExpectedEnd] = []
+        for index in self._indexes:
+            if index.plan.sweep in sweeps or (owner and index.plan.owner == owner):
+                found += self._endings(index)
+        return found
+
     def leaving(self) -> list[ExpectedEnd]:
         """Those of them that are ending already."""
         return [
@@ -51,9 +59,12 @@ class Occupancy:
         ]
 
     def lowest_priority(self, priorities: Mapping[str, int]) -> int | None:
-        """Of the sweeps with a priority here that hold anything."""
-        held = [one.plan.sweep for one in self._indexes if one.holdings.live]
-        return min((priorities[sweep] for sweep in held if sweep in priorities), default=None)
+        """Of the attempts of sweeps with a priority here."""
+        indexes = [one for one in self._indexes if one.plan.sweep in priorities]
+        held = [
+            priorities[one.plan.sweep] + live.attempt.aging for one in indexes for live in one.holdings.live.values()
+        ]
+        return min(held, default=None)
 
     def promised_gpu_hours(self, index: SweepIndex) -> float:
         """The expected further use of a sweep's live attempts."""

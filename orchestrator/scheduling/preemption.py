@@ -56,8 +56,12 @@ def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) 
     """Attempts of lower priority that may be preempted: of sweeps with a priority here, which are those served now."""
     now = occupancy.now
     for index, held, spread in occupancy.laid_out():
-        priority, view = priorities.get(index.plan.sweep), view_of(index, held)
-        if priority is None or priority >= below or view is None:
+        base, view = priorities.get(index.plan.sweep), view_of(index, held)
+        if base is None or view is None:
+            continue
+        # What started because it had waited would else make room at once, and wait again.
+        priority = base + held.attempt.aging
+        if priority >= below:
             continue
         num_before = view.failures.get(FailureKind.PREEMPTED, 0)
         if may_be_preempted(held, num_before, index.plan.policy.max_preemptions, now=now):

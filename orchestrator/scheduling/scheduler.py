@@ -139,7 +139,7 @@ class Scheduler:
         )
         node_filter = self._suited(machines, view.total, view.maximum, excluded)
         commands += readmissions(indexes, node_filter) if view.may_start else ()
-        commands += _follow_ups(indexes, committed, now)
+        commands += _follow_ups([one for one in indexes if one.plan.sweep not in view.held], committed, now)
         occupancy = Occupancy(node_filter, indexes, remaining_s=view.remaining_s, now=now)
         keys = set(view.claimed).union(*_live_keys(indexes))
         round_state = RoundState(now=now, live_keys=keys, committed=committed, stepping=view.stepping)

@@ -22,6 +22,7 @@ from orchestrator.planning.estimate.power import (
     seeds_needed,
 )
 from orchestrator.planning.estimate.prices import PriceTable
+from orchestrator.planning.graph.pairing import makes_backbone
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report, compute_report
 from orchestrator.report.comparisons import planned_comparisons, values_of
@@ -453,19 +454,24 @@ def _prices(plan: Plan, table: Table, estimates: Estimates) -> tuple[JobCost, Jo
 
     A further pretrain seed gets whatever the sweep does with each: its other transfers, features, searches.
     """
-    own = {job.name for job in _jobs_of(plan, table)}
+    own = {job.key: job.name for job in _jobs_of(plan, table)}  # of several names for one result one job runs
     seeds = {job.facets["pretrain_seed"] for job in plan.jobs if "pretrain_seed" in job.facets}
     planned = _design_of(_jobs_of(plan, table))
-    of_seeds = [job.name for job in plan.jobs if _is_of_a_seed(plan, job) and job.name not in own]
-    backbones = _sum(estimates, of_seeds)
-    transfers = _sum(estimates, sorted(own))
+    of_seeds = {job.key: job.name for job in plan.jobs if _is_of_a_seed(plan, job) and job.key not in own}
+    backbones = _sum(estimates, list(of_seeds.values()))
+    transfers = _sum(estimates, sorted(own.values()))
     nothing = JobCost(cost=0.0)
     share = 1 / max(1, planned.num_pretrain_seeds * planned.num_transfer_seeds)
     return nothing.plus(backbones, 1 / max(1, len(seeds))), nothing.plus(transfers, share)
 
 
 def _is_of_a_seed(plan: Plan, job: Job) -> bool:
-    """Whether a job is of one pretrain seed; of features their backbone tells it."""
+    """Whether a job is of one pretrain seed; of features their backbone tells it.
+
+    The search for the recipe of a transfer names the first seed, and runs for it alone.
+    """
+    if job.kind is JobKind.SEARCH and not makes_backbone(job):
+        return False
     backbones = [plan.by_name()[need] for need in job.needs] if job.kind is JobKind.EMBED else []
     return any("pretrain_seed" in one.facets for one in (job, *backbones))
 

@@ -24,6 +24,10 @@ METRICS_VARIABLE = "RAY_enable_metrics_collection"
 _METRIC_PORTS = ("DASHBOARD_METRIC_PORT", "AUTOSCALER_METRIC_PORT")
 _NO_PORT = "65536"  # Ray has no switch for two of its three metrics servers; one that cannot start is a line in a log
 _FOREIGN = ("RAY_", "MLFLOW_")
+_LOGINS = frozenset(f"MLFLOW_TRACKING_{name}" for name in (
+    "USERNAME", "PASSWORD", "TOKEN", "AUTH", "SERVER_CERT_PATH", "CLIENT_CERT_PATH", "INSECURE_TLS"
+))  # fmt: skip
+"""How the publisher logs in to the tracking server of the settings; which servers get a login, it decides itself."""
 # Ray then takes 127.0.0.1 for the node's address, and all of its servers listen there only. The name is Ray's: it was
 # made for systems without support for clusters of several nodes, which is what a local stack needs.
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -54,7 +58,7 @@ def client_environment(token_path: Path | str) -> dict[str, str]:
 
 def child_environment(directory: Path) -> dict[str, str]:
     """Environment of Ray's head and all its workers: this process's own, without variables for other clusters."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN)}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_FOREIGN) or name in _LOGINS}
     return {
         **inherited,
         **client_environment(directory / TOKEN_FILE),

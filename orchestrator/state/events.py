@@ -203,6 +203,8 @@ class AttemptLaunched(AttemptEvent):
     """Whether the autoscaler must add nodes for it: its hours count from ``AttemptPlaced`` on."""
     exclude: tuple[str, ...] = ()
     """Names of nodes that it must not use; empty if ``nodes`` has some."""
+    aging: int = 0
+    """By how much waiting had raised the priority of its sweep: others preempt it only at a higher one than that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

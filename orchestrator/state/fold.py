@@ -206,6 +206,7 @@ class _Folding:
             lots=event.lots,
             awaits_room=event.awaits_room,
             exclude=event.exclude,
+            aging=event.aging,
         )
         self._change(
             event,

@@ -27,7 +27,7 @@ from orchestrator.state.transitions import JobState, SweepState
 KEPT_NUMERICS = 4
 _CHUNK = 64
 """Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
-SNAPSHOT_VERSION = 7
+SNAPSHOT_VERSION = 8
 """Raise it whenever the fold of the same events gives another state, or a state another meaning."""
 _APART = {"plan", "jobs"}
 
@@ -61,6 +61,8 @@ class Attempt:
     """Whether it waits for the autoscaler: until then it costs nothing."""
     exclude: tuple[str, ...] = ()
     """Names of nodes that it must not use while it waits."""
+    aging: int = 0
+    """See ``AttemptLaunched``."""
     placed_at_s: float | None = None
     """When it got its resources; None = with its launch, or not yet."""
 

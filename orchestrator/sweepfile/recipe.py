@@ -267,7 +267,11 @@ class LogisticSpec(_Frozen):
     views: Views = Field(["center"], description="Views of every training sample; validation samples: center.")
     max_iterations: Count = Field(500, description="Iterations per strength at most; a note says where that ended one.")
     tolerance: float = Field(
-        1e-4, gt=0, le=0.1, description="A fit ends when a Newton step would lower the objective by less, relatively."
+        1e-4,
+        gt=0,
+        le=0.1,
+        description="A fit ends when all further steps together are estimated to lower the objective by at most this "
+        "share of it.",
     )
 
 

@@ -258,7 +258,17 @@ def _check_block(
     named = f"block '{block.name}'" if block.name else "the pretraining"
     if block.initial_from is not None:
         complaints.add(path, f"{named} starts from other backbones of this sweep, which trials cannot; remove init")
-    if item.search is None or item.search.over != "labels":
+    if item.search is None:
+        return
+    if item.search.over == "pretrain" and "retrain" in item.baselines:
+        if item.target in block.labels and item.measures(item.target):
+            message = (
+                f"retrain pretrains with '{item.target}' by the block's own recipe, and the search does with the best "
+            )
+            message += "one: the report has one row of that name; remove one of the two"
+            complaints.add((*path[:-1], "baselines"), message)
+        return
+    if item.search.over != "labels":
         return
     spaces = [space for space in block.labels if item.measures(space)]
     if len(spaces) == 1:

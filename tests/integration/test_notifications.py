@@ -273,6 +273,22 @@ def test_what_happened_before_a_cluster_notified_is_history(tmp_path: Path) -> N
     assert world.sent.notices == []
 
 
+def test_end_of_a_sweep_without_a_channel_is_not_told_to_one_that_comes_later(tmp_path: Path) -> None:
+    world = Told(tmp_path)
+    world.send()
+    world.finish()
+    world.notifier.turn()
+    for notifier in (world.new_notifier(read_channels=lambda: (WEBHOOK,)), world.notifier):
+        notifier.turn()
+    assert world.sent.notices == []
+    world.channels = (WEBHOOK,)
+    world.clock.advance(10.0)
+    world.send()
+    world.finish()
+    world.notifier.turn()
+    assert world.sent.occasions == ["finished"]  # the end of today
+
+
 def test_sweep_of_another_cluster_is_told_by_that_one(tmp_path: Path) -> None:
     world = Told(tmp_path, WEBHOOK)
     world.send()

@@ -226,10 +226,12 @@ class Collections(RuleBasedStateMachine):
         asked = [job for jobs in (*kept.values(), *self.posted.values()) for job in jobs]
         asked += [job for job, _ in self.running.values()]
         pinned = {reference.partition("/")[0] for reference in self.pins.values()}
+        wanted: set[str] = set()
         if self.search in asked or self.search.key in pinned:
-            wanted = kept_trials(self.lab.store, self.search.key)
+            wanted.update(kept_trials(self.lab.store, self.search.key))
+        if self.search in asked:  # of one that is only pinned, nobody knows what its unfinished trials read
             asked += [trial for trial in self.trials if trial.key in wanted]
-        keys = pinned | {job.key for job in asked}
+        keys = pinned | {job.key for job in asked} | wanted
         by_key = {job.key: job for job in (*self.jobs, *self.trials)}
         waiting = [key for job in asked for key in job.identity["inputs"].values()] + sorted(keys)
         while waiting:

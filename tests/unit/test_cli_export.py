@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from timm.data.config import resolve_model_data_config
 from torch import Tensor, nn
 
+from orchestrator.cli.commands.export import timm_config
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import Part, Record, read_record
 from orchestrator.storage.digests import digests_of
@@ -176,3 +178,10 @@ def test_export_of_damaged_weights_is_refused_and_leaves_nothing(
     assert result.code == 1
     assert "the store lost or changed it" in result.err
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(("size", "resize"), [(192, 225), (160, 212), (224, 256), (224, 224)])
+def test_images_are_resized_by_timm_as_they_were_in_the_evaluation(size: int, resize: int) -> None:
+    document = {"name": "m", "image_size": size, "timm_kwargs": {}, "num_features": 8, "mean": [0.5], "std": [0.5]}
+    config = timm_config(document, {"resize": resize})
+    assert math.floor(size / config["pretrained_cfg"]["crop_pct"]) == resize

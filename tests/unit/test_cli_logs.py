@@ -77,6 +77,23 @@ def test_logs_of_a_gang_are_merged_by_whole_lines_that_name_their_rank(
     assert "there are [0, 1, 10]" in missing.err
 
 
+def test_last_messages_of_a_gang_are_those_of_all_ranks_by_time(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, moments in ((0, (1.0, 4.0)), (1, (2.0, 3.0))):
+        context = LogContext(sweep="sweep", job=JOB, attempt=1, rank=rank)
+        lines = [
+            encode(
+                LogRecord(context=context, time=format_time(at_s), level="info", source="stdout", message=f"{at_s:g}")
+            )
+            for at_s in moments
+        ]
+        write(world, "".join(lines), rank=rank)
+    arguments = ("logs", "sweep", JOB, "--attempt", "1", "--store", world.store.uri)
+    assert run_command(capsys, *arguments).out == "rank0 | 1\nrank1 | 2\nrank1 | 3\nrank0 | 4\n"
+    assert run_command(capsys, *arguments, "-n", "2").out == "rank1 | 3\nrank0 | 4\n"
+
+
 def test_lines_of_ranks_that_come_in_pieces_do_not_mix(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     names = [log_name("sweep", JOB, 1, rank, key=KEY) for rank in (0, 1)]
     printer = AttemptPrinter(render=lambda record, prefix: f"{prefix}{record.message}\n", query=EVERYTHING)

@@ -32,7 +32,7 @@ from orchestrator.storage.layout import inbox_folder, journal_folder, journal_se
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.requests import Ownership, new_submit, post
-from orchestrator.testing import FakeClock, Hang, ScriptedBackend
+from orchestrator.testing import FakeClock, Fault, FaultyStore, Hang, Moment, ScriptedBackend
 from orchestrator.testing.memory_store import MemoryStore
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job, make_plan
 
@@ -170,6 +170,20 @@ def test_cancel_that_its_controller_left_does_not_end_the_sweep_taken_over(tmp_p
         world.clock.advance(2.0)
         restarted.tick()
     assert world.snapshot().state is SweepState.RUNNING
+
+
+def test_messages_count_in_their_order_though_the_first_one_meets_an_outage(tmp_path: Path) -> None:
+    """The cancel was handled first, and the sweep that it is for ran."""
+    world = World(tmp_path)
+    world.submit(TREE)
+    world.clock.advance(0.001)
+    world.cancel()
+    fault = Fault(moment=Moment.ERROR_BEFORE, within=plan_name("sweep", 1), error=StorageTimeoutError)
+    world.new_controller(FaultyStore(world.store, [fault]))
+    for _ in range(4):
+        world.tick()
+    assert world.snapshot().state is SweepState.CANCELLED
+    assert world.launches() == []
 
 
 def test_submit_to_another_cluster_is_refused_once_a_later_one_took_the_sweep(tmp_path: Path) -> None:

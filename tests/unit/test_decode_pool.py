@@ -180,6 +180,7 @@ def test_processes_use_augmentations_of_packages_that_came_later(
     code = (tmp_path / "slow_augmentation.py").read_text().replace("return image\n", "return 255 - image\n")
     (tmp_path / "slow_augmentation.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "slow_augmentation", raising=False)  # another test may have planned with its own
     spec = AugmentSpec(augment=Augment.RANDOM_CROP, plugin=f"slow-augmentation==1.0:{NAME}")
     num_filled.clear()
     found = list(batches_of(plane, index, spec))

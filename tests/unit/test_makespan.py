@@ -201,3 +201,13 @@ def test_refusals_cost_budget_with_a_price_per_gpu_hour_needs_no_table() -> None
     assert guarded(Policy(cost=30, gpu_hour_price=3)) == []
     (refusal,) = guarded(Policy(cost=29, gpu_hour_price=3))
     assert "10.0 GPU-hours at 3" in refusal
+
+
+def test_time_left_of_jobs_that_share_a_key_is_that_of_one() -> None:
+    first, second = make_job("finetune/plain", key="finetune-same"), make_job("finetune/whole", key="finetune-same")
+    plan = make_plan(first, second)
+    durations = {first.name: 10.0, second.name: 10.0}
+    waiting = time_left(plan, durations, fleet(1), done=(), running_left_s={}, measured_s={})
+    assert (waiting.seconds, dict(waiting.left_s)) == (10.0, {first.name: 10.0})
+    running = time_left(plan, durations, fleet(1), done=(), running_left_s={second.name: 4.0}, measured_s={})
+    assert (running.seconds, dict(running.left_s)) == (4.0, {second.name: 4.0})

@@ -325,11 +325,14 @@ def test_transfer_that_names_its_own_baseline_is_warned_of_with_the_baselines_sh
     assert own != without
 
 
-def test_added_seeds_cost_what_the_planner_says_of_the_larger_plan(tmp_path):
+@pytest.mark.parametrize("search", ["", ", search: {random: {}, space: {momentum: [0.5, 0.9]}}"])
+def test_added_seeds_cost_what_the_planner_says_of_the_larger_plan(tmp_path, search):
+    """The search for a transfer's recipe runs for the first seed alone."""
     prices = PriceTable.parse("{currency: USD, cpu: {hour: 1.0}}", "prices.yaml")
 
     def plan(num_seeds, num_transfers):
         text = SWEEP.format(seeds=list(range(num_seeds)), transfer_seeds=list(range(num_transfers)))
+        text = text.replace(f"seeds: {list(range(num_transfers))}}}", f"seeds: {list(range(num_transfers))}{search}}}")
         return build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri=(tmp_path / "none").as_uri())
 
     small = plan(2, 1)

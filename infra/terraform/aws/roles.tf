@@ -89,7 +89,7 @@ data "aws_iam_policy_document" "launcher" {
   statement {
     sid       = "Launch"
     actions   = ["ec2:RunInstances"]
-    resources = [for kind in concat(local.launched, ["key-pair", "security-group", "subnet"]) : "${local.ec2}:${kind}/*"]
+    resources = [for kind in concat(local.launched, ["key-pair", "placement-group", "capacity-reservation", "security-group", "subnet"]) : "${local.ec2}:${kind}/*"]
   }
 
   statement {

@@ -80,10 +80,14 @@ def compare(
 ) -> None:
     """Compare the same cells of several sweeps, paired by seeds; with --samples, two networks image by image."""
     if samples is not None:
+        if metric or match_by:
+            raise UsageError("--metric and --match-by are for the cells of sweeps; leave them out with --samples")
         first, second = samples
         options = SampleOptions(first=first, second=second, transfer=transfer, out=out, form=output, store=store)
         raise typer.Exit(show_sample_comparison(sweeps or [], options))
 
+    if transfer or out:
+        raise UsageError("--transfer and --out need --samples A B: only networks are compared image by image")
     factors = [name.strip() for name in match_by.split(",") if name.strip()]
     raise typer.Exit(show_comparison(sweeps or [], metric=metric, form=output, store_uri=store, match_by=factors))
 

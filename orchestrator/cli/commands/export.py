@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -81,7 +82,9 @@ def _export(objects: ObjectStore, record: Record, directory: Path, options: Expo
     if is_reference(str(document["name"])):
         message = f"{record.key} is the model {document['name']} of a package, which timm cannot build; take "
         raise UsageError(f"{message}backbone.safetensors and model.json of the artifact (explain names them)")
-    config = timm_config(document, record.identity.get("parameters", {}).get("recipe", {}))
+    # What a search chose decides, too, and is not in the identity of a job that uses it.
+    chosen = record.summary.get("chosen", {}).get("parameters", {})
+    config = timm_config(document, {**record.identity.get("parameters", {}), **chosen}.get("recipe", {}))
     exported = Exported(
         record=record, document=document, epoch=epoch, store_uri=objects.uri, sources=_sources(objects, record)
     )
@@ -105,6 +108,10 @@ def timm_config(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[
     resized to ``resize`` (default: the model's size) before their centre was cut out.
     """
     size, arguments = int(document["image_size"]), dict(document["timm_kwargs"])
+    resize = recipe.get("resize") or size
+    crop_pct = size / resize
+    while math.floor(size / crop_pct) < resize:  # timm rounds down, and so would lose a pixel
+        crop_pct = math.nextafter(crop_pct, 0.0)
     return {
         "architecture": document["name"],
         "num_classes": 0,
@@ -117,7 +124,7 @@ def timm_config(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[
             "mean": document["mean"],
             "std": document["std"],
             "interpolation": recipe.get("interpolation", "bilinear"),
-            "crop_pct": size / (recipe.get("resize") or size),
+            "crop_pct": crop_pct,
             "custom_load": False,
         },
     }
@@ -241,7 +248,10 @@ def _lines(exported: Exported) -> Iterator[str]:
     yield from ("| metric | value |", "|---|---|")
     yield from (f"| {name} | {value:.6g} |" for name, value in sorted(record.metrics.items()))
     yield from ("", "## Identity", "", "Everything that decides its weights; its sha256 is part of the key.", "")
-    yield from ("```json", json.dumps(record.identity, indent=1, sort_keys=True), "```", "", "## Origin", "")
+    yield from ("```json", json.dumps(record.identity, indent=1, sort_keys=True), "```", "")
+    if chosen := record.summary.get("chosen"):
+        yield from ("What its search chose:", "", "```json", json.dumps(chosen, indent=1, sort_keys=True), "```", "")
+    yield from ("## Origin", "")
     yield from _origin_lines(exported)
 
 

@@ -6,11 +6,11 @@ import heapq
 import re
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import itemgetter
 from typing import Annotated
 
 import typer
@@ -205,8 +205,10 @@ def _print_many(store: ObjectStore, sweep: str, options: LogOptions, *, extra: t
     if not options.follow:
         _write(in_time(search_logs(store, logs, options.query), options.tail), render)
         return
+    tail = options.tail
     for news in follow_logs(store, chosen.find, chosen.has_ended, options.query):
-        _write(news, render)
+        _write(news[-tail:], render)
+        tail = 0 if news else tail
         time.sleep(0.0 if chosen.snapshot.state.is_final else _POLL_S)
 
 
@@ -311,11 +313,13 @@ class PrintedLog:
         ranks = self.ranks() if self._printer.rank is None else [self._printer.rank]
         self._has_many = self._has_many or len(ranks) > 1
         tail = self._printer.tail if self._is_first else 0
-        lines: deque[str] = deque(maxlen=tail or None)
+        found: list[tuple[str, str]] = []  # by time: ranks write at once
         for rank in ranks:
-            prefix = f"rank{rank} | " if self._has_many else ""
-            records = self._follower(rank).take(self._printer.query, is_whole=is_whole)
-            lines.extend(self._printer.render(record, prefix) for record in records)
+            prefix, moment = f"rank{rank} | " if self._has_many else "", ""
+            for record in self._follower(rank).take(self._printer.query, is_whole=is_whole):
+                moment = record.time or moment  # a line without a time stays behind the one that it follows
+                found.append((moment, self._printer.render(record, prefix)))
+        lines = [line for _, line in sorted(found, key=itemgetter(0))[-tail:]]
         self._is_first = self._is_first and not lines
         sys.stdout.writelines(lines)
         sys.stdout.flush()

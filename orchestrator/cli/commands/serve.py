@@ -132,8 +132,8 @@ def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> Exi
             return ExitCode.INTERRUPTED
         time.sleep(_POLL_S)
     complain(
-        f"an attempt wrote no checkpoint within {grace_s:g} s; it will resume from its last one. Give more "
-        "time with --grace"
+        f"an attempt wrote no checkpoint within {grace_s:g} s; it will resume from its last one. The "
+        "controller ends an attempt after 120 s: give so much time with --grace, and save more often"
     )
     return ExitCode.UNFINISHED
 

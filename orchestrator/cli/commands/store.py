@@ -110,7 +110,7 @@ def gc(
         return
     stdout_console().print(tally_table(tally, applied=apply))
     if not apply:
-        stderr_console().print("Nothing was changed. To do it: orchestrator gc --apply")
+        stderr_console().print("Nothing was deleted. To do it: orchestrator gc --apply")
 
 
 def fsck(

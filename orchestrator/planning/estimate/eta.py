@@ -290,11 +290,15 @@ def time_left(
         took_s, expected_s = measured_s.get(job.name, 0.0), durations_s.get(job.name, 0.0)
         if took_s > 0 and expected_s > 0:
             ratios.add(job.duration_class, took_s, expected_s)
-    left = {}
-    for job in plan.jobs:
-        if job.name in done:
+    left, running = {}, {*running_left_s, *elapsed}
+    waiting = [job for job in plan.jobs if job.name not in done]
+    makes: dict[str, str] = {}  # of several jobs for one result, one runs
+    for job in sorted(waiting, key=lambda job: job.name not in running):
+        makes.setdefault(job.key, job.name)
+    for job in waiting:
+        if makes[job.key] != job.name:
             continue
         expected_s = durations_s.get(job.name, 0.0) * ratios.ratio(job.duration_class)
         left[job.name] = max(0.0, running_left_s.get(job.name, expected_s - elapsed.get(job.name, 0.0)))
-    makespan = list_schedule(plan, left, fleet, running={*running_left_s, *elapsed})
+    makespan = list_schedule(plan, left, fleet, running=running)
     return TimeLeft(seconds=makespan.seconds, corrected_by=ratios.by_kind, left_s=left, never=makespan.never)

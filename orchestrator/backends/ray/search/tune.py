@@ -220,17 +220,18 @@ def tune(study: Study, mailbox: TrialMailbox, settings: RunnerSettings, home: Ga
 
 
 def _reservation(shape: GangShape) -> PlacementGroupFactory:
-    """Resources of a trial, on one of the nodes with which the scheduler planned."""
+    """Resources of a trial, on one of the nodes with which the scheduler planned, or on one of those that may come."""
     worker = shape.worker
     amounts = {"CPU": worker.cpus, "GPU": worker.gpus, "memory": worker.memory_gib * GIB}
     bundle = {name: amount for name, amount in amounts.items() if amount} or {"CPU": 0.001}
     if shape.node_ids:
-        where = f"in({','.join(sorted(set(shape.node_ids)))})"
-    elif shape.excluded_ids:
-        where = f"!in({','.join(shape.excluded_ids)})"
+        selector = {NODE_LABEL: f"in({','.join(sorted(set(shape.node_ids)))})"}
     else:
+        avoided = {NODE_LABEL: f"!in({','.join(shape.excluded_ids)})"} if shape.excluded_ids else {}
+        selector = {**shape.selector, **avoided}
+    if not selector:
         return PlacementGroupFactory([bundle])
-    return PlacementGroupFactory([bundle], bundle_label_selector=[{NODE_LABEL: where}])
+    return PlacementGroupFactory([bundle], bundle_label_selector=[selector])
 
 
 class _Driver:
