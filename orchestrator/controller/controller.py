@@ -52,6 +52,8 @@ from orchestrator.sweeps.requests import Message, Retry, Submit, discard, discar
 INBOX_EVERY_S = 1.0
 LIST_EVERY_S = 60.0
 """Between two lists of the store's sweeps, for messages without a marker."""
+REJOIN_S = 3600.0
+"""For so long after a drain no job fails because the present nodes cannot hold it: they may have been switched off."""
 LOOK_UP_S = 2.0
 """In one round, for asking the store which ready jobs it has: the others wait for the next round."""
 _ENDS_OF_CONTACT = {AttemptStatus.LOST, AttemptStatus.OVERTAKEN}
@@ -111,6 +113,8 @@ class Controller:
         self._unplanned: set[str] = set()
         """Shelved sweeps whose plan or priority may be what the scheduler failed on."""
         self._drain: Drain | None = None
+        self._drained_s = 0.0
+        """When a drain was last seen (unix seconds): nodes may be switched off meanwhile, and join afterwards."""
         self._quotas: Quotas = UNREAD
         self._inbox_at_s = self._list_at_s = 0.0
         self._woken: set[str] = set()
@@ -260,6 +264,8 @@ class Controller:
                 """Take these answers; the sweeps that are due by them."""
                 sweeps, markers = find()
                 self._drain, self._quotas = drain(), quotas()
+                if self._drain is not None:
+                    self._drained_s = self._now()
                 told = owned.looks.follow_markers(markers, self._now())
                 owned.reload_early(told)
                 if sweeps is not None:
@@ -469,8 +475,7 @@ class Controller:
             total=capacity.total,
             nodes=(*(capacity.machines or capacity.nodes), *capacity.absent),
             maximum=capacity.maximum,
-            is_settled=capacity.is_settled
-            and self._drain is None,  # while it is drained, its nodes may be away for long
+            is_settled=capacity.is_settled and self._now() - self._drained_s >= REJOIN_S,
             now=self._now(),
             committed=self._keys.committed,
             claimed=self._keys.unavailable,

@@ -208,7 +208,7 @@ class SweepMetrics:
         self._exporter = exporter
         self._accounts: dict[str, SweepAccount] = {}
         self._begun: set[str] = set()
-        """Sweeps whose counters are exported; what counts is never taken back."""
+        """Sweeps whose counters are exported; exported counters are never removed."""
         self._num_events: dict[str, int] = {}
         self._moved_at_s: dict[str, float] = {}
 

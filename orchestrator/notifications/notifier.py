@@ -52,6 +52,8 @@ GIVE_UP_S = 3 * 24 * 3600.0
 _LOG = logging.getLogger(__name__)
 _SAVE_EVERY = 64
 _PASSED_AT_ONCE = 20
+_PASSED_AFTER_S = 3600.0
+"""After its end. Until then the file of the channels may not be readable yet."""
 """Segments of the journal between two notes of how far it was read: what a restart reads again."""
 _NUM_SENDERS = 4
 
@@ -237,13 +239,18 @@ class Notifier:
 
         Else a channel that comes later would be told of all these ends. A few in each turn: a store may have thousands.
         """
-        ended = (one for one in snapshots if one.state.is_final and self._passed.get(one.sweep) != one.num_events)
+        ended = (
+            one for one in snapshots if self._ended_long_ago(one) and self._passed.get(one.sweep) != one.num_events
+        )
         for snapshot in list(islice(ended, _PASSED_AT_ONCE)):
             is_new = snapshot.sweep not in self._passed and snapshot.sweep not in self._followed
             if not (is_new and self._store.exists(notification_cursor(snapshot.sweep))):
                 self._save_end(snapshot.sweep)
             self._passed[snapshot.sweep] = snapshot.num_events
             self._followed.pop(snapshot.sweep, None)
+
+    def _ended_long_ago(self, snapshot: Snapshot) -> bool:
+        return snapshot.state.is_final and self._now() - (snapshot.finished_at_s or 0.0) >= _PASSED_AFTER_S
 
     def _begin(self) -> float:
         """When this cluster began to notify."""

@@ -52,16 +52,6 @@ class UnreadCap(Cap):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """GPUs below a limit that a job waits for, during one round of decisions."""
-
-    job: str
-    gpus: float
-    until_s: float
-    """Others may have them if they end before (unix seconds)."""
-
-
 @dataclass(slots=True, kw_only=True)
 class UserCount:
     """Resources of one user's sweeps during one round of decisions."""

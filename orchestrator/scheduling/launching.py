@@ -4,16 +4,15 @@ Invariants:
 
 - A started attempt takes its resources at once, so that nothing later in the round uses them.
 - A sweep is ranked again after each of its starts, by its new share.
-- An attempt that passes a blocked job ends before that job's reservation begins, or leaves the resources it needs. The
-  same holds for the GPUs of a quota or of ``policy.max_gpus``.
+- An attempt that passes a blocked job ends before that job's reservation begins, or leaves the resources it needs.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from orchestrator.scheduling.budgets import Cap, Promise, UserCount
+from orchestrator.scheduling.budgets import UserCount
 from orchestrator.scheduling.commands import Command, FailJob, LaunchJob, PreemptAttempt
 from orchestrator.scheduling.demand import NOTHING, AttemptDemand, dominant, minus, plus, times
 from orchestrator.scheduling.durations import RESTART_S
@@ -59,8 +58,6 @@ class Launching:
         self._stop_requested: set[str] = set()
         """Attempts that this round asks to end."""
         self._started: list[ExpectedEnd] = []
-        self._promises: dict[str, Promise] = {}
-        """By whose limit it is, the job that gets its free part."""
         self._lowest = occupancy.lowest_priority(priorities)
         self._commands: list[Command] = []
         self._shapes = {demand for queue in queues for demand in queue.index.queues}
@@ -100,11 +97,7 @@ class Launching:
         sizes = [size for size in sizes if not self._node_filter.needed(size)] or sizes
         allowed = [size for size in sizes if not self._cap_refusal(queue, size)]
         if not allowed:
-            self._promise_cap(queue, place, sizes[-1])
             queue.block(place, demand, self._cap_refusal(queue, sizes[-1]))
-            return
-        if why := self._promised_away(queue, place, allowed[0]):
-            queue.block(place, demand, why)
             return
         refusal = queue.budget.refusal(queue.gpu_hours(place, demand))
         if refusal:
@@ -170,7 +163,7 @@ class Launching:
             nodes=nodes,
             exclude=() if nodes else self._node_filter.avoided(size),
             awaits_room=awaits_room,
-            aging=queue.priority - queue.base_priority,
+            aging=0 if queue.num_live else queue.priority - queue.base_priority,  # what runs nothing has waited
             reason="; ".join(part for part in (queue.index.retries.get(place, ""), why, left_out) if part),
         )
         self._commands.append(command)
@@ -196,8 +189,6 @@ class Launching:
         full, left_s = sizes[0], queue.index.left_s(place)
         self.is_blocked = True
         reservation = self._reservation(queue, place, full)
-        if reservation is not None:
-            self._promise_cap(queue, place, full, start_s=reservation.start_s)
         if self._start_smaller(queue, place, sizes, reservation):
             return
         made_room = self._make_room(queue, place, full, reservation)
@@ -318,54 +309,6 @@ class Launching:
         if own or user is None:
             return f"{own} (policy)" if own else ""
         return user.cap.refusal(f"user {queue.index.plan.owner}", user.gpus, user.num_live, size.gpus)
-
-    def _caps(self, queue: SweepQueue) -> Iterator[tuple[str, Cap, float]]:
-        """What limits the GPUs of a sweep: whose limit, the limit, and what is held of it."""
-        yield f"sweep {queue.sweep}", queue.cap, queue.num_gpus
-        owner = queue.index.plan.owner
-        if owner in self._users:
-            yield f"user {owner}", self._users[owner].cap, self._users[owner].gpus
-
-    def _promise_cap(self, queue: SweepQueue, place: int, size: AttemptDemand, *, start_s: float | None = None) -> None:
-        """The best job that waits for a part of a limit gets it: else smaller jobs take each GPU that becomes free.
-
-        ``start_s``: when it starts if it waits for nodes; None = as soon as attempts below the limit have ended.
-        """
-        for name, cap, gpus in self._caps(queue):
-            if name in self._promises or not size.gpus or cap.max_gpus is None or size.gpus > cap.max_gpus:
-                continue
-            needed = gpus + size.gpus - cap.max_gpus
-            if start_s is None and needed <= 1e-6:
-                continue
-            begins_s = self._when_free(queue, name, needed) if start_s is None else start_s
-            waited_s = self._now - queue.index.ready_since_s(place)
-            until_s = self._now if waited_s > STARVING_AFTER_S else begins_s
-            self._promises[name] = Promise(job=queue.index.jobs[place].name, gpus=size.gpus, until_s=until_s)
-
-    def _promised_away(self, queue: SweepQueue, place: int, size: AttemptDemand) -> str:
-        """Why a job may not take what it fits into: a better one waits for it; empty if it may."""
-        ends_s = self._now + self._length_s(queue, place, size)
-        for name, cap, gpus in self._caps(queue):
-            one = self._promises.get(name)
-            if one is None or not size.gpus or cap.max_gpus is None or ends_s <= one.until_s:
-                continue
-            if gpus + size.gpus + one.gpus > cap.max_gpus + 1e-6:
-                return f"{one.job} waits for {one.gpus:g} GPUs of max_gpus={cap.max_gpus:g} ({name}), and goes first"
-        return ""
-
-    def _when_free(self, queue: SweepQueue, name: str, needed: float) -> float:
-        """When the attempts below a limit will have given back so many GPUs (unix seconds)."""
-        owner = queue.index.plan.owner if name.startswith("user ") else None
-        sweeps = {one.sweep for one in self._queues if one is queue or (owner and one.index.plan.owner == owner)}
-        endings = [*self._occupancy.endings_of(sweeps, owner), *self._started_of(sweeps)]
-        for ending in sorted(endings, key=lambda one: one.end_s):
-            needed -= ending.demand.gpus
-            if needed <= 1e-6:
-                return ending.end_s
-        return self._now
-
-    def _started_of(self, sweeps: Collection[str]) -> Iterator[ExpectedEnd]:
-        return (one for one in self._started if one.attempt_id.partition("/")[0] in sweeps)
 
     def _length_s(self, queue: SweepQueue, place: int, size: AttemptDemand) -> float:
         return queue.index.left_s(place) * size.slowdown(queue.index.demands[place])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 from orchestrator.core.contract import Resources
@@ -40,14 +40,6 @@ class Occupancy:
         found: list[ExpectedEnd] = []
         for index in self._indexes:
             found += self._endings(index)
-        return found
-
-    def endings_of(self, sweeps: Collection[str], owner: str | None = None) -> list[ExpectedEnd]:
-        """Those of some sweeps, and of all sweeps of an owner."""
-        found: list[ExpectedEnd] = []
-        for index in self._indexes:
-            if index.plan.sweep in sweeps or (owner and index.plan.owner == owner):
-                found += self._endings(index)
         return found
 
     def leaving(self) -> list[ExpectedEnd]:

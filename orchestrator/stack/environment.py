@@ -27,7 +27,7 @@ _FOREIGN = ("RAY_", "MLFLOW_")
 _LOGINS = frozenset(f"MLFLOW_TRACKING_{name}" for name in (
     "USERNAME", "PASSWORD", "TOKEN", "AUTH", "SERVER_CERT_PATH", "CLIENT_CERT_PATH", "INSECURE_TLS"
 ))  # fmt: skip
-"""How the publisher logs in to the tracking server of the settings; which servers get a login, it decides itself."""
+"""The login of the publisher at the tracking server; ``storage.open.check_tracking`` says which servers get it."""
 # Ray then takes 127.0.0.1 for the node's address, and all of its servers listen there only. The name is Ray's: it was
 # made for systems without support for clusters of several nodes, which is what a local stack needs.
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}

@@ -263,9 +263,9 @@ def _check_block(
     if item.search.over == "pretrain" and "retrain" in item.baselines:
         if item.target in block.labels and item.measures(item.target):
             message = (
-                f"retrain pretrains with '{item.target}' by the block's own recipe, and the search does with the best "
+                f"it and the search over pretrain would both make the row '{item.target}' of the report; remove one of "
             )
-            message += "one: the report has one row of that name; remove one of the two"
+            message += "them"
             complaints.add((*path[:-1], "baselines"), message)
         return
     if item.search.over != "labels":
@@ -367,7 +367,11 @@ def _check_values(
     space = {name: _dimension(values) for name, values in (searched.spec.space or {}).items()}
     given, seen = given_fields(searched.given), set[str]()
     first, last = ({name: _ends(dimension)[end] for name, dimension in space.items()} for end in (0, -1))
-    found_ones: list[Mapping[str, Any]] = []
+    variants = [{**first, name: value} for name, dimension in space.items() for value in _ends(dimension)]
+    # Some fields are read only where two others are both at later values; what is wrong there, the trial says.
+    quiet = recipes.elsewhere({})[0]
+    found_ones = [quiet.resolve(searched.recipe_path, {**given, **chosen}) for chosen in (*variants, last)]
+    template = _union(found_ones, recipes.protocol)
     references: dict[str, dict[str, list[Any]]] = {name: {"values": []} for name in space if name in ARGUMENTS_OF}
     for name, dimension in space.items():
         for position, value in enumerate(_ends(dimension)):
@@ -384,19 +388,19 @@ def _check_values(
                 for key in space[field]
             }
             resolver, problems = recipes.elsewhere(moved)
-            found = resolver.resolve(searched.recipe_path, {**given, **first, name: value})
+            own = quiet.resolve(searched.recipe_path, {**given, **first, name: value})
+            # A field that another value of the space reads is not ignored by the search.
+            shown = {field: one for field, one in given.items() if not own or own.get(field) == template.get(field)}
+            found = resolver.resolve(searched.recipe_path, {**shown, **first, name: value})
             complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
             seen.update(problems.problems)
-            found_ones.append(found)
             if name in references:
                 references[name]["values"].append(found.get(name, value))
             if found.get("features") == "cached" and name in LOOK_FIELDS:
                 message = "decides how images become features, which are computed once; remove it from the space"
                 complaints.add((*searched.path, "space", name), f"'{name}' {message}")
                 return {}, {}
-    # Some fields are read only where two others are both at later values; what is wrong there, the trial says.
-    found_ones.append(recipes.elsewhere({})[0].resolve(searched.recipe_path, {**given, **last}))
-    return _union(found_ones, recipes.protocol), references
+    return template, references
 
 
 def _union(recipes: Sequence[Mapping[str, Any]], protocol: str) -> Mapping[str, Any]:

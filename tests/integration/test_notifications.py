@@ -277,6 +277,7 @@ def test_end_of_a_sweep_without_a_channel_is_not_told_to_one_that_comes_later(tm
     world = Told(tmp_path)
     world.send()
     world.finish()
+    world.clock.advance(3700.0)
     world.notifier.turn()
     for notifier in (world.new_notifier(read_channels=lambda: (WEBHOOK,)), world.notifier):
         notifier.turn()

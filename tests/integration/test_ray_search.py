@@ -14,6 +14,8 @@ import pytest
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.gang.mailbox import NODE_LABEL, GangShape
+from orchestrator.backends.ray.search.tune import _reservation
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
@@ -154,6 +156,24 @@ def test_search_stopped_writes_checkpoints_and_resumes(backend, store, tmp_path,
     backend.launch(again, TWO_CPUS)
     assert finish(backend, again.attempt_id).status is AttemptStatus.SUCCEEDED
     assert all(epochs == [*range(1, 10)] for epochs in epochs_done(tmp_path).values())
+
+
+@pytest.mark.parametrize(
+    ("shape", "selectors"),
+    [
+        ({}, None),
+        ({"selector": {"market": "spot"}}, [{"market": "spot"}]),
+        (
+            {"selector": {"market": "spot"}, "excluded_ids": ("a", "b")},
+            [{"market": "spot", NODE_LABEL: "!in(a,b)"}],
+        ),
+        ({"selector": {"market": "spot"}, "node_ids": ("b", "a", "a")}, [{NODE_LABEL: "in(a,b)"}]),
+    ],
+)
+def test_trial_runs_where_its_search_may(shape: dict[str, Any], selectors: list[dict[str, str]] | None) -> None:
+    """On a cluster that grows, no node is chosen yet, and trials ran on any."""
+    found = _reservation(GangShape(num_workers=1, total=Resources(cpus=1.0), **shape))
+    assert found._kwargs.get("bundle_label_selector") == selectors
 
 
 @pytest.mark.slow

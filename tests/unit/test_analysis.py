@@ -94,7 +94,7 @@ def test_collapse_equal_means_have_no_value() -> None:
     moments = class_moments(ArrayStream(features_ND=np.ones((4, 3))), SampleClasses.of(np.array([0, 1, 0, 1]), "ab"))
     assert (geometry.nc1(moments), geometry.nc2(moments), geometry.cdnv(moments)) == (None, None, None)
     features_ND = rng().normal(size=(40, 512))
-    features_ND[20:] = features_ND[:20]  # classes 2 and 3 of the first half are 0 and 1 of the second
+    features_ND[20:] = features_ND[:20]  # classes 2 and 3 hold the samples of classes 0 and 1
     classes = SampleClasses.of(np.repeat(np.arange(4), 10), "abcd")
     assert geometry.cdnv(class_moments(ArrayStream(features_ND=features_ND), classes)) is None
 

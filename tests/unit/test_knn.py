@@ -94,11 +94,13 @@ def test_votes_of_fewer_classes_than_five_name_no_others(*, is_multi_label: bool
     votes = NeighbourVotes(num_classes=9, is_multi_label=is_multi_label, temperature=0.07)
     cosines_BK = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5, 0.4]]).expand(9, 6)
     own = torch.arange(9)
-    one = votes.logits(cosines_BK[:, :1], torch.full((9, 1), 4))
-    assert votes.is_out_of_top(one, own).tolist() == [number != 4 for number in range(9)]
-    six = votes.logits(cosines_BK, torch.arange(6).expand(9, 6))
-    assert votes.is_out_of_top(six, own).tolist() == [number > 4 for number in range(9)]
-    sets = torch.stack([own, torch.full((9,), -1)], 1)
-    assert votes.is_out_of_top(six, sets).tolist() == [number > 4 for number in range(9)]
+    one = votes.is_out_of_top(cosines_BK[:, :1], torch.full((9, 1), 4), own)
+    assert one.tolist() == [number != 4 for number in range(9)]
+    neighbours, sets = torch.arange(5, -1, -1).expand(9, 6), torch.stack([own, torch.full((9,), -1)], 1)
     equal = NeighbourVotes(num_classes=9, is_multi_label=is_multi_label, temperature=None)
-    assert equal.is_out_of_top(equal.logits(cosines_BK, torch.arange(6).expand(9, 6)), own).all()
+    cold = NeighbourVotes(num_classes=9, is_multi_label=is_multi_label, temperature=0.01)
+    for of in (votes, equal, cold):  # the nearest is of class 5, the farthest of class 0
+        for asked in (own, sets):
+            assert of.is_out_of_top(cosines_BK, neighbours, asked).tolist() == [n not in range(1, 6) for n in range(9)]
+    several = torch.stack([neighbours, torch.full_like(neighbours, -1)], 2)
+    assert equal.is_out_of_top(cosines_BK, several, own).tolist() == [n not in range(1, 6) for n in range(9)]

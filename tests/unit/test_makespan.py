@@ -205,9 +205,10 @@ def test_refusals_cost_budget_with_a_price_per_gpu_hour_needs_no_table() -> None
 
 def test_time_left_of_jobs_that_share_a_key_is_that_of_one() -> None:
     first, second = make_job("finetune/plain", key="finetune-same"), make_job("finetune/whole", key="finetune-same")
-    plan = make_plan(first, second)
-    durations = {first.name: 10.0, second.name: 10.0}
+    below = make_job("finetune/below", second.name)
+    plan = make_plan(first, second, below)
+    durations = {first.name: 10.0, second.name: 10.0, below.name: 5.0}
     waiting = time_left(plan, durations, fleet(1), done=(), running_left_s={}, measured_s={})
-    assert (waiting.seconds, dict(waiting.left_s)) == (10.0, {first.name: 10.0})
+    assert (waiting.seconds, dict(waiting.left_s)) == (15.0, {first.name: 10.0, below.name: 5.0})
     running = time_left(plan, durations, fleet(1), done=(), running_left_s={second.name: 4.0}, measured_s={})
-    assert (running.seconds, dict(running.left_s)) == (4.0, {second.name: 4.0})
+    assert (running.seconds, dict(running.left_s)) == (9.0, {second.name: 4.0, below.name: 5.0})

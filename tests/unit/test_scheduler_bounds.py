@@ -2,8 +2,6 @@
 
 from typing import Any
 
-import pytest
-
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.scheduling.budgets import Cap
@@ -49,32 +47,6 @@ def test_users_share_one_bound_over_all_their_sweeps() -> None:
     assert [command.sweep for command in of_type(found, LaunchJob)].count("c") == 3
     assert len(found) == 6
     assert any("user ada holds 3 GPUs" in why for why in scheduler.waits["a"].values())
-
-
-@pytest.mark.parametrize("bound", ["of the sweep", "of the user"])
-def test_large_job_below_a_bound_gets_what_becomes_free_and_short_jobs_pass_it(bound: str) -> None:
-    """Small jobs took each GPU that became free, and the large one started after the last of them."""
-    small = [gpu_job(f"finetune/{number}", gpus=1) for number in range(17)] + [gpu_job("finetune/17", gpus=2)]
-    large, after_it = gpu_job("pretrain/large", gpus=16), gpu_job("finetune/large", "pretrain/large", gpus=1)
-    durations = {job.name: HOUR_S for job in (*small, large, after_it)} | {"finetune/17": 60.0}
-    journal = [launched(job, f"node-{number // 8:04d}") for number, job in enumerate(small[:16])]
-    if bound == "of the sweep":
-        of_small = of_large = plan_of("s", *small, large, after_it, max_gpus=16)
-    else:
-        of_small = plan_of("s", *small, owner="ada")
-        of_large = plan_of("t", large, after_it, owner="ada", priority=100)
-    caps = {"ada": Cap(max_gpus=16)} if bound == "of the user" else {}
-
-    def starts(num_ended: int) -> list[str]:
-        ends = [done(job, at_s=5.0) for job in small[:num_ended]]
-        snapshots = [after(of_small, *journal, *ends), *([after(of_large)] if of_large is not of_small else ())]
-        plans = {snapshot.sweep: durations for snapshot in snapshots}
-        found = decide(*snapshots, nodes=gpu_nodes(64), user_caps=caps, durations=plans)
-        return [command.job for command in of_type(found, LaunchJob)]
-
-    assert starts(0) == []
-    assert starts(2) == ["finetune/17"]
-    assert starts(16)[0] == "pretrain/large"
 
 
 def test_budget_of_gpu_hours_ends_the_sweep_with_its_sums() -> None:

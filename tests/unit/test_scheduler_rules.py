@@ -253,13 +253,14 @@ def test_nobody_is_preempted_for_what_would_not_fit_anyway() -> None:
 
 def test_attempt_that_started_because_it_had_waited_makes_room_only_for_urgent_ones() -> None:
     """It was asked to end in the very round after its start, and waited for hours again."""
-    job, others = gpu_job("pretrain/low", gpus=8), [gpu_job(f"pretrain/{number}", gpus=8) for number in range(2)]
-    low, normal = plan_of("low", job, priority=-10), plan_of("normal", *others)
+    job, more = gpu_job("pretrain/low", gpus=7), gpu_job("pretrain/more", gpus=1)
+    others = [gpu_job(f"pretrain/{number}", gpus=8) for number in range(2)]
+    low, normal = plan_of("low", job, more, priority=-10), plan_of("normal", *others)
     wait = launched(others[0], "node-0000"), done(others[0], at_s=7 * HOUR_S)
     now = 7 * HOUR_S + 1.0
-    (start,) = of_type(decide(after(low), after(normal, *wait), nodes=gpu_nodes(8), now=now), LaunchJob)
-    assert (start.job, start.aging) == (job.name, 11)
-    running = after(low, launched(job, "node-0000", at_s=now, aging=start.aging))
+    starts = of_type(decide(after(low), after(normal, *wait), nodes=gpu_nodes(8), now=now), LaunchJob)
+    assert [(start.job, start.aging) for start in starts] == [(job.name, 11), (more.name, 0)]
+    running = after(plan_of("low", job, priority=-10), launched(job, "node-0000", at_s=now, aging=11))
     later: dict[str, Any] = {"nodes": gpu_nodes(8), "now": now + 2 * HOUR_S}
     assert of_type(decide(running, after(normal, *wait), **later), PreemptAttempt) == []
     urgent = plan_of("urgent", *others, priority=100)

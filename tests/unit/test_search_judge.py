@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
+import torch
 
 from orchestrator.core.contract import Evaluation, ExecutionContext, Watch
 from orchestrator.core.errors import PreemptedError
@@ -76,6 +80,17 @@ def test_pretraining_judged_by_a_probe_has_the_same_bits_as_one_that_is_not(tiny
     assert [one.epoch for one in again] == [3.0]
     assert again[0].metrics["target_val_error"] == told[-1].metrics["target_val_error"]
     assert again[0].metrics["target_select_error"] == told[-1].metrics["target_select_error"]
+
+
+def test_probe_computes_as_its_transfer_says_and_not_as_the_pretraining(tiny):
+    request = tiny.training(model=BATCHNORM, recipe={**SHORT, "precision": "bf16", "tf32": True})
+    probe = probe_of(tiny)
+    context: Any = SimpleNamespace()
+    options: dict[str, Any] = {"document": {"mean": [0.5] * 3, "std": [0.5] * 3}, "device": torch.device("cpu")}
+    found = TargetProbe(request, context, probe, **options)
+    assert (found._arithmetic.precision, found._arithmetic._tf32) == ("fp32", False)
+    probe["parameters"]["look"]["precision"] = "bf16"
+    assert TargetProbe(request, context, probe, **options)._arithmetic.precision == "bf16"
 
 
 def test_trial_tells_the_first_evaluation_after_each_rung_and_the_last_one(tiny):

@@ -198,13 +198,15 @@ def test_trial_over_a_recipe_is_the_transfer_that_names_the_same_values(tmp_path
         ("{mixup: [0.0, 0.2], cutmix: [0.0, 1.0]}", {"mixup": 0.2, "cutmix": 1.0}, "cutmix_share"),
     ],
 )
-@pytest.mark.parametrize("over", ["recipe", "pretrain"])
-def test_trial_reads_what_its_recipe_says_though_other_values_of_the_space_do_not(tmp_path, space, values, field, over):
-    """Fields that the first value of the space does not read were lost to all trials."""
-    base = "{epochs: 9, batch_size: 16, lr: 0.1, weight_decay: %s, weight_decay_on: no_bias_norm, betas: [0.8, 0.95], "
-    base += "milestones: [2, 4], cutmix_share: 0.3}"
-    shipped = {"mine": base % "0.0", "used": base % "0.1"}
-    more = "recipes:\n" + "".join(f"  {name}: {recipe}\n" for name, recipe in shipped.items())
+@pytest.mark.parametrize(("over", "is_inline"), [("recipe", False), ("recipe", True), ("pretrain", False)])
+def test_trial_reads_what_its_recipe_says_though_other_values_of_the_space_do_not(
+    tmp_path, space, values, field, over, is_inline
+):
+    """Fields that the first value of the space does not read were lost to all trials, or refused."""
+    fields = {"weight_decay_on": "no_bias_norm", "betas": "[0.8, 0.95]", "milestones": "[2, 4]", "cutmix_share": "0.3"}
+    written = ", ".join(f"{name}: {value}" for name, value in fields.items())
+    more = f"recipes:\n  mine: {{epochs: 9, batch_size: 16, lr: 0.1, weight_decay: 0.0, {written}}}\n"
+    own = f"{{base: mine, {field}: {fields[field]}}}" if is_inline else "mine"
 
     def planned(search: str, recipe: str) -> Plan:
         text = SWEEP.replace("    labels: [levels/depth2]\n", "")
@@ -217,7 +219,7 @@ def test_trial_reads_what_its_recipe_says_though_other_values_of_the_space_do_no
         (tmp_path / "sweep.yaml").write_text(text + more)
         return build_plan(load_sweep(str(tmp_path / "sweep.yaml"))[0], store_uri="file:///store")
 
-    searched = planned(f"{{over: {over}, random: {{}}, space: {space}}}", "mine")
+    searched = planned(f"{{over: {over}, random: {{}}, space: {space}}}", own)
     (search, *_) = [job for job in searched.jobs if job.kind is JobKind.SEARCH]
     fixed = {"select_holdout": 0.1} if over == "recipe" else {}
     written = ", ".join(f"{name}: {value}" for name, value in {**values, **fixed}.items())

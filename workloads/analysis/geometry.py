@@ -72,7 +72,7 @@ def cdnv(moments: ClassMoments) -> float | None:
     for start, squared_BC in _squared_distances(moments.centred_CD):
         rows = np.arange(len(squared_BC))
         squared_BC[rows, start + rows] = np.inf
-        # Squares minus a product: equal means are so far apart as those are rounded.
+        # The squares and the product are rounded, so the distance of equal means is not exactly 0.
         if not (squared_BC > _ROUNDING * (norms_C[start + rows, None] + norms_C)).all():
             return None
         sums_BC = moments.variances_C[start + rows, None] + moments.variances_C

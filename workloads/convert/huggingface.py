@@ -8,7 +8,7 @@ other forms (Parquet, ImageFolder) are loaded by the library first, into its cac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -51,12 +51,20 @@ def convert(request: ConvertRequest) -> Conversion:
     """
     stored = _read_saved(request.source) if is_saved(request.source) else _load(request.source)
     stored = _chosen(stored, request)
-    features = next(iter(stored.values())).features
+    features = dict(next(iter(stored.values())).features)
     image = _image_column(features, request.source)
     label = _label_column(features, request)
     others = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel" and name != label]
     levels = [*request.level_columns] or others
-    _check_numbering(stored, (label, *levels), request.source)
+    for column in (label, *levels):
+        feature = _numbering(stored, column)
+        if feature is not None:
+            features[column] = feature
+        elif column in {label, *request.level_columns}:
+            message = f"{request.source} numbers the classes of {column!r} differently in its splits "
+            message += f"({', '.join(stored)}): cast all of them to one ClassLabel, and save the data set again"
+            raise UserError(message)
+    levels = [level for level in levels if level in request.level_columns or _numbering(stored, level) is not None]
     listed = {split: list(_rows(found, image, (label, *levels))) for split, found in stored.items()}
     every = [values for rows in listed.values() for *_, values in rows]
     if not every:
@@ -83,18 +91,18 @@ def _chosen(stored: Mapping[str, _Stored], request: ConvertRequest) -> dict[str,
     return {split: stored[name] for split, name in request.splits.items()}
 
 
-def _check_numbering(stored: Mapping[str, _Stored], columns: Iterable[str], source: Path) -> None:
-    """See that a number is the same class in every split; they are numbered apart where they were loaded apart."""
-    (first, one), *others = stored.items()
-    for column in columns:
-        for split, other in others:
-            known, found = (of.features.get(column, {}).get("names") for of in (one, other))
-            if known != found:
-                message = (
-                    f"{source} has other classes, or another order of them, in {column!r} of {split} than in {first}"
-                )
-                message += ": a number would be one class here and another there; cast both splits to one ClassLabel "
-                raise UserError(f"{message}of all classes, and save the data set again")
+def _numbering(stored: Mapping[str, _Stored], column: str) -> Mapping[str, Any] | None:
+    """The feature of a column that numbers most classes; None if a number is not the same class in all splits.
+
+    They are numbered apart where they were loaded apart. A split may lack the last classes.
+    """
+    features = [split.features[column] for split in stored.values() if column in split.features]
+    if not features:
+        return {}
+    most = max(features, key=lambda feature: len(feature.get("names") or ()))
+    names = list(most.get("names") or ())
+    is_same = all(names[: len(of.get("names") or ())] == list(of.get("names") or ()) for of in features)
+    return most if is_same else None
 
 
 # ------------------------------------------------------------------------------------------------------ finding files

@@ -97,9 +97,7 @@ def with_val(splits: Mapping[str, ItemTable], request: ConvertRequest) -> dict[s
     if "val" in splits:
         raise UserError("there is a split 'val' already; leave --val-fraction out")
     if "train" not in splits:
-        raise UserError(
-            f"--val-fraction holds samples of 'train' out, and there is only {', '.join(splits)}; name train"
-        )
+        raise UserError(f"--val-fraction needs a split 'train'; --split names only {', '.join(splits)}")
     return {**splits, **hold_out(splits["train"], request.val_fraction, request.seed)}
 
 

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -35,7 +36,9 @@ _TRAIN_1K = ("ILSVRC2012_img_train.tar", "train")
 _VAL_1K = ("ILSVRC2012_img_val.tar", "val")
 _KIT_BYTES = 64 * 1024**2
 """Of a whole development kit when it is expanded: ten times of what the published one is."""
-_WHOLE_21K = ("winter21_whole.tar", "fall11_whole.tar", "winter21_whole", "fall11_whole", "imagenet21k_train", "train")
+_WITH_VAL_21K = ("winter21_whole.tar", "fall11_whole.tar", "winter21_whole", "fall11_whole")
+_TRAIN_OF_VAL_21K = "imagenet21k_train"
+_WHOLE_21K = (*_WITH_VAL_21K, _TRAIN_OF_VAL_21K, "train")
 _VAL_21K = ("imagenet21k_val", "val")
 _MAX_HEADER_BYTES = 16 * 1024**2
 """Names and notes of a member; a broken header claims terabytes, or less than nothing."""
@@ -59,7 +62,8 @@ def convert_21k(request: ConvertRequest) -> Conversion:
     """List ImageNet-21k: a folder of per-synset tars (also winter21's, unpacked once), a tar of such tars, or folders.
 
     Raises:
-        UserError: nothing of the kind is there, or the usual folder of val is a part of the usual one of train.
+        UserError: nothing of the kind is there, a named split is not there or empty, or the usual folder of val is a
+            part of the usual one of train.
     """
     places = _places(request, {"train": _WHOLE_21K, "val": _VAL_21K})
     if not request.splits:
@@ -67,14 +71,13 @@ def convert_21k(request: ConvertRequest) -> Conversion:
         val = places.get("val", train)
         if val == train:
             places.pop("val", None)
-        elif val.name == _VAL_21K[0] and "whole" in train.name:
+        elif val.name == _VAL_21K[0] and train.name in _WITH_VAL_21K and train != request.source:
             message = (
-                f"{request.source} has {train.name}, and {val.name}, whose images are in it, too: they would be in "
+                f"{train} already contains the images of {val.name}, so they would be in both splits; choose with "
             )
-            message += (
-                f"train and in val; name what to read: --split train=imagenet21k_train --split val={val.name}, or "
-            )
-            raise UserError(f"{message}--split train={train.name}")
+            processed = _TRAIN_OF_VAL_21K
+            both = f"--split train={processed} --split val={val.name}, or " if (val.parent / processed).exists() else ""
+            raise UserError(f"{message}{both}--split train={train.name}")
     rule, left_out = _link_rule(request), LeftOut()
     splits = {split: _by_synset(place, rule, left_out) for split, place in places.items()}
     return _conversion("imagenet21k", splits, request, left_out)
@@ -95,7 +98,7 @@ def convert_1k(request: ConvertRequest) -> Conversion:
     left_out = LeftOut()
     splits: dict[str, Iterable[_Image]] = {}
     for split, place in places.items():
-        if split == "train":
+        if split == "train" or (request.splits and _has_synsets(place)):
             splits[split] = _by_synset(place, _link_rule(request), left_out)
         else:
             splits[split] = _validation(place, request, left_out)
@@ -118,6 +121,8 @@ def _conversion(
 ) -> Conversion:
     seen: dict[str, int] = {}
     tables = {split: _table(images, seen) for split, images in splits.items()}
+    if empty := [split for split, table in tables.items() if not len(table) and split in request.splits]:
+        raise UserError(f"split {empty[0]!r} ({request.splits[empty[0]]}) has no images of synsets; name another place")
     if not seen:
         raise UserError(
             f"{request.source} has no images of synsets; it needs tars or folders named n01440764 and so on"
@@ -150,6 +155,14 @@ def _table(images: Iterable[_Image], seen: dict[str, int]) -> ItemTable:
     return table
 
 
+def _has_synsets(place: Path) -> bool:
+    """Whether a folder or tar holds folders or tars of synsets."""
+    names = (path.name for path in place.iterdir()) if place.is_dir() else (one.name for one in tar_entries(place))
+    return any(
+        Path(name).suffix in {"", ".tar"} and SYNSET.fullmatch(Path(name).stem) for name in islice(names, 10_000)
+    )
+
+
 def _link_rule(request: ConvertRequest) -> LinkRule:
     """Its train and val folders are what the source is known by: they may be links to where the data lie."""
     usual = (*_TRAIN_1K, *_VAL_1K, *_WHOLE_21K, *_VAL_21K, *request.splits.values())
@@ -170,10 +183,10 @@ def _by_synset(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[_Imag
         for image in images:
             first, held_by = kept.setdefault(image.synset, (number, name))
             if first != number:
-                message = f"{place} has images of {image.synset} in {held_by} and in {name}, so that they would "
-                raise UserError(printable(f"{message}be there twice; keep one of the two in the source"))
+                message = f"{place} has images of {image.synset} in {held_by} and in {name}: they would be read twice; "
+                raise UserError(printable(f"{message}keep one of the two"))
             yield image
-    left_out.check_classes(place, (name for _, name in kept.values()), depth=1)
+    left_out.check_classes(place, (Path(name).name for _, name in kept.values()), depth=1)
     lost = sorted(others.keys() - kept.keys())
     if lost:
         more = f" (so have {len(lost) - 1} more synsets)" if len(lost) > 1 else ""
@@ -190,7 +203,7 @@ def _synsets(
         for entry in tar_entries(place):
             path = Path(entry.name)
             if path.suffix in {"", ".tar"} and SYNSET.fullmatch(path.stem):
-                yield path.name, _in_tar(place, path.stem, entry, left_out)
+                yield entry.name, _in_tar(place, path.stem, entry, left_out)
             else:
                 _leave_out(place, path.name, left_out, others)
         return

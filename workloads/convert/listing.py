@@ -255,7 +255,7 @@ def list_source(arguments: Mapping[str, Any]) -> Conversion:
         raise UserError(f"there is no converter {name!r}; there are {', '.join(CONVERTERS)}")
     request = convert_request(arguments)
     if request.splits and name in _FIXED_SPLITS:
-        raise UserError(f"{name} knows its files of train and val by their names; leave --split out")
+        raise UserError(f"{name} has fixed files for train and val; remove --split")
     is_of_hub = name == "huggingface" and not request.source.is_absolute()
     if not request.source.exists() and not is_of_hub:
         raise UserError(f"{request.source} does not exist; name the folder or file to convert")

@@ -110,6 +110,30 @@ class NeighbourVotes:
 
         With one class per sample the softmax of the logits is the share, with several the sigmoid of each is.
         """
+        votes_BC, total_B1 = self._votes(cosines_BK, targets)
+        shares_BC = votes_BC / total_B1
+        return shares_BC.logit(_LEAST_SHARE) if self.is_multi_label else shares_BC.clamp(min=_LEAST_SHARE).log()
+
+    def is_out_of_top(self, cosines_BK: Tensor, targets: Tensor, own: Tensor) -> Tensor:
+        """Whether none of the classes of a query, (B,) or a set (B, M), is among the ``TOP`` with most votes; [B].
+
+        A class without a vote is not among them. Of classes with equal votes, that of the nearest neighbour goes first.
+        """
+        votes_BC, _ = self._votes(cosines_BK, targets)
+        sets_BKM = targets if targets.ndim == 3 else targets[:, :, None]
+        nearest_BC = torch.full_like(votes_BC, sets_BKM.shape[1])
+        places_BKM = torch.arange(sets_BKM.shape[1], device=votes_BC.device, dtype=votes_BC.dtype)[None, :, None]
+        places_BKM = torch.where(sets_BKM == NO_LABEL, nearest_BC[:, :1, None], places_BKM)
+        nearest_BC.scatter_reduce_(1, sets_BKM.clamp(min=0).flatten(1), places_BKM.flatten(1), "amin")
+        sets_BM = own if own.ndim == 2 else own[:, None]
+        votes_BM1, nearest_BM1 = (of_BC.gather(1, sets_BM.clamp(min=0))[:, :, None] for of_BC in (votes_BC, nearest_BC))
+        others_B1C, places_B1C = votes_BC[:, None], nearest_BC[:, None]
+        is_ahead = (others_B1C > votes_BM1) | ((others_B1C == votes_BM1) & (places_B1C < nearest_BM1))
+        is_in_BM = (votes_BM1[:, :, 0] > 0) & (is_ahead.sum(2) < TOP) & (sets_BM != NO_LABEL)
+        return ~is_in_BM.any(1)
+
+    def _votes(self, cosines_BK: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Of each class (B, num_classes), and of all neighbours (B, 1)."""
         # The most similar neighbour weighs 1: exp of cosine / temperature alone overflows below 0.0113.
         below_BK = cosines_BK - cosines_BK[:, :1]
         weights_BK = torch.exp(below_BK / self.temperature) if self.temperature else torch.ones_like(below_BK)
@@ -117,22 +141,7 @@ class NeighbourVotes:
         spread_BKM = weights_BK[:, :, None] * (sets_BKM != NO_LABEL)
         votes_BC = torch.zeros(len(cosines_BK), self.num_classes, device=cosines_BK.device)
         votes_BC.scatter_add_(1, sets_BKM.clamp(min=0).flatten(1), spread_BKM.flatten(1))
-        return self._logits_of(votes_BC / weights_BK.sum(1, keepdim=True))
-
-    def is_out_of_top(self, logits_BC: Tensor, targets: Tensor) -> Tensor:
-        """Whether no target (B,), or none of a set (B, M), is sure to be among the ``TOP`` with most votes; [B].
-
-        A class without a vote is not, and of several with equal votes either all are or none, so that the numbers of
-        the classes decide nothing.
-        """
-        sets_BM = targets if targets.ndim == 2 else targets[:, None]
-        own_BM = logits_BC.gather(1, sets_BM.clamp(min=0))
-        has_votes_BM = (own_BM > self._logits_of(logits_BC.new_zeros(()))) & (sets_BM != NO_LABEL)
-        num_ahead_BM = (logits_BC[:, None] >= own_BM[:, :, None]).sum(2) - 1
-        return ~(has_votes_BM & (num_ahead_BM < TOP)).any(1)
-
-    def _logits_of(self, shares: Tensor) -> Tensor:
-        return shares.logit(_LEAST_SHARE) if self.is_multi_label else shares.clamp(min=_LEAST_SHARE).log()
+        return votes_BC, weights_BK.sum(1, keepdim=True)
 
 
 def find_neighbours(bank: Rows, queries: Rows, k: int, poll: Poll) -> Neighbours:
@@ -190,8 +199,9 @@ def _top_error(votes: NeighbourVotes, k: int, neighbours: Neighbours) -> float:
     """Share of the queries for which no class of theirs has so many votes."""
     num_wrong = 0
     for batch in _batches(neighbours):
-        logits_BC = votes.logits(neighbours.cosines_QK[batch.inputs, :k], neighbours.targets[batch.inputs, :k])
-        num_wrong += int(votes.is_out_of_top(logits_BC, batch.targets_B).sum())
+        cosines_BK, targets = neighbours.cosines_QK[batch.inputs, :k], neighbours.targets[batch.inputs, :k]
+        is_wrong_B = is_wrong(votes.logits(cosines_BK, targets).argmax(1), batch.targets_B)
+        num_wrong += int((votes.is_out_of_top(cosines_BK, targets, batch.targets_B) & is_wrong_B).sum())
     return num_wrong / len(neighbours.cosines_QK)
 
 

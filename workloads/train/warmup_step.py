@@ -40,7 +40,7 @@ Example = Callable[[int], tuple[Tensor, Targets]]
 
 
 def _search_unit(layout: Layout) -> int:
-    """Samples that a pass must not divide."""
+    """Samples that must stay in one pass: a norm group."""
     return layout.norm_group if layout.has_batchnorm else 1
 
 
@@ -54,7 +54,7 @@ class MicroBatchSearch:
     job: JobContext
 
     def layout(self) -> Layout:
-        """The layout. Ranks wait for one another, so all of them take equally many passes over their shares.
+        """The layout. Ranks wait for one another, so none takes more passes than the one that needs most.
 
         Raises:
             UserError: see ``Layout.of``.

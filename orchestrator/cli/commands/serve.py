@@ -133,7 +133,7 @@ def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> Exi
         time.sleep(_POLL_S)
     complain(
         f"an attempt wrote no checkpoint within {grace_s:g} s; it will resume from its last one. The "
-        "controller ends an attempt after 120 s: give so much time with --grace, and save more often"
+        "controller ends an attempt after 120 s: set --grace to 120 or more"
     )
     return ExitCode.UNFINISHED
 

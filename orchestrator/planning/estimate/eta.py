@@ -263,6 +263,15 @@ class TimeLeft:
     """Jobs that the cluster cannot run."""
 
 
+def _without(plan: Plan, twins: Mapping[str, str]) -> Plan:
+    """The plan in which other jobs need the one that makes a result in place of its twins, by name."""
+    if not twins:
+        return plan
+    needs = {job.name: tuple(dict.fromkeys(twins.get(need, need) for need in job.needs)) for job in plan.jobs}
+    jobs = (job if needs[job.name] == job.needs else replace(job, needs=needs[job.name]) for job in plan.jobs)
+    return replace(plan, jobs=tuple(jobs))
+
+
 def time_left(
     plan: Plan,
     durations_s: Mapping[str, float],
@@ -295,10 +304,11 @@ def time_left(
     makes: dict[str, str] = {}  # of several jobs for one result, one runs
     for job in sorted(waiting, key=lambda job: job.name not in running):
         makes.setdefault(job.key, job.name)
+    twins = {job.name: makes[job.key] for job in waiting if makes[job.key] != job.name}
     for job in waiting:
-        if makes[job.key] != job.name:
+        if job.name in twins:
             continue
         expected_s = durations_s.get(job.name, 0.0) * ratios.ratio(job.duration_class)
         left[job.name] = max(0.0, running_left_s.get(job.name, expected_s - elapsed.get(job.name, 0.0)))
-    makespan = list_schedule(plan, left, fleet, running=running)
+    makespan = list_schedule(_without(plan, twins), left, fleet, running=running)
     return TimeLeft(seconds=makespan.seconds, corrected_by=ratios.by_kind, left_s=left, never=makespan.never)
