@@ -7,7 +7,6 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -264,8 +263,7 @@ class Sweep:
     def _plan(self) -> Plan:
         """Of the file, else what was submitted last."""
         if self._resolved is None:
-            store = self._store()
-            return replace(load_plan(store, self.name), store_uri=store.uri)  # as `find_plan` does
+            return load_plan(self._store(), self.name)
         if self._planned is None:
             self._planned = build_plan(self._resolved, store_uri=self.store_uri)
         return self._planned

@@ -238,8 +238,7 @@ class Executor:
             return
         owned_sweep.board.remove(job.name)
         given = _as_given(_with_history(job, snapshot.jobs[job.name], mtbf_s), command)
-        # A plan may name the store by another path, or the store that this one is a copy of.
-        request = replace(make_request(plan, given, number), store_uri=self._store.uri)
+        request = make_request(plan, given, number)
         placement = Placement(nodes=command.nodes, exclude=command.exclude)
         batch.launches.append(_Launch(request=request, resources=given.resources, placement=placement))
         lots = self._pricing.allocations(command.nodes, given.resources, given.execution.num_workers)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 from orchestrator.core.errors import NotFoundError, StorageError
@@ -40,8 +39,7 @@ def find_plan(reference: str, store_uri: str, planned_for: str = "", *, store: O
     if not Path(reference).is_file():
         store = store or find_store(store_uri)
         if store is not None and reference in list_sweeps(store):
-            # It may name the store by the path of another machine, or the store that this one is a copy of.
-            return replace(load_plan(store, reference), store_uri=store.uri)
+            return load_plan(store, reference)
     from orchestrator.planning.graph.build import build_plan  # not needed by commands that only read a store
     from orchestrator.sweepfile import load_sweep
 

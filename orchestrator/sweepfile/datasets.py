@@ -188,7 +188,7 @@ class ConversionSpec(Strict):
         if self.format != "imagenet1k":
             refuse_unread(self, ("labels",), "here: only imagenet1k keeps labels apart from images")
         if self.format in {"cifar10", "cifar100", "mnist"}:
-            refuse_unread(self, ("splits",), "here: this format knows its files of train and val by their names")
+            refuse_unread(self, ("splits",), "here: this format has fixed files for train and val")
         if not self.source.startswith("file://") and "://" in self.source:
             message = "converters read files, and this is not a path; mount it, or put it on a disk that all nodes see"
             raise PydanticCustomError("refused", message, {"at": ("source",)})

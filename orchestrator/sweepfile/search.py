@@ -262,11 +262,8 @@ def _check_block(
         return
     if item.search.over == "pretrain" and "retrain" in item.baselines:
         if item.target in block.labels and item.measures(item.target):
-            message = (
-                f"it and the search over pretrain would both make the row '{item.target}' of the report; remove one of "
-            )
-            message += "them"
-            complaints.add((*path[:-1], "baselines"), message)
+            message = f"retrain and the search over pretrain would both make the row '{item.target}' of the report"
+            complaints.add((*path[:-1], "baselines"), f"{message}; remove one of them")
         return
     if item.search.over != "labels":
         return
@@ -338,11 +335,10 @@ def _problems(searched: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[
         elif searched.spec.over == "recipe" and isinstance(searched.given, Mapping) and name in searched.given:
             yield place, f"recipe says {name}: {searched.given[name]!r} as well; keep one of the two"
         elif searched.spec.over == "pretrain" and name in LOOK_FIELDS and name != "precision":
-            message = "decides how images are seen, and those of the target, which judge trials, are seen as the "
-            yield (
-                place,
-                f"'{name}' {message}block's recipe says; remove it from the space, and write a block for each value",
+            message = (
+                f"'{name}' also decides how images of the target are seen, and trials are judged with the block's own"
             )
+            yield place, f"{message} value; remove it from the space, and write a block for each value"
         elif name == "select_holdout":
             yield place, "what is held out is what trials are judged by, the same for all; write it into recipe"
         if isinstance(values, list) and len(values) < 2:
@@ -371,7 +367,7 @@ def _check_values(
     # Some fields are read only where two others are both at later values; what is wrong there, the trial says.
     quiet = recipes.elsewhere({})[0]
     found_ones = [quiet.resolve(searched.recipe_path, {**given, **chosen}) for chosen in (*variants, last)]
-    template = _union(found_ones, recipes.protocol)
+    template, variants_found = _union(found_ones, recipes.protocol), iter(found_ones)
     references: dict[str, dict[str, list[Any]]] = {name: {"values": []} for name in space if name in ARGUMENTS_OF}
     for name, dimension in space.items():
         for position, value in enumerate(_ends(dimension)):
@@ -388,7 +384,7 @@ def _check_values(
                 for key in space[field]
             }
             resolver, problems = recipes.elsewhere(moved)
-            own = quiet.resolve(searched.recipe_path, {**given, **first, name: value})
+            own = next(variants_found)
             # A field that another value of the space reads is not ignored by the search.
             shown = {field: one for field, one in given.items() if not own or own.get(field) == template.get(field)}
             found = resolver.resolve(searched.recipe_path, {**shown, **first, name: value})

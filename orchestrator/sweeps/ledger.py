@@ -118,7 +118,8 @@ def read_plan(
         raise DocumentDamagedError(name, repr(error)) from error
     if problem:
         raise DocumentDamagedError(name, problem)
-    return plan
+    # It may name the store by the path of another machine, or the store that this one is a copy of.
+    return plan if plan.store_uri == store.uri else replace(plan, store_uri=store.uri)
 
 
 def misaddressed(plan: Plan) -> str:

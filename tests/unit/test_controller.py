@@ -1,5 +1,6 @@
 """The controller over a scripted backend: a sweep from its submission to its end."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -357,3 +358,17 @@ def test_finished_status_is_the_sweeps_own(world: World) -> None:
     world.finish()
     assert world.snapshot().state.value == SweepEnding.SUCCEEDED.value
     assert world.controller.is_idle
+
+
+def test_copy_of_a_store_is_read_and_written_where_it_is(tmp_path: Path) -> None:
+    """Attempts wrote, and results were read, where the sweep was submitted."""
+    world = World(tmp_path / "here", ScriptedBackend(LocalStore(tmp_path / "here"), {"pretrain/a": [Hang()]}))
+    world.submit(*diamond())
+    world.tick_until(lambda: world.is_running("pretrain/a"))
+    shutil.copytree(tmp_path / "here", tmp_path / "copy")
+    copy = LocalStore(tmp_path / "copy")
+    assert client.load_plan(copy, "sweep").store_uri == copy.uri
+    other = World(tmp_path / "copy", store=copy)
+    other.clock.advance(world.clock() - other.clock() + 3600.0)
+    other.tick_until(lambda: other.snapshot().state.is_final)
+    assert {request.store_uri for request in other.backend.launched} == {copy.uri}

@@ -218,7 +218,7 @@ def _synsets(
             _leave_out(place, path.name, left_out, others)
         elif is_image(path.name):
             message = (
-                f"{path} is in no folder and no tar of a synset; move it to the images of its class, or out of here"
+                f"{path} is in no folder and no tar of a synset; move it into the folder of its class, or elsewhere"
             )
             raise UserError(printable(message))
 

@@ -6,7 +6,7 @@ import pdb  # noqa: T100 - the debugger is the point of --pdb
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -106,7 +106,7 @@ def _find_plan(options: RunOptions) -> tuple[Plan, ObjectStore]:
     uri = options.store or Settings().store_uri()
     store = find_store(uri)
     if store is not None and options.sweep in list_sweeps(store):
-        return replace(load_plan(store, options.sweep), store_uri=store.uri), store  # as `find_plan` does
+        return load_plan(store, options.sweep), store
     sweep, _ = load_sweep(options.sweep)
     plan = build_plan(sweep, store_uri=Settings().known_store_uri(options.store, sweep))
     return plan, store if store is not None and plan.store_uri == uri else open_store(plan.store_uri)
