@@ -15,7 +15,8 @@
 #   ORCHESTRATOR_GRACE_S       seconds for checkpoints after SIGTERM; default 90
 #   ORCHESTRATOR_NOTICE_FILE   its appearance means the same as SIGTERM, where signals reach Ray's processes as well
 #   ORCHESTRATOR_NODE_ADDRESS  of this node, where it has several; default: the first one
-#   ORCHESTRATOR_NODE_CPUS     default: all; ORCHESTRATOR_NODE_GPUS: default: what Ray finds
+#   ORCHESTRATOR_NODE_CPUS     default: all; ORCHESTRATOR_NODE_GPUS, ORCHESTRATOR_NODE_MEMORY_BYTES: default: those of the
+#                              allocation, else what Ray finds
 #   ORCHESTRATOR_NODE_LABELS   ray.io/market-type=spot,... ; see docs/scheduling.md
 #   ORCHESTRATOR_RAY_TMP, ORCHESTRATOR_RAY_PORT, ORCHESTRATOR_OBJECT_STORE_BYTES   Ray's own, where its defaults do not fit
 set -euo pipefail
@@ -52,9 +53,20 @@ common=(
   --num-cpus="${ORCHESTRATOR_NODE_CPUS:-${SLURM_CPUS_PER_TASK:-$(nproc)}}"
   --labels="orchestrator/node=$name${ORCHESTRATOR_NODE_LABELS:+,$ORCHESTRATOR_NODE_LABELS}"
 )
-gpus="${ORCHESTRATOR_NODE_GPUS:-${SLURM_GPUS_ON_NODE:-}}"
+# In an allocation without GPUs, Ray would find those of the others.
+given=""
+[[ -z ${SLURM_JOB_ID:-} || -n ${CUDA_VISIBLE_DEVICES+set} ]] || given=0
+gpus="${ORCHESTRATOR_NODE_GPUS:-${SLURM_GPUS_ON_NODE:-$given}}"
 [[ -z $gpus ]] || common+=(--num-gpus="$gpus")
-[[ -z ${ORCHESTRATOR_OBJECT_STORE_BYTES:-} ]] || common+=(--object-store-memory="$ORCHESTRATOR_OBJECT_STORE_BYTES")
+# Ray sees the memory of the machine; the kernel ends what uses more than the allocation.
+memory_mb="${SLURM_MEM_PER_NODE:-$((${SLURM_MEM_PER_CPU:-0} * ${SLURM_CPUS_ON_NODE:-0}))}"
+((memory_mb > 0)) || memory_mb=$((${SLURM_MEM_PER_GPU:-0} * ${SLURM_GPUS_ON_NODE:-0}))
+memory="${ORCHESTRATOR_NODE_MEMORY_BYTES:-$((memory_mb * 1048576 * 7 / 10))}"
+shared_free=$(df --block-size=1 --output=avail /dev/shm 2>/dev/null | tail -n 1 || echo 0)
+store=$((memory_mb * 1048576 * 2 / 10))
+store="${ORCHESTRATOR_OBJECT_STORE_BYTES:-$((store < shared_free ? store : shared_free * 9 / 10))}"
+((memory == 0)) || common+=(--memory="$memory")
+((store == 0)) || common+=(--object-store-memory="$store")
 
 ray_pid="" serve_pid="" watcher_pid="" told="" has_joined=""
 

@@ -16,12 +16,13 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Collector
 from orchestrator.retention.gc_rules import Graces, Roots, Tally
 from orchestrator.retention.inventory import LOCK, TRASH
-from orchestrator.retention.roots import Pin, RootReader, add_pin
+from orchestrator.retention.roots import RootReader
 from orchestrator.search.log import SearchEvent, SearchLog, TrialAsked, TrialCompleted
 from orchestrator.state import events
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from orchestrator.storage.layout import checkpoints_folder, log_name, metrics_segment
+from orchestrator.storage.pins import Pin, add_pin
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.storage.trials import Trial, TrialState, write_trial
 from orchestrator.sweeps import client

@@ -17,7 +17,6 @@ from orchestrator.backends.ray.settings import KEEP_ALIVE_VARIABLE, RunnerSettin
 from orchestrator.controller.attempt_tracker import AttemptLimits
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.notifying import start_notifying
-from orchestrator.controller.run_inprocess import new_holder
 from orchestrator.core.errors import OrchestratorError, StorageThrottledError, StorageTimeoutError
 from orchestrator.metrics import catalog
 from orchestrator.metrics.exporter import Exporter, RayExporter, StoreErrors
@@ -29,7 +28,7 @@ from orchestrator.storage.layout import journal_segment
 from orchestrator.storage.open import check_tracking, open_store
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import SweepLedger, list_sweeps
-from orchestrator.sweeps.lease import LeaseLostError
+from orchestrator.sweeps.lease import LeaseLostError, new_holder
 from orchestrator.sweeps.progress import PresenceBoard, PublishingTrouble
 
 SHOW_EVERY_S: Final = 5.0
@@ -134,6 +133,7 @@ class ControllerActor(LoopActor):
             "holder": controller.holder if controller else "",
             "epoch": controller.epoch if controller else 0,
             "is_idle": controller.is_idle if controller else False,
+            "has_unfinished": controller.has_unfinished if controller else True,
             "settings": self._settings.to_json(),
         }
 
@@ -147,6 +147,8 @@ class ControllerActor(LoopActor):
         """One tick."""
         controller, backend = self._start() if self._controller is None else (self._controller, self._backend)
         started_s = time.monotonic()
+        if controller.has_unfinished:  # also while the store does not answer
+            self._keep_stack_alive()
         try:
             has_changed = controller.tick()
         except OrchestratorError as error:
@@ -162,7 +164,6 @@ class ControllerActor(LoopActor):
             self._show_nodes(backend)
         if controller.is_idle:
             return IDLE_PAUSE_S
-        self._keep_stack_alive()
         if not has_changed and backend is not None:
             backend.wait(ACTIVE_PAUSE_S - BUSY_PAUSE_S)  # a short job's end is handled at once, not at the next poll
         return BUSY_PAUSE_S

@@ -50,7 +50,8 @@ class ControllerLink:
     epoch: int
     holder: str
     pid: int
-    is_idle: bool
+    has_unfinished: bool
+    """Whether a sweep of its cluster has not ended, also while that is drained."""
     notice: str = ""
     """A notice for the user (it runs other code); empty = none."""
 
@@ -127,7 +128,7 @@ def ensure_controller(
         epoch=pong["epoch"],
         holder=pong["holder"],
         pid=pong["pid"],
-        is_idle=pong["is_idle"],
+        has_unfinished=pong.get("has_unfinished", not pong["is_idle"]),  # one of an earlier release does not say
         notice=notice,
     )
 

@@ -137,6 +137,13 @@ class Controller:
         return not self._owned.active() or (self._drain is not None and self._drain.drained_at_s is not None)
 
     @property
+    def has_unfinished(self) -> bool:
+        """Whether a sweep that it owns has not ended, also if nothing of it may run now (true at first). Of sweeps that
+        cannot be served those with live attempts.
+        """
+        return self._owned is None or self._owned.has_unfinished
+
+    @property
     def is_blind(self) -> bool:
         """Whether attempts may run that it does not know: it has just started, and not all journals have answered."""
         return self._owned is not None and self._owned.is_blind
@@ -396,13 +403,13 @@ class Controller:
         """Ask for checkpoints where a pause or a drain wants them, and note when a drained cluster rests."""
         drain, active = self._drain, owned.active()
         for owned_sweep in active:
-            reason = ""
-            if drain is not None and drain.running is Running.CHECKPOINT:
+            is_paused = owned_sweep.snapshot.pause is Running.CHECKPOINT
+            if drain is not None:  # what waits for its resources would begin to run, also if the running ones finish
                 reason = f"cluster {self._cluster} is drained" + (f": {drain.reason}" if drain.reason else "")
-            elif owned_sweep.snapshot.pause is Running.CHECKPOINT:
-                reason = "the sweep is paused"
-            if reason:
-                self._executor.preempt(owned, owned_sweep, reason, self._now())
+                some = drain.running is not Running.CHECKPOINT and not is_paused
+                self._executor.preempt(owned, owned_sweep, reason, self._now(), unplaced_only=some)
+            elif is_paused:
+                self._executor.preempt(owned, owned_sweep, "the sweep is paused", self._now())
         snapshots = [*(owned_sweep.snapshot for owned_sweep in owned.active()), *owned.shelved()]
         is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._tracker.orphans
         is_at_rest = is_at_rest and not owned.is_blind  # an attempt may run that no journal has told of yet

@@ -168,10 +168,16 @@ class Executor:
                 done.add(sweep)
         return done
 
-    def preempt(self, owned: OwnedSweeps, owned_sweep: OwnedSweep, reason: str, now: float) -> None:
-        """Ask all running attempts of a sweep for a checkpoint and their room; use outside of ``OwnedSweeps.guard``."""
+    def preempt(
+        self, owned: OwnedSweeps, owned_sweep: OwnedSweep, reason: str, now: float, *, unplaced_only: bool = False
+    ) -> None:
+        """Ask all attempts of a sweep, or those that wait for their resources, for a checkpoint and their room; use
+        outside of ``OwnedSweeps.guard``.
+        """
         batch = _Batch(owned_sweep=owned_sweep)
         for attempt in owned_sweep.snapshot.live_attempts:
+            if unplaced_only and not attempt.awaits_room:
+                continue
             self._add_preemption(batch, attempt, reason, now)
         self._carry_out([batch], owned, now)
 

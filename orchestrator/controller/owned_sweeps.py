@@ -150,6 +150,11 @@ class OwnedSweeps:
         return [found[sweep] for sweep in sorted(found)]
 
     @property
+    def has_unfinished(self) -> bool:
+        """Whether a sweep has not ended, was never read, or cannot be served and has live attempts."""
+        return bool(self.active() or self._unseen) or any(snapshot.live_attempts for snapshot in self.shelved())
+
+    @property
     def is_blind(self) -> bool:
         """Whether unknown attempts may run; limited in time, because an unreadable sweep must not block the others."""
         return bool(self._unseen) and self._now() < self._started_at_s + BLIND_S

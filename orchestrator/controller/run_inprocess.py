@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -21,16 +18,11 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import submit
+from orchestrator.sweeps.lease import new_holder, read_lease
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.requests import Ownership
 
-INPROCESS_CLUSTER = "inprocess"
 _IDLE_WAIT_S = 0.02
-
-
-def new_holder() -> str:
-    """A name for one incarnation of a controller: host, pid and a nonce."""
-    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def run_sweep_inprocess(
@@ -46,18 +38,23 @@ def run_sweep_inprocess(
 ) -> Snapshot:
     """Submit a plan and run it to its end here; returns the final snapshot.
 
-    Takes the sweep over if another cluster owns it. ``directory`` keeps the cache (default: temporary);
-    ``on_change`` sees a snapshot after every tick that changed something; ``provenance`` is as of ``client.submit``.
+    Takes the sweep over from a cluster without a running controller. Other sweeps of the store are left alone.
+    ``directory`` keeps the cache (default: temporary); ``on_change`` sees a snapshot after every tick that changed
+    something; ``provenance`` is as of ``client.submit``.
 
     Raises:
-        ControllerError: the plan was refused.
-        LeaseLostError: another in-process run started on the same store.
+        ControllerError: the plan was refused, or the controller of another cluster runs the sweep.
+        LeaseLostError: another in-process run of this sweep started.
     """
+    cluster = f"inprocess-{plan.sweep}"  # a name shared with other sweeps would adopt, and so run, these too
+    owner = SweepLedger(store, plan.sweep).refresh().cluster
+    is_served = owner not in {"", cluster} and (lease := read_lease(store, owner)) is not None and lease.may_be_held()
     with ExitStack() as stack:
         folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orchestrator-")))
         chosen = backend or InprocessBackend(store, folder, entry_point=entry_point)
-        controller = Controller(store, chosen, INPROCESS_CLUSTER, new_holder(), max_live_attempts=1)
-        message_id = submit(store, plan, spec_text, INPROCESS_CLUSTER, ownership=Ownership.TAKE, provenance=provenance)
+        controller = Controller(store, chosen, cluster, new_holder(), max_live_attempts=1)
+        ownership = Ownership.KEEP if is_served else Ownership.TAKE
+        message_id = submit(store, plan, spec_text, cluster, ownership=ownership, provenance=provenance)
         controller.wake(plan.sweep)
         return drive(controller, store, plan.sweep, message_id, on_change=on_change)
 

@@ -387,7 +387,7 @@ def examine_cluster(question: ClusterQuestion, address: str, limit_s: float) -> 
         known[stage] = found
         for result in judge(stage, found, known, here):
             yield _timed(result, took_s)
-    missing = [stage for stage in _stages(question) if stage not in known]
+    missing = [stage for stage in _stages(question, known) if stage not in known]
     if missing and time.monotonic() - started_s >= limit_s:
         message = f"no answer within {limit_s:g} s about: {', '.join(missing)}; see whether its head is overloaded"
         yield _result(message, time.monotonic() - started_s)
@@ -400,9 +400,12 @@ def this_machine() -> Here:
     )
 
 
-def _stages(question: ClusterQuestion) -> list[str]:
+def _stages(question: ClusterQuestion, known: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Stages that every examination answers; of GPUs if any node has some."""
     stages = ["nodes", "facts", "clocks", "services", "gloo"]
-    return stages + ["store"] * bool(question.store_uri) + ["tracking"] * bool(question.tracking_uri)
+    stages += ["store"] * bool(question.store_uri) + ["tracking"] * bool(question.tracking_uri)
+    has_gpus = any(found["gpus"]["devices"] for found in known.get("facts", {}).values() if "error" not in found)
+    return stages + ["shards"] * bool(question.shards) + ["devices"] * has_gpus
 
 
 def _lines(question: ClusterQuestion, limit_s: float) -> Iterator[str]:

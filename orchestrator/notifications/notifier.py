@@ -209,6 +209,8 @@ class Notifier:
         self._in_outbox: set[tuple[str, str]] = set()
         """Sweep and id of notices that are certainly in the outbox."""
         self._waiting: dict[tuple[str, str], Entry] = {}
+        self._unsaved: dict[tuple[str, str], Entry] = {}
+        """Those that something was tried for since they were last saved."""
 
     def turn(self) -> None:
         """Check every sweep, then send due notices. An unreadable sweep does not block the others.
@@ -376,12 +378,14 @@ class Notifier:
             for delivery in entry.waiting
             if delivery.next_at_s <= now
         ]
-        if not due:
+        if not due and not self._unsaved:
             return
         with ThreadPoolExecutor(_NUM_SENDERS, thread_name_prefix="notify") as pool:
             list(pool.map(lambda pair: self._try(*pair), due))
-        for entry in {id(entry): entry for entry, _ in due}.values():
+        self._unsaved.update(((entry.notice.sweep, entry.notice.notification_id), entry) for entry, _ in due)
+        for identity, entry in [*self._unsaved.items()]:  # those that the store did not take remain for the next turn
             save_entry(self._store, entry)
+            del self._unsaved[identity]
         self._waiting = {identity: entry for identity, entry in self._waiting.items() if entry.waiting}
 
     def _try(self, entry: Entry, delivery: Delivery) -> None:

@@ -23,7 +23,6 @@ from orchestrator.retention.inventory import (
     ARTIFACT_DEPTH,
     MANIFEST,
     METRICS,
-    PINS,
     RECORD,
     SEARCHES,
     TRASH,
@@ -47,6 +46,7 @@ from orchestrator.storage.layout import (
     snapshots_folder,
     spec_name,
 )
+from orchestrator.storage.pins import PINS
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import check_nonce, check_seal
 from orchestrator.sweepfile.load import load_all
@@ -65,6 +65,7 @@ _DISPENSABLE: Mapping[str, str] = {
     r"sweeps/[^/]+/tracking/[^/]+": "deleted; the runs are found again on the tracking server",
     r"controllers/[^/]+/lease\.json": "deleted; the next controller starts above every epoch that the journals name",
     r"jobs/[^/]+/claim\.json": "deleted; a cluster that works on the job claims it again",
+    r"trash/lock\.json": "deleted; a collection that runs ends, and the next one goes on",
 }
 """Objects that can be rebuilt from the rest of the store, by their names, and how they are repaired."""
 

@@ -32,7 +32,13 @@ from itertools import chain, islice
 from types import TracebackType
 from typing import Any, Self
 
-from orchestrator.core.errors import CorruptObjectError, NotFoundError, PreconditionFailedError, StorageError
+from orchestrator.core.errors import (
+    CorruptObjectError,
+    NotFoundError,
+    PreconditionFailedError,
+    StorageError,
+    TooLargeError,
+)
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.retention.gc_rules import (
     FOLLOWS_RECORD,
@@ -59,6 +65,7 @@ from orchestrator.retention.inventory import (
     tombstones_name,
     whole_artifact,
 )
+from orchestrator.storage.bounds import RECORD_BYTES
 from orchestrator.storage.layout import record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
@@ -134,7 +141,12 @@ class CollectionLock:
             content, stat = self._store.get_with_stat(LOCK)
         except NotFoundError:
             return None
-        return parse_json(content), stat.etag
+        with suppress(ValueError, TypeError, LookupError):
+            document = parse_json(content)
+            if document["expires_at_s"] + document.get("deserted_at_s", 0.0) >= 0.0:
+                return document, stat.etag
+        # Damaged: as of a holder that has died. One that lives ends at its next renewal.
+        return {"expires_at_s": self._now()}, stat.etag
 
     def _write(self, etag: str | None, duration_s: float) -> None:
         now_s = self._now()
@@ -380,7 +392,14 @@ class Collector:
     # --------------------------------------------------------------------------------------------------------- effects
     def _hide(self, units: Sequence[Unit]) -> None:
         # Their time in the trash begins now: a large collection takes hours.
-        tombstones = [Tombstone.of(unit, self._read(unit.heads), self._now()) for unit in units]
+        tombstones = []
+        for unit in units:
+            # What cannot be read cannot be restored: it stays, and fsck reports it.
+            with suppress(CorruptObjectError, TooLargeError):
+                tombstones.append(Tombstone.of(unit, self._read(unit.heads), self._now()))
+        hidden = {tombstone.unit for tombstone in tombstones}
+        if not hidden:
+            return
         # The tombstones are durable before anything disappears: a crash in between hides nothing.
         batch = self._trash.add_batch(tombstones)
         roots = self._roots(self._lock.keep)
@@ -395,7 +414,7 @@ class Collector:
         spared = self._settle([batch])
         self._remember(batch, (tombstone for tombstone in tombstones if tombstone.unit not in spared))
         for unit in units:
-            if unit.name not in spared:
+            if unit.name in hidden - spared:
                 self._tally.add(GcAction.HIDE, unit)
 
     def _destroy(self, units: Sequence[Unit]) -> None:
@@ -522,7 +541,7 @@ class Collector:
         contents = {}
         for head in heads:
             with suppress(NotFoundError):
-                contents[head] = self._store.get(head)
+                contents[head] = self._store.get(head, max_bytes=RECORD_BYTES)
         return contents
 
     def _leftovers(self) -> Iterator[tuple[Callable[[str], None], ObjectStat]]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
-from orchestrator.core.errors import NotFoundError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, TooLargeError
 from orchestrator.retention.inventory import (
     ARTIFACT_DEPTH,
     LOGS,
@@ -33,6 +33,7 @@ from orchestrator.retention.inventory import (
     walk_folders,
     whole_artifact,
 )
+from orchestrator.storage.bounds import RECORD_BYTES
 from orchestrator.storage.layout import record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
@@ -307,6 +308,6 @@ def classify(store: ObjectStore, key: str, stats: Sequence[ObjectStat], roots: R
 def _named_folders(store: ObjectStore, key: str) -> AbstractSet[str] | None:
     head = record_name(key)
     try:
-        return folders_of(named_objects(head, store.get(head)))
-    except (NotFoundError, ValueError):
+        return folders_of(named_objects(head, store.get(head, max_bytes=RECORD_BYTES)))
+    except (NotFoundError, CorruptObjectError, TooLargeError, ValueError):
         return None  # deleted meanwhile, or damaged: fsck reports that, and nothing of the key is deleted

@@ -27,7 +27,6 @@ CHECKPOINT_DEPTH = ARTIFACT_DEPTH + 2
 """Of ``artifacts/<kind>/<key>/checkpoints/<step>-<nonce>/``, and of an attempt's parts."""
 SEARCHES, TRIALS, SEARCH_DEPTH = "searches/", "trials/", 2
 """Of ``searches/<key>/`` and ``trials/<key>/``: the log of a search job, and what people see of its trials."""
-PINS = "pins/"
 PROBES = "probes/"
 """Folder in which ``probe_store`` writes and deletes an object."""
 TRASH = "trash/"
@@ -51,11 +50,6 @@ def last_part(folder: str) -> str:
 def whole_artifact(key: str) -> str:
     """The folder of everything of a key, with its final ``/``."""
     return artifact_folder(key) + "/"
-
-
-def pin_name(pin: str) -> str:
-    """Name of a pin's object."""
-    return f"{PINS}{pin}.json"
 
 
 def forgotten_name(sweep: str) -> str:

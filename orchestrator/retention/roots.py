@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -13,7 +12,6 @@ from orchestrator.core.errors import (
     ControllerError,
     CorruptObjectError,
     NotFoundError,
-    PreconditionFailedError,
     StorageError,
     TooLargeError,
 )
@@ -21,7 +19,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Trash
 from orchestrator.retention.gc_rules import Roots, is_head
-from orchestrator.retention.inventory import PINS, forgotten_name, pin_name
+from orchestrator.retention.inventory import forgotten_name
 from orchestrator.search.log import SearchReader, kept_trials
 from orchestrator.state.events import PlanAccepted, decode_event, event_type
 from orchestrator.state.fold import apply
@@ -40,6 +38,7 @@ from orchestrator.storage.layout import (
     snapshots_folder,
     sweep_folder,
 )
+from orchestrator.storage.pins import read_pins
 from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweeps.ledger import list_sweeps, read_plan
@@ -51,48 +50,6 @@ _STAYS_ENDED = frozenset(
 """Types of events after which a sweep that has ended is still so. What this program does not know is none of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pin:
-    """Content of ``pins/<name>.json``."""
-
-    name: str
-    keys: tuple[str, ...]
-    """Keys, or checkpoints as ``<key>/checkpoints/<step>-<nonce>``."""
-    created_at_s: float
-
-
-def add_pin(store: ObjectStore, pin: Pin) -> None:
-    """Write a pin. Raises ``StorageError`` if another one has this name, or if no pin may have it."""
-    if "/" in pin.name:
-        message = f"the name {pin.name!r} of a pin has a '/': use letters, digits and ._=@+,#~- (no leading dot)"
-        raise StorageError(message)
-    name = pin_name(pin.name)
-    try:
-        store.put_if_absent(name, seal(name, json.dumps(asdict(pin)).encode()))
-    except PreconditionFailedError as error:
-        message = f"there is a pin {pin.name!r} in {store.uri} already: unpin it first, or choose another name"
-        raise StorageError(message) from error
-
-
-def remove_pin(store: ObjectStore, name: str) -> None:
-    """Delete a pin. Raises ``NotFoundError``."""
-    if not store.exists(pin_name(name)):
-        known = ", ".join(pin.name for pin in read_pins(store)) or "none"
-        message = f"no pin {name!r} in {store.uri}; pins there: {known}"
-        raise NotFoundError(message)
-    store.delete(pin_name(name))
-
-
-def read_pins(store: ObjectStore) -> Iterator[Pin]:
-    """All pins. Raises ``CorruptObjectError`` for one that cannot be read: what it protects is unknown."""
-    # Earlier versions made pins whose names have a "/": they are no children of the folder. Only among its children is
-    # what is no object (a link out of the store), which cannot be read.
-    children = {f"{PINS}{child}" for child in store.list_children(PINS)}
-    for name in sorted(children | {stat.name for stat in store.list_objects(PINS)}):
-        with suppress(NotFoundError):  # removed meanwhile, or a folder
-            yield _decode(name, store.get(name))
-
-
 def split_reference(reference: str) -> tuple[str, bool]:
     """The key of a reference, and whether it names a checkpoint of that key."""
     key, slash, _ = reference.partition("/")
@@ -102,15 +59,6 @@ def split_reference(reference: str) -> tuple[str, bool]:
 def checkpoints_among(references: Collection[str]) -> set[str]:
     """References that name a checkpoint."""
     return {reference for reference in references if split_reference(reference)[1]}
-
-
-def _decode(name: str, content: bytes) -> Pin:
-    try:
-        document = parse_sealed(name, content)
-        return Pin(**{**document, "keys": tuple(document["keys"])})
-    except (ValueError, KeyError, TypeError) as error:
-        message = f"{name} is not a pin ({error!r}): what it protects is unknown; delete it, or write it anew"
-        raise CorruptObjectError(message) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -167,6 +167,7 @@ class Launching:
             reason="; ".join(part for part in (queue.index.retries.get(place, ""), why, left_out) if part),
         )
         self._commands.append(command)
+        queue.priority = queue.base_priority  # the sweep runs something: its waiting raises one attempt, not all
         self._round.live_keys.add(job.key)
         queue.started(place, size, queue.gpu_hours(place, demand))
         user = self._users.get(queue.index.plan.owner)

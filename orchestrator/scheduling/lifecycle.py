@@ -46,7 +46,7 @@ def follow_up(index: SweepIndex, committed: Collection[str], now: float) -> list
             # Nothing starts by these, and a job that has failed for good can be retried.
             commands = [*_settled(index, committed), *_paused(snapshot)]
         case SweepState.STOPPING:
-            commands = list(_cancelled(index))
+            commands = [*_cancelled(index), *_unplaced(snapshot)]
         case SweepState.CANCELLING:
             stops = [StopAttempt(sweep=snapshot.sweep, attempt_id=one.attempt_id) for one in snapshot.live_attempts]
             commands = [*_cancelled(index), *stops]
@@ -120,10 +120,20 @@ def _trip(index: SweepIndex, now: float) -> Iterator[TripSweep]:
 
 def _paused(snapshot: Snapshot) -> Iterator[PreemptAttempt]:
     if snapshot.pause is not Running.CHECKPOINT:
+        yield from _unplaced(snapshot)
         return
     for attempt in snapshot.live_attempts:
         if attempt.preempting_at_s is None and attempt.attempt_id not in snapshot.leaving:
             reason = "the sweep is paused: its attempts write a checkpoint and give their room back"
+            yield PreemptAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id, reason=reason)
+
+
+def _unplaced(snapshot: Snapshot) -> Iterator[PreemptAttempt]:
+    """Attempts that wait for their resources would begin to run where nothing starts any more."""
+    for attempt in snapshot.live_attempts:
+        is_asked = attempt.preempting_at_s is not None or attempt.attempt_id in snapshot.leaving
+        if attempt.awaits_room and not is_asked:
+            reason = f"the sweep is {snapshot.state}, and the attempt waits for its resources"
             yield PreemptAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id, reason=reason)
 
 

@@ -59,6 +59,8 @@ def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) 
         base, view = priorities.get(index.plan.sweep), view_of(index, held)
         if base is None or view is None:
             continue
+        if index.snapshot.state is SweepState.STOPPING:  # it would not be continued: the sweep waits for its end
+            continue
         # What started because it had waited would else make room at once, and wait again.
         priority = base + held.attempt.aging
         if priority >= below:

@@ -33,7 +33,9 @@ def shown_store(uri: str) -> str:
 class Settings(BaseSettings):
     """Environment variables; each is also the name of a field with the prefix ``ORCHESTRATOR_``."""
 
-    model_config = SettingsConfigDict(env_prefix="ORCHESTRATOR_", extra="ignore", populate_by_name=True)
+    model_config = SettingsConfigDict(
+        env_prefix="ORCHESTRATOR_", extra="ignore", populate_by_name=True, env_ignore_empty=True
+    )
 
     directory: Path = Path(".orchestrator")
     """The project's own directory: store, MLflow database, stack."""

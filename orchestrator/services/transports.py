@@ -31,7 +31,7 @@ from orchestrator.services.terminal import confirmed, say
 from orchestrator.stack.attach import attach_cluster, detach
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.lease import LEASE_DURATION_S, read_lease
 
 if TYPE_CHECKING:
     from orchestrator.controller.connect import ControllerLink  # with Ray, which takes a second
@@ -259,10 +259,12 @@ def connect(
 
     Raises:
         ClusterError: the cluster or the stack cannot be used.
-        ControllerError: the cluster's controller serves another store.
+        ControllerError: the cluster's controller serves another store; in the foreground, it runs.
     """
     from orchestrator.controller.connect import ensure_publisher
 
+    if foreground:
+        _check_unserved(settings, store_uri)
     with _attached(settings, store_uri, foreground=foreground) as addresses:
         link = _ensure(settings, store_uri)
         if link.notice:
@@ -274,6 +276,36 @@ def connect(
             link=link,
             publisher=ensure_publisher(store_uri, settings.tracking_uri(), settings.namespace),
         )
+
+
+def _check_unserved(settings: Settings, store_uri: str) -> None:
+    """Refuse a controller beside that of the settings' cluster: it would adopt all sweeps that the other one runs.
+
+    A lease that is not renewed is waited for, as its controller has ended.
+
+    Raises:
+        ControllerError: a controller runs, or may run out of sight.
+    """
+    if settings.is_remote or settings.driver_address:
+        message = (
+            f"--foreground runs Ray inside this command, but the settings name cluster {settings.cluster}: it would "
+            "take that cluster's sweeps; submit without --foreground, or with --context none and no RAY_ADDRESS"
+        )
+        raise ControllerError(message)
+    if not is_initialised(store_uri):
+        return
+    store, until_s = open_store(store_uri), time.monotonic() + LEASE_DURATION_S
+    first = read_lease(store, settings.cluster)
+    while (lease := read_lease(store, settings.cluster)) is not None and lease.may_be_held():
+        if lease != first:
+            message = (
+                f"a controller of this directory runs already ({lease.holder}), and Ray inside this command would take "
+                "its sweeps; submit without --foreground, or end it first (orchestrator down)"
+            )
+            raise ControllerError(message)
+        if time.monotonic() > until_s:
+            return
+        time.sleep(_POLL_S)
 
 
 @contextmanager

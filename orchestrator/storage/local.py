@@ -204,6 +204,8 @@ class LocalStore:
         """See ``gc_rules.HasLeftovers``: temporary files of writes, of dead writers and of those at work."""
         with our_errors(f"listing temporary files in {self.uri}"), suppress(FileNotFoundError):
             for path in self._staging.iterdir():
+                if not is_name(path.name) or path.is_dir():  # another program's, as of a copy that was interrupted
+                    continue
                 with suppress(FileNotFoundError):  # published meanwhile
                     found = _stat_of(path.name, path.stat())
                     if found.modified_at_s <= until_s:

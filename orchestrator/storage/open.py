@@ -93,6 +93,8 @@ def _is_below(uri: str, entry: str) -> bool:
         return False
     if _places_in(requested.query) not in ([], _places_in(allowed.query)):
         return False
+    if ".." in unquote(requested.path).split("/"):  # clients resolve it, to a place that is not below
+        return False
     return PurePosixPath(requested.path or "/").is_relative_to(PurePosixPath(allowed.path or "/"))
 
 

@@ -10,7 +10,12 @@ Invariants:
 from __future__ import annotations
 
 import json
+import os
+import secrets
+import socket
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Self
 
@@ -56,6 +61,15 @@ class LeaseState:
     expires_at_s: float
     nonce: str = ""
 
+    def may_be_held(self) -> bool:
+        """Whether its controller may still run: the lease has not expired, and its holder is no ended process of this
+        host.
+        """
+        host, _, process = self.holder.rpartition("-")[0].rpartition("-")
+        if host == socket.gethostname() and process.isdecimal() and not _is_running(int(process)):
+            return False
+        return time.time() < self.expires_at_s
+
     @classmethod
     def from_bytes(cls, name: str, content: bytes) -> Self:
         """Inverse of ``to_bytes``. Raises ``ValueError`` or ``TypeError`` if it is no lease, or was altered."""
@@ -71,6 +85,20 @@ class LeaseState:
         """JSON document of the object of this name."""
         document = asdict(self)
         return json.dumps({**document, "nonce": sealed_nonce(name, document)}).encode()
+
+
+def new_holder() -> str:
+    """A name for one incarnation of a controller: host, pid and a nonce."""
+    return f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def _is_running(pid: int) -> bool:
+    with suppress(PermissionError):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return False
+    return True
 
 
 def read_lease(store: ObjectStore, cluster: str) -> LeaseState | None:

@@ -147,6 +147,7 @@ class SweepLedger:
         self.snapshot = Snapshot(sweep=sweep)
         """State after all events read or appended."""
         self._adoption: SweepAdopted | None = None
+        self._undecoded: list[Any] = []
         self._unfolded: list[Event] = []
         """Read, and to be folded once the plan that they need is read, too."""
         self._is_resumed = False
@@ -178,9 +179,10 @@ class SweepLedger:
             self._resume()
             self._is_resumed = True
         try:
-            documents = self._journal.read_new() if self._is_whole else self._journal.read_whole()
+            self._undecoded += self._journal.read_new() if self._is_whole else self._journal.read_whole()
             self._is_whole = True
-            self._unfolded += [decode_event(document) for document in documents]
+            self._unfolded += [decode_event(document) for document in self._undecoded]
+            self._undecoded = []
             if self._unfolded:
                 self.snapshot = apply(self.snapshot, self._unfolded, self._accepted_plan)
                 self._unfolded = []

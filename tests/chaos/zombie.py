@@ -13,12 +13,11 @@ import sys
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.controller import Controller
-from orchestrator.controller.run_inprocess import new_holder
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.stack.attach import attach_cluster
 from orchestrator.storage.open import open_store
 from orchestrator.sweeps import lease
-from orchestrator.sweeps.lease import LeaseLostError
+from orchestrator.sweeps.lease import LeaseLostError, new_holder
 from tests.chaos.chain_jobs import ENTRY_POINT
 
 LEASE_LOST = 33

@@ -32,13 +32,14 @@ from orchestrator.report.inputs import read_committed, read_metric_history
 from orchestrator.retention.fsck import Depth, Finding, check_documents, check_store, check_sweep
 from orchestrator.retention.gc import Tombstone, Trash
 from orchestrator.retention.gc_rules import Reason
-from orchestrator.retention.roots import Pin, add_pin, forget, is_forgotten, read_pins
+from orchestrator.retention.roots import forget, is_forgotten
 from orchestrator.scheduling.budgets import Cap
 from orchestrator.search.log import SearchLog, TrialAsked
 from orchestrator.services.artifact_lookup import read_artifact_summary
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.claims import Claim
 from orchestrator.storage.layout import claim_name, provenance_name, record_name, spec_name
+from orchestrator.storage.pins import Pin, add_pin, read_pins
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.sweepfile.values import Occasion
 from orchestrator.sweeps import client, ledger, quotas

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from orchestrator.controller.notifying import GeneralChannels
+from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.notifications import notifier as notifier_module
 from orchestrator.notifications.channels import DeliveryError
 from orchestrator.notifications.messages import Notice, budget_notices
@@ -246,6 +247,27 @@ def test_death_between_sending_and_noting_sends_again_under_the_same_id(tmp_path
     world.new_notifier().turn()
     assert len(world.sent.notices) == 2
     assert len({notice.notification_id for notice in world.sent.notices}) == 1
+
+
+def test_delivery_that_the_store_did_not_take_is_noted_in_a_later_turn_and_not_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = Told(tmp_path, WEBHOOK)
+    world.send()
+    world.finish()
+
+    def time_out(*_: object) -> None:
+        raise StorageTimeoutError("no answer")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(notifier_module, "save_entry", time_out)
+        with pytest.raises(StorageTimeoutError):
+            world.notifier.turn()
+    world.notifier.turn()
+    [entry] = read_entries(world.store, "sweep")
+    assert [(one.state, one.num_tries) for one in entry.deliveries] == [(DeliveryState.SENT, 1)]
+    world.new_notifier().turn()
+    assert len(world.sent.notices) == 1
 
 
 def test_channel_that_never_answers_is_given_up_after_days(tmp_path: Path) -> None:

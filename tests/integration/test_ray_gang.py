@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.backends.protocol import AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
+from orchestrator.backends.ray.capacity import HEAD_RESOURCE
 from orchestrator.backends.ray.gang.train import trainer_class
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
@@ -34,6 +35,14 @@ def reservations(ray_cluster) -> int:
     return sum(group["state"] in {"CREATED", "PENDING"} for group in table.values())
 
 
+def actors_known_to_ray(ray_cluster):
+    """What Ray's head knows of each actor, living or dead."""
+    from ray.core.generated.gcs_pb2 import ActorTableData  # type: ignore[attr-defined]
+
+    found = ray_cluster._private.state.state._connect_and_get_accessor().get_actor_table(None, None)
+    return [ActorTableData.FromString(one) for one in found]
+
+
 def test_gang_commits_once_and_every_rank_has_a_log(ray_cluster, backend, store, finish):
     attempt = request(store, job("gang"), num_workers=2)
     backend.launch(attempt, TWO_CPUS)
@@ -47,6 +56,9 @@ def test_gang_commits_once_and_every_rank_has_a_log(ray_cluster, backend, store,
     actors = {actor["ActorClassName"] for actor in ray_cluster._private.state.actors().values()}  # dead ones, too
     assert "TrainController" in actors
     assert "PlacementGroupCleaner" not in actors, "a process per gang on the head, which may outlive it"
+    assert "PreemptionWatcher" not in actors, "a process per gang on any node, which could not be removed meanwhile"
+    coordinators = [one for one in actors_known_to_ray(ray_cluster) if one.name == "AutoscalingCoordinator"]
+    assert [HEAD_RESOURCE in one.required_resources for one in coordinators] == [True], "it stays for good"
 
 
 @pytest.mark.slow

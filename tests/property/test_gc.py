@@ -11,11 +11,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.gc import LOCK_DURATION_S
-from orchestrator.retention.roots import forget, read_sweep, remove_pin
+from orchestrator.retention.roots import forget, read_sweep
 from orchestrator.search.log import SearchFencedError, SearchLog, TrialAsked, kept_trials
 from orchestrator.state import events
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.layout import artifact_folder, metrics_folder, search_log_folder
+from orchestrator.storage.pins import remove_pin
 from orchestrator.storage.trials import trials_folder
 from tests.gc_store import GRACE_S, TRASH_S, Lab, contents, crash, make_job, make_search
 

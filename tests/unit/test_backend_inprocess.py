@@ -8,14 +8,16 @@ import pytest
 from orchestrator.backends.classify import classify, failure_from
 from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.controller.attempt_requests import make_request
+from orchestrator.controller.controller import Controller
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress, Resources
-from orchestrator.core.errors import FailureKind, NotFoundError, NumericsError, PreemptedError
+from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError, NumericsError, PreemptedError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweeps.client import load_plan
-from tests.scripted_sweep import diamond, make_job, make_plan
+from orchestrator.sweeps.client import load_plan, load_snapshot, submit
+from orchestrator.testing import Hang, ScriptedBackend
+from tests.scripted_sweep import CLUSTER, diamond, make_job, make_plan
 
 ENTRY_POINT = f"{__name__}:execute"
 JOB = make_job("dataset/tree")
@@ -113,6 +115,31 @@ def test_run_after_an_interrupt_takes_the_sweep_up_again(tmp_path: Path) -> None
     snapshot = run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
     assert snapshot.state is SweepState.SUCCEEDED
     assert snapshot.jobs["dataset/tree"].num_attempts == 2
+
+
+def test_run_of_one_sweep_leaves_another_one_that_was_interrupted_alone(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    left, other = (make_plan(make_job(f"dataset/{name}"), sweep=name, store_uri=store.uri) for name in ("a", "b"))
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep_inprocess(store, left, directory=tmp_path / "node", entry_point=f"{__name__}:interrupted")
+    before = load_snapshot(store, "a")
+    snapshot = run_sweep_inprocess(store, other, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+    assert snapshot.state is SweepState.SUCCEEDED
+    assert load_snapshot(store, "a") == before
+
+
+def test_sweep_that_the_controller_of_a_cluster_runs_is_not_taken_over_by_a_run_in_this_process(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    plan = make_plan(JOB, store_uri=store.uri)
+    backend = ScriptedBackend(store, {JOB.name: [Hang()]})
+    controller = Controller(store, backend, CLUSTER, "elsewhere-7-0123abcd")
+    submit(store, plan, "", CLUSTER)
+    controller.tick()
+    before = load_snapshot(store, "sweep")
+    assert (before.cluster, before.state) == (CLUSTER, SweepState.RUNNING)
+    with pytest.raises(ControllerError, match=f"on cluster '{CLUSTER}'"):
+        run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+    assert load_snapshot(store, "sweep") == before
 
 
 def test_missing_entry_point_fails_the_attempt_with_its_name(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from orchestrator.core.errors import CorruptObjectError, NoSpaceError, StorageTi
 from orchestrator.retention.inventory import named_objects
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.pins import Pin, add_pin, pin_name
 from orchestrator.testing.memory_store import MemoryStore
 from tests.checkpoint_cases import (
     KEY,
@@ -107,6 +108,29 @@ def test_checkpoint_save_keeps_the_newest_two(store: LocalStore) -> None:
     for step in (8, 9, 10, 11):
         folder.save(checkpoint_of(step))
     assert committed_steps(store) == [10, 11]
+
+
+def test_checkpoint_that_a_pin_names_outlives_later_ones_and_its_job(store: LocalStore) -> None:
+    folder = CheckpointFolder(store, KEY)
+    folder.save(checkpoint_of(8))
+    (name,) = store.list_children(f"{checkpoints_folder(KEY)}/")
+    add_pin(store, Pin(name="best", keys=(f"{KEY}/checkpoints/{name}",), created_at_s=0.0))
+    for step in (9, 10, 11):
+        folder.save(checkpoint_of(step))
+    assert committed_steps(store) == [8, 10, 11]
+    folder.delete_all()
+    assert committed_steps(store) == [8]
+    assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(8))
+
+
+def test_checkpoints_stay_after_the_commit_while_a_pin_cannot_be_read(store: LocalStore) -> None:
+    """Which ones it names is not known; and a training that is committed must not fail for it."""
+    folder = CheckpointFolder(store, KEY)
+    store.put(pin_name("best"), b"damaged")
+    for step in (8, 9, 10):
+        folder.save(checkpoint_of(step))
+    folder.delete_all()
+    assert committed_steps(store) == [9, 10]
 
 
 def test_checkpoint_later_attempt_deletes_what_it_found(store: LocalStore) -> None:

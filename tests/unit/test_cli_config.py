@@ -9,7 +9,8 @@ from unittest.mock import patch
 import pytest
 
 from orchestrator.core.errors import SpecError
-from orchestrator.services.settings_sources import SETTINGS, apply, resolve, user_file, without_password
+from orchestrator.services.settings import Settings
+from orchestrator.services.settings_sources import SETTINGS, Code, apply, resolve, user_file, without_password
 from orchestrator.storage.s3.settings import S3Settings
 from tests.commands import run_command
 
@@ -63,6 +64,18 @@ def test_standard_variables_count_and_feed_every_client(project: Path, home: dic
     stated = {**home, "AWS_ENDPOINT_URL": "http://other:1"}
     apply(project, stated)
     assert "AWS_ENDPOINT_URL_S3" not in stated
+
+
+def test_empty_variables_are_unset_ones_for_commands_as_for_config(project: Path, home: dict[str, str]) -> None:
+    names = ("store_shared", "directory", "namespace", "code")
+    empty = {f"ORCHESTRATOR_{name.upper()}": "" for name in names}
+    environment = {**home, **empty, "RAY_ADDRESS": "", "ORCHESTRATOR_RAY_ADDRESS": "head:6379"}
+    with patch.dict(os.environ, environment, clear=True):
+        settings = Settings()
+    defaults = (False, Path(".orchestrator"), "orchestrator", Code.IMAGE)
+    assert tuple(getattr(settings, name) for name in names) == defaults
+    assert {value_of(name, project, environment) for name in names} == {("", "default")}
+    assert settings.ray_address == value_of("ray_address", project, environment)[0] == "head:6379"
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.cli.commands import serve
+from orchestrator.cli.exits import ExitCode
 from orchestrator.controller.controller import Controller
 from orchestrator.core.errors import FailureKind
 from orchestrator.services.settings import Settings
@@ -225,6 +227,19 @@ def test_drain_is_kept_in_the_store_until_it_is_ended(world: World, command: Com
     assert command("drain", "--cluster", CLUSTER, "--show", "-o", "json").document["drain"] is None
 
 
+def test_drain_of_a_cluster_that_the_store_has_never_seen_says_so(world: World, command: Command) -> None:
+    told = command("drain", "--cluster", "typo").message
+    assert f"the store has seen no controller of a cluster of this name (it has seen {CLUSTER})" in told
+    assert "is drained" not in told
+
+
+def test_drain_without_a_controller_is_not_said_to_be_complete(world: World, command: Command) -> None:
+    """Its lease has expired, and the jobs that it started may still run."""
+    told = command("drain", "--cluster", CLUSTER).message
+    assert "is draining, but no controller runs: jobs that the last one started may still run" in told
+    assert "is drained" not in told
+
+
 @pytest.mark.parametrize(("sender", "left"), [("ann", "ann"), (serve.SENDER, None)])
 def test_end_of_serve_leaves_the_drain_of_a_person_to_its_sender(
     world: World, monkeypatch: pytest.MonkeyPatch, sender: str, left: str | None
@@ -233,10 +248,10 @@ def test_end_of_serve_leaves_the_drain_of_a_person_to_its_sender(
         """A connection to Ray: while it is used, the machine is taken back."""
 
         def __init__(self, settings: Settings, *, is_idle: bool) -> None:
-            self.settings, self.store, self.link = settings, world.store, SimpleNamespace(is_idle=is_idle)
+            self.settings, self.store, self.link = settings, world.store, SimpleNamespace(has_unfinished=not is_idle)
 
         def keep_alive(self) -> None:
-            if not self.link.is_idle:
+            if self.link.has_unfinished:
                 signal.raise_signal(signal.SIGTERM)
 
         def wake(self) -> None:
@@ -259,6 +274,33 @@ def test_end_of_serve_leaves_the_drain_of_a_person_to_its_sender(
     serve.serve_cluster(until_idle_s=0.0, grace_s=0.0)
     found = read_drain(world.store, CLUSTER)
     assert (found and (found.sender, found.reason)) == (left and (left, "upgrade"))
+
+
+@pytest.mark.parametrize("until_idle_s", [0.0, 0.001])
+def test_serve_does_not_end_as_idle_while_a_sweep_of_a_drained_cluster_is_unfinished(
+    world: World, monkeypatch: pytest.MonkeyPatch, until_idle_s: float
+) -> None:
+    """A queueing system would not submit the next allocation."""
+    drain(world.store, CLUSTER, running=Running.CHECKPOINT, reason="upgrade", sender="ann")
+    world.tick_until(lambda: world.controller.is_idle)
+
+    @contextmanager
+    def connect(settings: Settings, *_: object, **__: object) -> Iterator[SimpleNamespace]:
+        polls = count()
+
+        def keep_alive() -> None:
+            if next(polls) == 2:
+                signal.raise_signal(signal.SIGTERM)
+
+        yield SimpleNamespace(
+            settings=settings, store=world.store, link=world.controller, keep_alive=keep_alive, wake=lambda: None
+        )
+
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setenv("ORCHESTRATOR_CLUSTER", CLUSTER)
+    monkeypatch.setattr(serve, "connect", connect)
+    monkeypatch.setattr(serve, "_POLL_S", 0.002)
+    assert serve.serve_cluster(until_idle_s=until_idle_s, grace_s=0.0) is not ExitCode.OK
 
 
 def test_fake_clock_is_in_the_past() -> None:

@@ -15,12 +15,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from orchestrator.cli.commands import live_view, watch
 from orchestrator.cli.commands.live_rows import Watching
 from orchestrator.cli.commands.overview import Matrix, overview
 from orchestrator.core.job_kinds import JobKind
@@ -218,6 +220,24 @@ def test_watch_ends_when_its_terminal_is_gone(terminal: tuple[subprocess.Popen[b
     read_until(outer, "the sweep continues")
     os.close(outer)
     watcher.wait(DEADLINE_S)
+
+
+@pytest.mark.parametrize("command", ["top", "watch"])
+def test_prices_that_cannot_be_read_are_refused_before_the_view_of_all_sweeps_begins(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(tmp_path / "store")
+    begun: list[str] = []
+    world.submit(*diamond())
+    terminal = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(watch, "sys", SimpleNamespace(stdin=terminal, stdout=terminal))
+    view = SimpleNamespace(run=lambda: begun.append(command))
+    monkeypatch.setattr(live_view, "LiveView", lambda *_, **__: view)
+    monkeypatch.setenv("ORCHESTRATOR_PRICES", str(tmp_path / "missing.yaml"))
+    ended = run_command(capsys, command, "--store", world.store.uri)
+    assert (ended.code, begun) == (2, [])
+    assert "the setting prices" in ended.message
+    assert "missing.yaml cannot be read" in ended.message
 
 
 def test_check_answers_tells_silence_and_absence_from_a_server() -> None:

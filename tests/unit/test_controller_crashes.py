@@ -1,5 +1,9 @@
 """Kill the controller, or fail its store, at every write of a small sweep: nothing is lost and nothing done twice."""
 
+import socket
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -11,7 +15,7 @@ from orchestrator.storage import request_pool
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.journal import Journal
 from orchestrator.storage.layout import inbox_folder, journal_folder, plan_name
-from orchestrator.sweeps.lease import LeaseLostError, read_lease
+from orchestrator.sweeps.lease import LeaseLostError, LeaseState, new_holder, read_lease
 from orchestrator.testing import (
     Fail,
     Fault,
@@ -204,6 +208,21 @@ def test_lease_is_renewed_without_a_new_epoch(tmp_path: Path) -> None:
     assert second is not None
     assert (first.epoch, second.epoch) == (1, 1)
     assert second.expires_at_s > first.expires_at_s
+
+
+def test_lease_may_be_held_until_it_expires_or_its_process_on_this_host_has_ended() -> None:
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as ended:
+        ended.wait()
+    here = socket.gethostname()
+    for holder, left_s, may_be_held in (
+        (new_holder(), 60.0, True),
+        (new_holder(), -1.0, False),
+        (f"{here}-{ended.pid}-0123abcd", 60.0, False),
+        (f"not-{here}-{ended.pid}-0123abcd", 60.0, True),
+        ("holder-1", 60.0, True),
+    ):
+        lease = LeaseState(cluster=CLUSTER, epoch=1, holder=holder, expires_at_s=time.time() + left_s)
+        assert lease.may_be_held() is may_be_held, holder
 
 
 def test_idle_controller_writes_nothing_but_its_lease(tmp_path: Path) -> None:

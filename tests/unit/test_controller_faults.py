@@ -307,6 +307,22 @@ def test_attempts_of_a_sweep_that_is_set_aside_are_not_chosen_to_make_room(tmp_p
     assert world.is_running("pretrain/low")
 
 
+def test_controller_has_an_unfinished_sweep_while_attempts_run_for_one_that_cannot_be_read(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.backend = ScriptedBackend(world.store, {TREE.name: [Hang()]})
+    world.new_controller()
+    world.submit(TREE)
+    world.tick_until(lambda: world.is_running(TREE.name))
+    damaged = journal_segment("sweep", len(world.store.list_children(journal_folder("sweep"))))
+    world.store.put(damaged, b"damaged")
+    world.controller.wake("sweep")
+    for _ in range(3):
+        world.tick()
+    assert world.controller.snapshots == [], "it is set aside"
+    assert world.is_running(TREE.name)
+    assert world.controller.has_unfinished
+
+
 class SilentStore(MemoryStore):
     """Does not answer about names with ``silent`` in them, which it lets ``wait`` for."""
 

@@ -350,6 +350,18 @@ def test_drained_cluster_starts_nothing_until_the_drain_ends(tmp_path: Path) -> 
     assert world.snapshot().state is SweepState.SUCCEEDED
 
 
+def test_drained_cluster_is_idle_and_has_unfinished_sweeps(tmp_path: Path) -> None:
+    world = make_world(tmp_path, dataset_tree=[Hang(), Succeed()])
+    assert world.controller.has_unfinished, "until it has looked"
+    start(world, "dataset/tree")
+    client.drain(world.store, CLUSTER, running=Running.CHECKPOINT)
+    world.tick_until(lambda: world.controller.is_idle)
+    assert world.controller.has_unfinished
+    client.end_drain(world.store, CLUSTER)
+    world.finish()
+    assert (world.controller.is_idle, world.controller.has_unfinished) == (True, False)
+
+
 def test_drained_cluster_ends_no_attempt_for_one_that_may_not_start(tmp_path: Path) -> None:
     world = make_world(tmp_path, pretrain_low=[Hang()])
     world.submit(make_job("pretrain/low", cpus=4.0), sweep="low")

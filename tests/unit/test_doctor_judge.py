@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.units import GIB
 from orchestrator.doctor.cluster import ClusterQuestion
 from orchestrator.doctor.verdicts import Here, examine_cluster, judge
+from tests.commands import run_command
 
 PACKAGES = {"ray": "2.60.0", "torch": "2.15.0"}
 HERE = Here(python="3.11.7", packages=PACKAGES, digest="aaaa")
@@ -238,6 +240,39 @@ def test_driver_that_hangs_is_ended_at_the_deadline() -> None:
     assert time.monotonic() - began_s < 20.0
     assert results[-1].verdict is Verdict.FAILED
     assert "no answer within 3 s" in results[-1].detail
+
+
+def test_gpus_that_were_not_examined_before_the_limit_are_told(monkeypatch) -> None:
+    fast = {"took_s": 0.05, "num_bytes": 16 * 1024**2, "world_size": 1}
+    found: dict[str, Any] = {
+        "nodes": {"nodes": [node(gpus=1.0)]},
+        "facts": {"a" * 10: {**FACTS, "gpus": {"devices": [GPU]}}},
+        "clocks": {},
+        "services": {},
+        "gloo": {"a" * 10 + "#0": fast},
+    }
+    lines = [json.dumps({"stage": stage, "found": answer}) for stage, answer in found.items()]
+    monkeypatch.setattr("orchestrator.doctor.verdicts.check_answers", lambda _: None)
+    monkeypatch.setattr("orchestrator.doctor.verdicts.this_machine", lambda: HERE)
+    monkeypatch.setattr("orchestrator.doctor.verdicts._lines", lambda *_: iter(lines))
+    *others, last = examine_cluster(question("head:6379"), "head:6379", 0.0)
+    assert {result.verdict for result in others} == {Verdict.OK}
+    assert last.verdict is Verdict.FAILED
+    assert last.detail.endswith("about: devices")
+
+
+def test_token_that_cannot_be_read_fails_the_cluster_and_the_other_checks_are_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path / "project"))
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setenv("ORCHESTRATOR_RAY_TOKEN", f"file:{tmp_path}/nothing")
+    ended = run_command(capsys, "doctor", "-o", "json")
+    assert ended.code == 1
+    checks = {check["name"]: check for check in ended.document["checks"]}
+    assert len(checks) > 1
+    assert checks["cluster"]["verdict"] == "failed"
+    assert "nothing does not exist" in checks["cluster"]["detail"]
 
 
 def test_question_comes_back() -> None:

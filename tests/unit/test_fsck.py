@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.retention.fsck import Census, Depth, Problem, check_store, check_sweep
+from orchestrator.retention.fsck import (
+    Census,
+    Depth,
+    Problem,
+    check_documents,
+    check_store,
+    check_sweep,
+    repair,
+)
+from orchestrator.retention.inventory import LOCK
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import Record
 from orchestrator.storage.layout import checkpoints_folder, journal_folder, journal_segment, record_name
@@ -120,6 +129,15 @@ def test_check_checkpoint_that_is_deleted_meanwhile_is_no_damage(store) -> None:
 
     assert check(Deleting()) == []  # type: ignore[arg-type]
     assert not store.exists(PART)
+
+
+def test_repair_deletes_a_damaged_lock_of_collections(store) -> None:
+    store.put(LOCK, b"\0" * 40)
+    (finding,) = check_documents(store)
+    assert (finding.name, finding.problem) == (LOCK, Problem.ALTERED)
+    assert repair(store, finding).startswith("deleted; ")
+    assert not store.exists(LOCK)
+    assert list(check_documents(store)) == []
 
 
 def test_check_every_random_flip_is_found(tmp_path) -> None:

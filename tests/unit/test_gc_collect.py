@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from orchestrator.core.errors import ControllerError, CorruptObjectError
+from orchestrator.core.errors import ControllerError, CorruptObjectError, TooLargeError
 from orchestrator.retention.gc import LOCK_DURATION_S, CollectionBusyError, CollectionLock
 from orchestrator.retention.gc_rules import GcAction, Reason, Tally
 from orchestrator.retention.inventory import LOCK, artifact_lines
@@ -17,7 +17,17 @@ from orchestrator.storage.journal import write_snapshot
 from orchestrator.storage.layout import inbox_message, journal_folder, journal_segment, metrics_folder, record_name
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.builders import make_plan
-from tests.gc_store import GRACE_S, TRASH_S, Lab, ShuffledStore, contents, make_job, make_search, with_own_key
+from tests.gc_store import (
+    GRACE_S,
+    TRASH_S,
+    Lab,
+    MeddledStore,
+    ShuffledStore,
+    contents,
+    make_job,
+    make_search,
+    with_own_key,
+)
 
 DATASET = make_job(0)
 INDEX = make_job(1, DATASET)
@@ -224,6 +234,25 @@ def test_collect_damaged_record_keeps_everything_of_its_key(lab) -> None:
     assert lab.payload() == before
 
 
+@pytest.mark.parametrize("error", [CorruptObjectError, TooLargeError])
+def test_collect_artifact_whose_record_cannot_be_read_stays_and_the_rest_goes(
+    lab, error: type[CorruptObjectError]
+) -> None:
+    class Unreadable(MeddledStore):
+        def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+            if name == record_name(DATASET.key):
+                raise error(name)
+            content: bytes = self._store.get(name, max_bytes=max_bytes)
+            return content
+
+    lab.commit(DATASET)
+    before = lab.payload()
+    lab.commit(INDEX)
+    lab.store = cast("ObjectStore", Unreadable(lab.store))
+    lab.collect_until_freed()
+    assert lab.payload() == before
+
+
 def test_collect_unreadable_sweep_stops_before_anything_is_touched(lab) -> None:
     lab.commit(DATASET)
     lab.accept("broken", [DATASET])
@@ -281,6 +310,15 @@ def test_collect_two_at_once_are_refused_until_the_lock_expires(lab) -> None:
     lab.collect()
     with pytest.raises(CollectionBusyError, match="took the lock"):
         lock.keep()
+
+
+@pytest.mark.parametrize("content", [b"\0" * 40, b"[]", b"{}", b'{"expires_at_s": "x"}'])
+def test_collect_goes_on_over_a_lock_that_is_damaged(lab, content: bytes) -> None:
+    lab.commit(DATASET)
+    lab.store.put(LOCK, content)
+    lab.collect_until_freed()
+    assert lab.payload() == set()
+    assert "holder" in json.loads(lab.store.get(LOCK))
 
 
 def test_collect_ends_by_freeing_the_lock(lab) -> None:

@@ -129,6 +129,7 @@ def test_collect_old_leftovers_of_dead_writers_go_and_young_ones_stay(store, tmp
         "sweeps/x/inbox/a copy.json",
         "sweeps/x/snapshots/00000128.jsonl (copy)",
         "pins/notes 1.txt",
+        ".tmp/.nfs0",
     ],
 )
 def test_collect_goes_past_what_other_programs_left_in_the_store(store, tmp_path, name: str) -> None:

@@ -10,11 +10,11 @@ import pytest
 from orchestrator.core.errors import NotFoundError, StorageError
 from orchestrator.retention.gc import LOCK_DURATION_S, Collector
 from orchestrator.retention.gc_rules import GcAction, Graces, Reason, Roots, Tally
-from orchestrator.retention.inventory import pin_name
-from orchestrator.retention.roots import Pin, check_reference, forget, remove_pin
+from orchestrator.retention.roots import check_reference, forget
 from orchestrator.state.events import SweepReopened
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import record_name
+from orchestrator.storage.pins import Pin, pin_name, remove_pin
 from orchestrator.storage.seals import seal
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from tests.gc_store import GRACE_S, TRASH_S, Lab, contents, make_job

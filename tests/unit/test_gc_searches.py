@@ -9,10 +9,11 @@ import pytest
 from orchestrator.planning.graph.plan import Job
 from orchestrator.retention.gc import LOCK_DURATION_S
 from orchestrator.retention.gc_rules import GcAction, Reason
-from orchestrator.retention.roots import RootReader, forget, remove_pin
+from orchestrator.retention.roots import RootReader, forget
 from orchestrator.search.log import SearchLog, TrialAsked, kept_trials
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.layout import search_log_folder, search_log_head
+from orchestrator.storage.pins import remove_pin
 from orchestrator.storage.trials import Trial, TrialState, find_folder, read_trials, write_trial
 from orchestrator.testing import Hang
 from tests.gc_store import GRACE_S, TRASH_S, Lab, MeddledStore, contents, crash, make_job, make_search, with_own_key

@@ -9,9 +9,11 @@ from pathlib import Path
 from orchestrator.backends.protocol import AttemptReport, Capacity
 from orchestrator.core.contract import Resources
 from orchestrator.state.nodes import Node
+from orchestrator.state.transitions import JobState
 from orchestrator.storage.local import LocalStore
-from orchestrator.testing import ScriptedBackend, Succeed
-from tests.scripted_sweep import World, make_job
+from orchestrator.sweeps.drain import drain, read_drain
+from orchestrator.testing import Hang, Script, ScriptedBackend, Succeed
+from tests.scripted_sweep import CLUSTER, World, make_job
 
 
 class GrownBackend(ScriptedBackend):
@@ -47,3 +49,37 @@ def test_attempt_for_which_the_cluster_grew_writes_its_checkpoint_before_the_nod
     backend.leaves_at_s = world.clock() + 120.0
     world.tick_until(lambda: bool(backend.stopped))
     assert world.clock() < backend.leaves_at_s
+
+
+class FullBackend(ScriptedBackend):
+    """One node, and others that are asked for and never come."""
+
+    node = Node(name="node-1", resources=Resources(cpus=4.0))
+
+    def capacity(self) -> Capacity:
+        """The one node."""
+        kind, shape = replace(self.node, name=""), self.node.resources
+        return Capacity(total=shape, nodes=(shape,), machines=(self.node,), maximum=(kind,))
+
+    def observe(self, attempt_ids: Collection[str], *, are_all: bool = True) -> list[AttemptReport]:
+        """Those that were sent to no node have none."""
+        told = super().observe(attempt_ids)
+        return [one if self.placements[one.attempt_id].nodes else replace(one, placed_for_s=None) for one in told]
+
+
+def test_drain_that_lets_running_attempts_finish_takes_back_those_that_wait_for_nodes(tmp_path: Path) -> None:
+    """They would begin to run once the nodes come, and until then the cluster never counts as drained."""
+    store, running, waiting = LocalStore(tmp_path), make_job("dataset/0", cpus=4.0), make_job("dataset/1", cpus=4.0)
+    scripts: dict[str, list[Script]] = {running.name: [Succeed(after_observes=3)], waiting.name: [Hang()]}
+    backend = FullBackend(store, scripts, total=Resources(cpus=8.0))
+    world = World(tmp_path, backend, store=store)
+    world.submit(running, waiting)
+    world.tick_until(lambda: len(backend.live) == 2)
+    attempt = world.job(waiting.name).attempt
+    assert attempt is not None
+    assert attempt.awaits_room
+    drain(store, CLUSTER)
+    world.tick_until(lambda: (found := read_drain(store, CLUSTER)) is not None and found.drained_at_s is not None)
+    assert backend.stopped == [attempt.attempt_id]
+    assert world.job(running.name).state is JobState.SUCCEEDED
+    assert world.job(waiting.name).state is JobState.PENDING

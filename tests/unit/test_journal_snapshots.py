@@ -10,9 +10,10 @@ from weakref import ref
 
 import pytest
 
+from orchestrator.core.errors import ControllerError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import SweepState
-from orchestrator.storage.journal import KEPT, read_snapshots
+from orchestrator.storage.journal import KEPT, Journal, read_snapshots
 from orchestrator.storage.layout import journal_folder, journal_segment, snapshots_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps import client, ledger
@@ -168,3 +169,16 @@ def test_new_controller_that_starts_from_a_snapshot_goes_on_with_the_sweep(
         world.new_controller()
     assert world.snapshot().state is SweepState.SUCCEEDED
     assert sorted(world.launches()) == sorted(job.name for job in diamond())
+
+
+def test_event_of_a_newer_version_is_an_error_at_every_read_and_not_passed_over_by_the_second(world: World) -> None:
+    follower = ledger.SweepLedger(world.store, "sweep")
+    truth = follower.refresh()
+    writer = Journal(world.store, "sweep", holder="newer")
+    writer.read_new()
+    writer.append([{"type": "sweep_levitated", "version": 1, "at_s": world.clock()}])
+    for reader in (follower, ledger.SweepLedger(world.store, "sweep")):
+        for _ in range(3):
+            with pytest.raises(ControllerError, match="'sweep_levitated' of version 1, which this version"):
+                reader.refresh()
+    assert follower.snapshot == truth

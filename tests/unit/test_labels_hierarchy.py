@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from orchestrator.cli.commands import labels
 from orchestrator.core.errors import SpecError, UserError
 from orchestrator.services.first_sweep import with_label_entry
+from tests.commands import run_command
 from tests.unit.test_wordnet import NET
 from workloads.labels.hierarchy import make_hierarchy
 
@@ -32,6 +34,13 @@ def test_columns_of_a_table_are_levels_from_coarse_to_fine(tmp_path: Path) -> No
     assert found["levels"] == ["kind"]  # the others join nothing, or everything
     assert [row["kind"] for row in found["rows"]] == KINDS
     assert [row["name"] for row in found["rows"]] == ["cat", "dog", "elm"]
+
+
+def test_classes_of_a_table_may_have_numbers_and_words_as_their_names(tmp_path: Path) -> None:
+    classes = [{"class": leaf, "name": name} for leaf, name in enumerate("01AB")]
+    found = made(csv(tmp_path, "class,kind\n0,digit\n1,digit\nA,letter\nB,letter\n"), classes)
+    assert found["levels"] == ["kind"]
+    assert [row["kind"] for row in found["rows"]] == ["digit", "digit", "letter", "letter"]
 
 
 def test_pairs_of_a_class_and_its_parent_are_walked_to_the_root(tmp_path: Path) -> None:
@@ -144,3 +153,34 @@ def test_entry_is_added_to_a_sweep_whose_comments_stay() -> None:
 def test_sweep_of_another_layout_is_left_alone(old: str, new: str) -> None:
     with pytest.raises((UserError, SpecError), match=r"by hand|not valid YAML"):
         with_label_entry(SWEEP.replace(old, new, 1), "sweep.yaml", ENTRY)
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The data plane gives every class one level."""
+    rows = [{"class": str(leaf), "name": str(leaf), "kind": "digit"} for leaf in range(10)]
+    monkeypatch.setattr(labels, "ask_labels", lambda *_: {"levels": ["kind"], "rows": rows, "notes": []})
+
+
+@pytest.mark.usefixtures("answered")
+def test_table_that_is_there_already_is_replaced_only_by_force(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = csv(tmp_path, "class,kind\ncat,animal\n")
+    before = table.read_bytes()
+    arguments = ("labels", "hierarchy", "quickstart", "wordnet", "--out", str(table))
+    refused = run_command(capsys, *arguments)
+    assert (refused.code, table.read_bytes()) == (1, before)
+    assert f"{table} is there already and would be lost" in refused.message
+    assert run_command(capsys, *arguments, "--force").code == 0
+    assert table.read_text().startswith("class,name,kind\n0,0,digit\n")
+
+
+@pytest.mark.usefixtures("answered")
+def test_levels_are_added_to_no_sweep_that_is_not_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "table.csv"
+    refused = run_command(capsys, "labels", "hierarchy", "quickstart", "wordnet", "--add", "--out", str(out))
+    assert refused.code == 2
+    assert "quickstart is no file here that levels could be added to" in refused.message
+    assert "Traceback" not in refused.err
+    assert not out.exists()

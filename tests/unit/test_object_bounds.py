@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -41,6 +42,8 @@ from orchestrator.sweeps.drain import read_drain
 from orchestrator.sweeps.lease import read_lease
 from orchestrator.sweeps.ledger import DocumentDamagedError
 from orchestrator.sweeps.quotas import read_quotas
+from orchestrator.testing import FakeClock
+from tests.gc_store import Lab
 from tests.scripted_sweep import CLUSTER, World, diamond, make_job
 
 TREE = make_job("dataset/tree")
@@ -134,6 +137,18 @@ def test_huge_record_is_found_by_fsck(tmp_path: Path) -> None:
     with little_memory():
         (finding,) = check_store(store, Depth.SIZES)
     assert (finding.name, finding.problem) == (record_name(TREE.key), Problem.UNREADABLE)
+
+
+def test_huge_record_is_not_collected_and_the_rest_is(tmp_path: Path) -> None:
+    lab = Lab(clock=FakeClock(time.time() + 60.0))  # later than the times of files
+    lab.store = LocalStore(tmp_path)
+    lab.commit(TREE)
+    before = lab.payload()
+    lab.commit(make_job("dataset/other"))
+    swell(lab.store, record_name(TREE.key))
+    with little_memory():
+        lab.collect_until_freed()
+    assert lab.payload() == before
 
 
 def test_huge_snapshot_is_passed_over(tmp_path: Path) -> None:

@@ -191,6 +191,17 @@ def test_database_of_a_listed_address_at_another_host_is_not_shown_the_login(mon
         check_tracking("postgresql://db.lab/mlflow?host=elsewhere.org")
 
 
+@pytest.mark.parametrize("path", ["team-a/../team-b", "team-a/%2e%2e/team-b", "team-a/..%2fteam-b"])
+def test_path_that_leads_out_of_a_listed_server_is_not_shown_the_login(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "https://host/team-a")
+    monkeypatch.setenv(LOGIN, "open-sesame")
+    check_tracking("https://host/team-a/runs")
+    with pytest.raises(StorageDeniedError, match="not below any"):
+        check_tracking(f"https://host/{path}")
+
+
 def test_home_that_may_not_be_read_holds_no_login(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise PermissionError("not yours")

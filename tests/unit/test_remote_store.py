@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +19,11 @@ import pytest
 from orchestrator.cli.accept import _refusal, _settings, _store_of
 from orchestrator.cli.accept import accept as submit_here
 from orchestrator.cli.commands import submit as submit_command
-from orchestrator.core.errors import StorageError, UserError
+from orchestrator.core.errors import ControllerError, StorageError, UserError
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.services import transports
 from orchestrator.services.artifact_lookup import lookup_artifacts
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.submit import (
@@ -30,13 +35,15 @@ from orchestrator.services.submit import (
     check_code_versions,
     check_submit,
 )
-from orchestrator.services.transports import StoreTransport
+from orchestrator.services.transports import StoreTransport, open_submitter
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import inbox_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import Consent, submit
+from orchestrator.sweeps.lease import LEASE_DURATION_S, Lease
+from orchestrator.testing import FakeClock
 from tests.commands import run_command
 from tests.report_sweeps import accept
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
@@ -114,6 +121,67 @@ def test_submit_in_the_foreground_that_is_left_says_that_the_sweep_stops(
     assert result.code == 130
     assert "Stopped; submit it again to continue: orchestrator submit quickstart -y --foreground" in result.message
     assert "the sweep continues" not in result.message
+
+
+class RayStartsError(Exception):
+    """In place of Ray in this process."""
+
+
+@pytest.fixture
+def begin(world: World, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Begins a submit in the foreground, for the cluster of this directory."""
+
+    def attach(*_: object, **__: object) -> None:
+        raise RayStartsError
+
+    def run() -> None:
+        with open_submitter(Settings(), world.store.uri, foreground=True):
+            pass
+
+    monkeypatch.setattr(transports, "_attached", attach)
+    monkeypatch.delenv("ORCHESTRATOR_CLUSTER")
+    return run
+
+
+@pytest.mark.parametrize("variable", ["RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "ORCHESTRATOR_CLUSTER"])
+def test_submit_in_the_foreground_is_refused_where_the_settings_name_a_cluster(
+    begin: Callable[[], None], monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "head:6379")
+    with pytest.raises(ControllerError, match="the settings name cluster"):
+        begin()
+
+
+def test_submit_in_the_foreground_is_refused_while_a_controller_renews_its_lease(
+    world: World, begin: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lease(world.store, Settings().cluster, "elsewhere-7-0123abcd", time.time)
+    lease.acquire()
+    times = SimpleNamespace(monotonic=FakeClock(), sleep=lambda _: lease.verify())
+    monkeypatch.setattr(transports, "time", times)
+    with pytest.raises(ControllerError, match=r"runs already \(elsewhere-7-0123abcd\)"):
+        begin()
+
+
+def test_submit_in_the_foreground_waits_for_a_lease_that_nobody_renews_unless_its_process_has_ended(
+    world: World, begin: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, waits = FakeClock(), list[float]()
+
+    def sleep(wait_s: float) -> None:
+        waits.append(wait_s)
+        clock.advance(wait_s)
+
+    monkeypatch.setattr(transports, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
+    monkeypatch.setattr(transports, "_POLL_S", LEASE_DURATION_S + 1.0)
+    with subprocess.Popen([sys.executable, "-S", "-c", ""]) as ended:
+        ended.wait()
+    for host, num_waits in (("elsewhere", 1), (socket.gethostname(), 0)):
+        Lease(world.store, Settings().cluster, f"{host}-{ended.pid}-0123abcd", time.time).acquire()
+        waits.clear()
+        with pytest.raises(RayStartsError):
+            begin()
+        assert len(waits) == num_waits, host
 
 
 def test_message_that_is_sent_twice_is_followed_once(world: World) -> None:

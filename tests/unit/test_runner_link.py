@@ -46,6 +46,9 @@ class FakeRunner:
     def wait(self, refs: list[int], **_: Any) -> tuple[list[int], list[int]]:
         return [ref for ref in refs if ref in self.answers], []
 
+    def kill(self, _handle: object, *, no_restart: bool) -> None:
+        self.calls.append(("kill", ()))
+
     def get(self, ref: int) -> Any:
         if isinstance(self.answers[ref], Exception):
             raise self.answers[ref]
@@ -55,7 +58,7 @@ class FakeRunner:
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> FakeRunner:
     made = FakeRunner()
-    monkeypatch.setattr(link_module, "ray", SimpleNamespace(wait=made.wait, get=made.get))
+    monkeypatch.setattr(link_module, "ray", SimpleNamespace(wait=made.wait, get=made.get, kill=made.kill))
     return made
 
 
@@ -109,3 +112,17 @@ def test_release_that_is_lost_is_sent_again_and_goes_with_every_start_until_one_
     runner.answer(link, "start", RunnerAnswer.ACCEPTED)
     runner.answer(link, "release", unavailable())
     assert len(runner.of("release")) == 2, "the runner has released it with the start"
+
+
+@pytest.mark.parametrize(("answer", "is_killed"), [(RunnerAnswer.RUNNING, True), (RunnerAnswer.ACCEPTED, False)])
+def test_runner_that_still_runs_an_attempt_to_be_released_is_killed(
+    link: RunnerLink, runner: FakeRunner, answer: RunnerAnswer, is_killed: bool
+) -> None:
+    """A suspended controller gave it the attempt, whose loss another one had recorded: nobody waits for its end."""
+    runner.answer(link, "announce", described(OLD))
+    link.start(request(MemoryStore(), job("sleep")))
+    runner.answer(link, "start", RunnerAnswer.ACCEPTED)
+    link.release()
+    runner.answer(link, "release", answer)
+    assert (link.state is LinkState.GONE) is is_killed
+    assert len(runner.of("kill")) == is_killed

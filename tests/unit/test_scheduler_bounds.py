@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.scheduling.budgets import Cap
@@ -222,3 +224,21 @@ def test_stopping_sweep_cancels_what_waits_and_ends_when_the_rest_has() -> None:
     assert decide(after(plan, *journal, cancelled), nodes=gpu_nodes(8)) == []
     ended = after(plan, *journal, cancelled, done(running, 4.0))
     assert decide(ended, nodes=gpu_nodes(8)) == [FinishSweep(sweep="s", status=events.SweepEnding.CANCELLED)]
+
+
+@pytest.mark.parametrize("order", [events.SweepStopping, events.SweepPaused])
+def test_sweep_that_starts_nothing_more_takes_back_attempts_that_wait_for_their_resources(
+    order: type[events.SweepStopping | events.SweepPaused],
+) -> None:
+    running, waiting = gpu_job("pretrain/a", gpus=8), gpu_job("pretrain/b", gpus=8)
+    plan, nodes = plan_of("s", running, waiting), gpu_nodes(8)
+    journal = [launched(running, *["node-0000"] * 8), launched(waiting, awaits_room=True)]
+    journal.append(order(at_s=2.0, message_id="p"))
+    (command,) = decide(after(plan, *journal), nodes=nodes, maximum=nodes)
+    assert isinstance(command, PreemptAttempt)
+    assert command.attempt_id == f"{waiting.key}.1"
+    assert "the attempt waits for its resources" in command.reason
+    asked = events.AttemptPreempting(
+        at_s=3.0, job=waiting.name, attempt_id=command.attempt_id, reason=command.reason, grace_s=120.0
+    )
+    assert decide(after(plan, *journal, asked), nodes=nodes, maximum=nodes) == []

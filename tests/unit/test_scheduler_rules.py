@@ -1,6 +1,7 @@
 """Placement, order, priorities and elastic sizes: one decision or one run each."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -259,7 +260,7 @@ def test_attempt_that_started_because_it_had_waited_makes_room_only_for_urgent_o
     wait = launched(others[0], "node-0000"), done(others[0], at_s=7 * HOUR_S)
     now = 7 * HOUR_S + 1.0
     starts = of_type(decide(after(low), after(normal, *wait), nodes=gpu_nodes(8), now=now), LaunchJob)
-    assert [(start.job, start.aging) for start in starts] == [(job.name, 11), (more.name, 0)]
+    assert [(start.job, start.aging) for start in starts] == [(job.name, 11)]  # the next is at its own priority
     running = after(plan_of("low", job, priority=-10), launched(job, "node-0000", at_s=now, aging=11))
     later: dict[str, Any] = {"nodes": gpu_nodes(8), "now": now + 2 * HOUR_S}
     assert of_type(decide(running, after(normal, *wait), **later), PreemptAttempt) == []
@@ -268,11 +269,34 @@ def test_attempt_that_started_because_it_had_waited_makes_room_only_for_urgent_o
     assert "priority 100 against 1" in found.reason
 
 
+def test_sweep_that_waited_for_long_starts_one_job_before_others_and_none_that_must_make_room_again() -> None:
+    jobs = {name: [gpu_job(f"pretrain/{name}/{n}", gpus=1) for n in range(8)] for name in ("low", "normal")}
+    recent, now = gpu_job("pretrain/recent", gpus=1), 7 * HOUR_S + 1.0
+    plans = plan_of("low", *jobs["low"], priority=-10), plan_of("normal", recent, *jobs["normal"])
+    journals: dict[str, list[Event]] = {"low": [], "normal": [launched(recent, "node-0000"), done(recent, now - 1.0)]}
+    before = [after(plan, *journals[plan.sweep]) for plan in plans]
+    starts = of_type(decide(*before, nodes=gpu_nodes(8), now=now), LaunchJob)
+    assert Counter((start.sweep, start.aging) for start in starts) == {("low", 11): 1, ("normal", 0): 7}
+    by_name = {job.name: job for sweep in jobs.values() for job in sweep}
+    for start in starts:
+        journals[start.sweep].append(launched(by_name[start.job], *start.nodes, at_s=now, aging=start.aging))
+    running = [after(plan, *journals[plan.sweep]) for plan in plans]
+    assert of_type(decide(*running, nodes=gpu_nodes(8), now=now + 60.0), PreemptAttempt) == []
+
+
 def test_nobody_is_preempted_while_others_leave_already() -> None:
     low, high, journal = busy_and_urgent(num_gpus=1)
     job = low.jobs[0]
     leaving = events.AttemptPreempting(at_s=9.0, job=job.name, attempt_id=f"{job.key}.1", reason="asked", grace_s=120.0)
     assert of_type(decide(after(low, *journal, leaving), after(high), nodes=gpu_nodes(8)), PreemptAttempt) == []
+
+
+def test_attempts_of_a_sweep_that_stops_are_not_preempted_for_others() -> None:
+    """They would not be continued, and the user waits for their ends."""
+    low, high, journal = busy_and_urgent()
+    stop = events.SweepStopping(at_s=9.0, message_id="p")
+    assert len(of_type(decide(after(low, *journal), after(high), nodes=gpu_nodes(8)), PreemptAttempt)) == 8
+    assert of_type(decide(after(low, *journal, stop), after(high), nodes=gpu_nodes(8)), PreemptAttempt) == []
 
 
 def test_job_that_made_room_as_often_as_its_policy_allows_is_left_alone() -> None:

@@ -253,6 +253,14 @@ def test_allowed_uris_are_compared_part_by_part(uri: str, is_allowed: bool, monk
         is_initialised(uri)
 
 
+@pytest.mark.parametrize("path", ["team-a/../team-b", "team-a/%2e%2e/team-b", "team-a/..%2fteam-b"])
+def test_allowed_uris_hold_no_path_that_leads_out_of_them(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(VARIABLE, "https://host/team-a")
+    check_allowed("https://host/team-a/x..y")
+    with pytest.raises(StorageDeniedError, match=VARIABLE):
+        check_allowed(f"https://host/{path}")
+
+
 def test_allowed_uris_follow_links_on_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "secret").mkdir()

@@ -13,6 +13,7 @@ import pytest
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.link import LinkState
+from orchestrator.backends.ray.runner.runner import RunnerSite
 from orchestrator.backends.simulated import (
     ClusterSpec,
     Fate,
@@ -296,3 +297,31 @@ def test_attempt_whose_runner_a_new_controller_seeks_is_not_taken_to_have_room(m
     assert (report.status, report.placed_for_s) == (AttemptStatus.RUNNING, None)
     link.state = LinkState.GONE
     assert backend._report("dataset-0.1").status is AttemptStatus.LOST
+
+
+A100_SITE = RunnerSite(selector={"ray.io/accelerator-type": "A100"})
+
+
+@pytest.mark.parametrize(
+    ("site", "node", "is_used"), [(A100_SITE, "", False), (A100_SITE, "n", True), (RunnerSite(), "", True)]
+)
+def test_idle_runner_on_no_known_node_gets_no_attempt_that_needs_nodes_of_one_sort(
+    monkeypatch: pytest.MonkeyPatch, site: RunnerSite, node: str, is_used: bool
+) -> None:
+    backend, shape = RayBackend("namespace"), Resources(cpus=1.0, gpus=1.0)
+    link: Any = SimpleNamespace(shape=shape, node=node, is_idle=True, state=LinkState.CREATED, idle_since_s=0.0)
+    monkeypatch.setattr(backend, "_alive", lambda: [link])
+    assert backend._choose_idle(shape, site) is (link if is_used else None)
+
+
+@pytest.mark.parametrize(("site", "num_runners"), [(A100_SITE, 1), (RunnerSite(), 3)])
+def test_spare_runners_are_started_only_where_any_node_suits(
+    monkeypatch: pytest.MonkeyPatch, site: RunnerSite, num_runners: int
+) -> None:
+    backend, shape = RayBackend("namespace", spare_runners=2), Resources(cpus=1.0, gpus=1.0)
+    links: list[Any] = []
+    monkeypatch.setattr(backend, "_alive", lambda: links)
+    monkeypatch.setattr(backend, "_has_room", lambda *_: True)
+    monkeypatch.setattr(backend, "_create", lambda shape, _: links.append(SimpleNamespace(shape=shape)))
+    backend._create_with_spares(shape, site)
+    assert len(links) == num_runners

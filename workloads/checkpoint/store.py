@@ -1,8 +1,8 @@
 """Checkpoints in the object store: ``<step>-<nonce>/`` folders, each committed by its ``manifest.json``.
 
 A checkpoint exists once its manifest does; the manifest names every object with its size and sha256. Loading verifies
-all of it and falls back to the next older one that is intact. The newest few are kept, and those that a run keeps for
-its artifact (``workloads.checkpoint.retention``).
+all of it and falls back to the next older one that is intact. The newest few are kept, those that a run keeps for its
+artifact (``workloads.checkpoint.retention``), and those that a pin names.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests
 from orchestrator.storage.layout import attempts_folder, checkpoint_name, checkpoints_folder
+from orchestrator.storage.pins import read_pins
 from workloads.checkpoint.retention import KEPT, Kept, kept_steps
 from workloads.checkpoint.snapshot import MODEL, OPTIMIZER, STATE, Checkpoint, HostFile, Snapshot
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
@@ -227,9 +228,22 @@ class CheckpointFolder:
         return objects
 
     def delete_all(self) -> None:
-        """Delete every checkpoint of the job; call it only once the job's record is committed."""
+        """Delete the job's checkpoints but those that are pinned; call it only once the job's record is committed."""
+        pinned = self._pinned()
+        if pinned is None:
+            return
         for name in self._names():
-            self._delete(name)
+            if name not in pinned:
+                self._delete(name)
+
+    def _pinned(self) -> set[str] | None:
+        """Checkpoints of the job that a pin names; None if a pin cannot be read."""
+        try:
+            names = [reference.partition("/checkpoints/") for pin in read_pins(self._store) for reference in pin.keys]
+        except CorruptObjectError as error:
+            _LOG.warning("which checkpoints of %s are pinned is not known: %s", self._root, error)
+            return None
+        return {name for key, _, name in names if key == self._key}
 
     def _names(self) -> list[str]:
         return sorted(self._store.list_children(f"{self._root}/"), key=_step_of)
@@ -271,7 +285,10 @@ class CheckpointFolder:
 
     def _delete_superfluous(self, protected: AbstractSet[int]) -> None:
         try:
-            self._drop(self._superfluous(protected))
+            superfluous = self._superfluous(protected)
+            # A pin that cannot be read must not fill the store.
+            pinned = (self._pinned() if superfluous else None) or set()
+            self._drop([name for name in superfluous if name not in pinned])
         except StorageError as error:
             # The checkpoint is committed, so this harms nothing; the next save tries again.
             _LOG.warning("superfluous checkpoints of %s stay for now: %s", self._root, error)

@@ -128,6 +128,18 @@ data "aws_iam_policy_document" "launcher" {
     }
   }
 
+  statement { # in an account that has never used spot, the first request makes this role
+    sid       = "MakeTheRoleOfSpot"
+    actions   = ["iam:CreateServiceLinkedRole"]
+    resources = ["arn:${data.aws_partition.this.partition}:iam::*:role/aws-service-role/spot.amazonaws.com/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "iam:AWSServiceName"
+      values   = ["spot.amazonaws.com"]
+    }
+  }
+
   statement {
     sid       = "LookAtProfiles"
     actions   = ["iam:GetInstanceProfile"]

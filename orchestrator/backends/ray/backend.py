@@ -207,13 +207,17 @@ class RayBackend:
         return tuple(node for node in excluded if node in names) if names - set(excluded) else ()
 
     def _choose_idle(self, resources: Resources, site: RunnerSite) -> RunnerLink | None:
-        """A runner of the same shape: one that is up rather than one that is starting, the last used first."""
-        idle = [link for link in self._alive() if link.is_idle and link.shape == resources and site.suits(link.node)]
+        """A runner of the same shape: one that is up rather than one that is starting, the last used first.
+
+        One that waits for a node may come to lie on a node of another kind.
+        """
+        alike = [link for link in self._alive() if link.is_idle and link.shape == resources and site.suits(link.node)]
+        idle = [link for link in alike if link.node or not site.selector]
         return max(idle, key=lambda link: (link.state is LinkState.READY, link.idle_since_s), default=None)
 
     def _create_with_spares(self, resources: Resources, site: RunnerSite) -> RunnerLink:
         link = self._create(resources, site)
-        if sum(other.shape == resources for other in self._alive()) == 1:
+        if not site.selector and sum(other.shape == resources for other in self._alive()) == 1:
             for _ in range(self._spare_runners):
                 if self._has_room(resources, site.node):
                     self._create(resources, site)

@@ -371,6 +371,9 @@ class RunnerLink:
                 self.stop()
             elif self.refused is RunnerAnswer.OTHER_CODE and _RunnerCall.ANNOUNCE not in self._calls:
                 self._start_again()
+        elif call is _RunnerCall.RELEASE and answer == RunnerAnswer.RUNNING:
+            # It was given to the runner by a controller that was suspended while another one recorded it as lost.
+            self.kill(f"runner {self.name} runs an attempt whose end is recorded")
         elif call is _RunnerCall.REPORT:
             self.report = answer
             self.placement_group = answer.get("placement_group") or self.placement_group

@@ -93,16 +93,16 @@ def _cluster_results(
         yield CheckResult(name="cluster", verdict=Verdict.SKIPPED, detail=_why_not(settings))
         return
     tracking = settings.tracking_uri(sweep.tracking_uri if sweep else "")
-    question = ClusterQuestion(
-        address="" if stack is not None else address,
-        home=str(settings.home),
-        namespace=settings.namespace,
-        store_uri="" if bad - {"cache", "tracking", _SHARDS} else store_uri,
-        tracking_uri="" if "tracking" in bad else tracking,
-        token="" if stack is not None else settings.read_token(),
-        shards=tuple(sample_shards(sweep)) if sweep is not None and _SHARDS not in bad else (),
-    )
     try:
+        question = ClusterQuestion(
+            address="" if stack is not None else address,
+            home=str(settings.home),
+            namespace=settings.namespace,
+            store_uri="" if bad - {"cache", "tracking", _SHARDS} else store_uri,
+            tracking_uri="" if "tracking" in bad else tracking,
+            token="" if stack is not None else settings.read_token(),
+            shards=tuple(sample_shards(sweep)) if sweep is not None and _SHARDS not in bad else (),
+        )
         yield from examine_cluster(question, address, limit_s)
     except OrchestratorError as error:
         yield CheckResult(name="cluster", verdict=Verdict.FAILED, detail=redacted(str(error)))

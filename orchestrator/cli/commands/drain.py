@@ -117,4 +117,14 @@ def _describe(request: Drain | None, cluster: str, store: ObjectStore, options: 
             f"is draining: no job starts; the drain is complete when every running job {how}; to see the progress: "
             f"{command_line('drain', '--show', *named, store=options.store)}; {back}"
         )
-    return f"is drained, and no controller runs; the next one starts no job; {back}"
+    if read_lease(store, cluster) is None:
+        known = sorted(name.rstrip("/") for name in store.list_children("controllers/") if name.rstrip("/") != cluster)
+        others = f" (it has seen {', '.join(known)})" if known else ""
+        return (
+            f"will be drained: the store has seen no controller of a cluster of this name{others}, no controller runs "
+            f"for it, and one that starts will start no job; {back}"
+        )
+    return (
+        "is draining, but no controller runs: jobs that the last one started may still run. The next one starts no "
+        f"job, and says when all have ended; {back}"
+    )

@@ -58,15 +58,24 @@ def show(
     ] = None,
     scale: ScaleOption = None,
     tree: Annotated[str, typer.Option(metavar="ENTRY", help="Print the tree of the label spaces of one entry.")] = "",
-    plot: Annotated[Path | None, typer.Option(help="Write a plot of class sizes to this file (png, svg, pdf).")] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write a plot of class sizes to this file (png, svg, pdf); of several data sets one each, FILE-NAME."
+        ),
+    ] = None,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Show the classes of each label space: number, sizes, entropy, and whether each is part of one target class."""
     folder = _folder_uri(reference)
     requests = _of_folder(folder) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
     requests = _only(requests, space) if space else requests
-    asked = {"plot": str(plot.resolve()) if plot else "", "parents": output is not DocumentForm.TABLE}
-    found = [_described(name, cast("ShowRequest", request | asked)) for name, request in requests.items()]
+    found = []
+    for name, request in requests.items():
+        # One plot for each data set.
+        file = plot.with_stem(f"{plot.stem}-{name}") if plot and len(requests) > 1 else plot
+        asked = {"plot": str(file.resolve()) if file else "", "parents": output is not DocumentForm.TABLE}
+        found.append(_described(name, cast("ShowRequest", request | asked)))
     if output is DocumentForm.YAML:
         print_document(found, output)
         return
@@ -94,6 +103,7 @@ def hierarchy(
     dataset: Annotated[str, typer.Option(help="Data set of the sweep; default: its only one.")] = "",
     out: Annotated[Path, typer.Option(help="Table to write.")] = Path("hierarchy.csv"),
     add: Annotated[bool, typer.Option("--add", help="Add the levels to the sweep file, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the table if it exists.")] = False,
     wordnet: Annotated[str, typer.Option(help="Folder of WordNet's data.noun; default: where packages put it.")] = "",
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
@@ -101,6 +111,10 @@ def hierarchy(
     folder = _folder_uri(reference)
     if add and folder:
         raise typer.BadParameter("levels are added to a sweep file, and this is a folder of shards; name the sweep")
+    if add and not Path(reference).is_file():
+        raise typer.BadParameter(f"{reference} is no file here that levels could be added to; leave --add out")
+    if out.exists() and not force:
+        raise UserError(f"{out} is there already and would be lost; name another table with --out, or pass --force")
     name, table = _dataset_of(reference, folder, dataset)
     request = HierarchyRequest(dataset=table, source=source, wordnet=wordnet)
     found = ask_labels(HIERARCHY, request, "the hierarchy could not be made")

@@ -71,9 +71,9 @@ def show_report(sweep: str, options: ReportOptions) -> ExitCode:
     return ExitCode.OK
 
 
-def print_report(store: ObjectStore, sweep: str, form: TableForm) -> tuple[Plan, Report]:
-    """Compute, save and print."""
-    return _report(store, sweep, ReportOptions(form=form))
+def print_report(store: ObjectStore, sweep: str, form: TableForm, prices: str) -> tuple[Plan, Report]:
+    """Compute, save and print; ``prices`` as of the options."""
+    return _report(store, sweep, ReportOptions(form=form, prices=prices))
 
 
 def compute(store: ObjectStore, sweep: str, prices: PriceTable | None = None) -> tuple[Plan, Report]:
@@ -85,13 +85,13 @@ def compute(store: ObjectStore, sweep: str, prices: PriceTable | None = None) ->
 
 def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> tuple[Plan, Report]:
     with _without_cyclic_collection():
-        plan, report = compute(store, sweep, read_prices(options.prices))
+        prices = read_prices(options.prices)
+        plan, report = compute(store, sweep, prices)
         files = render_files(report)
         if options.with_page:
             learning = read_learning(store, plan.jobs)
-            files[PAGE] = render_page(
-                report, plan, learning, links=_run_links(store, plan), origin=tuple(_origin(store, plan))
-            )
+            origin = tuple(_origin(store, plan, prices))
+            files[PAGE] = render_page(report, plan, learning, links=_run_links(store, plan), origin=origin)
     names = save_files(store, sweep, files)
     if options.directory:
         _write(Path(options.directory), files)
@@ -99,7 +99,7 @@ def _report(store: ObjectStore, sweep: str, options: ReportOptions) -> tuple[Pla
     return plan, report
 
 
-def _origin(store: ObjectStore, plan: Plan) -> Iterator[tuple[str, str]]:
+def _origin(store: ObjectStore, plan: Plan, prices: PriceTable | None) -> Iterator[tuple[str, str]]:
     """Facts of the study that are not in the plan, as far as the store has them."""
     snapshot = load_snapshot(store, plan.sweep)
     ended_at_s = snapshot.finished_at_s
@@ -108,7 +108,6 @@ def _origin(store: ObjectStore, plan: Plan) -> Iterator[tuple[str, str]]:
         yield "Dates", f"{time.strftime('%Y-%m-%d %H:%M', time.gmtime(snapshot.accepted_at_s))} to {until} (UTC)"
     gpu_hours, core_hours = used_hours(snapshot, time.time())
     used = [f"{hours:,.2f} {unit}" for hours, unit in ((gpu_hours, "GPU-hours"), (core_hours, "core-hours")) if hours]
-    prices = read_prices("")
     yield "Cost", "; ".join([*used, *cost_lines(sweep_bill(snapshot, prices, time.time()), prices, None)]) or "nothing"
     with suppress(OrchestratorError):
         name = provenance_name(plan.sweep, snapshot.revision)

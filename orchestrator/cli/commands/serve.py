@@ -56,14 +56,14 @@ class _EndSignal:
 
 @dataclass(slots=True, kw_only=True)
 class _Idleness:
-    """Measures for how long a controller has had nothing to do."""
+    """Measures for how long a controller has had no unfinished sweep."""
 
     since_s: float = field(default_factory=time.monotonic)
 
-    def note(self, *, is_idle: bool) -> float:
-        """Take its present state; returns the seconds since it last had work."""
+    def note(self, *, has_unfinished: bool) -> float:
+        """Take its present state; returns the seconds since it last had one."""
         now_s = time.monotonic()
-        if not is_idle:
+        if has_unfinished:
             self.since_s = now_s
         return now_s - self.since_s
 
@@ -112,8 +112,9 @@ def _stay(connection: RayTransport, call: _EndSignal, until_idle_s: float | None
     idleness = _Idleness()
     while not call.name:
         connection.keep_alive()
-        rest_s = idleness.note(is_idle=connection.link.is_idle)
-        if until_idle_s is not None and rest_s >= until_idle_s:
+        has_unfinished = connection.link.has_unfinished
+        rest_s = idleness.note(has_unfinished=has_unfinished)
+        if until_idle_s is not None and not has_unfinished and rest_s >= until_idle_s:
             return True
         time.sleep(_POLL_S)
     return False

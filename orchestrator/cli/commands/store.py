@@ -34,20 +34,12 @@ from orchestrator.retention.inventory import (
     measure_usage,
     whole_artifact,
 )
-from orchestrator.retention.roots import (
-    Pin,
-    RootReader,
-    add_pin,
-    check_reference,
-    current_plans,
-    is_forgotten,
-    read_pins,
-    remove_pin,
-)
+from orchestrator.retention.roots import RootReader, check_reference, current_plans, is_forgotten
 from orchestrator.retention.roots import forget as forget_sweep
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import is_committed
+from orchestrator.storage.pins import Pin, add_pin, read_pins, remove_pin
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 

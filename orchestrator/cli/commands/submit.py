@@ -22,6 +22,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.render.simulations import describe_claim
 from orchestrator.report.results import Report
 from orchestrator.report.simulations import unmet
+from orchestrator.services.costs import read_prices
 from orchestrator.services.preview import preview_lines
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.settings_sources import Code
@@ -129,6 +130,7 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
     )
     if not _may_start(prepared, options):
         return ExitCode.REFUSED
+    prices = read_prices(options.prices)
     plan, check = prepared.plan, prepared.check
     store = prepared.probed_store()
     request = SubmitRequest(
@@ -145,12 +147,12 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
             _leave(submitter, plan, message, options.form)
             return ExitCode.OK
         try:
-            snapshot = follow_sweep(submitter, submitter.store, plan.sweep, message)
+            snapshot = follow_sweep(submitter, submitter.store, plan.sweep, message, prices)
         except KeyboardInterrupt:
             left = _left(submitter.settings, plan, reference, options)
             stderr_console().print(f"\n{left}", markup=False, soft_wrap=True)
             return ExitCode.INTERRUPTED
-        return conclude(submitter.store, plan, snapshot, form=options.form, connection=submitter)
+        return conclude(submitter.store, plan, snapshot, options, connection=submitter)
 
 
 def status_command(settings: Settings, plan: Plan, command: str = "status") -> str:
@@ -233,18 +235,18 @@ def _leave(submitter: Submitter, plan: Plan, message: str, form: DocumentForm) -
 
 
 def conclude(
-    store: ObjectStore, planned: Plan, snapshot: Snapshot, *, form: DocumentForm, connection: Submitter
+    store: ObjectStore, planned: Plan, snapshot: Snapshot, options: SubmitOptions, *, connection: Submitter
 ) -> ExitCode:
     """Print the failures and the report of an ended sweep."""
     for line in failure_lines(snapshot, _store_elsewhere(connection.settings, planned)):
         complain(line)
     ended = exit_code_for(snapshot)
     if snapshot.state is not SweepState.CANCELLED:
-        plan, report = print_report(store, planned.sweep, _TABLES[form])
+        plan, report = print_report(store, planned.sweep, _TABLES[options.form], options.prices)
         if ended is ExitCode.OK and plan.policy.fails_on_expectations:
             ended = _judged(report)
-    elif form is not DocumentForm.TABLE:
-        print_document(status_document(SweepStatus(snapshot=snapshot, now=time.time())), form)
+    elif options.form is not DocumentForm.TABLE:
+        print_document(status_document(SweepStatus(snapshot=snapshot, now=time.time())), options.form)
     if not connection.wait_for_publisher(planned.sweep):
         publish = status_command(connection.settings, planned, "publish")
         hint = f"MLflow does not have all results yet; they follow. To publish them now: {publish}"

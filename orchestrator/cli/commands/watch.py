@@ -18,6 +18,7 @@ from orchestrator.cli.commands.status import exit_code_for, status_table
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import stdout_console
 from orchestrator.core.errors import InfeasibleError, UserError
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.services.costs import read_prices
 from orchestrator.services.eta import EtaTracker
 from orchestrator.services.status import SweepStatus, failure_lines, load_status, revive_killed_stack
@@ -73,6 +74,7 @@ def _show_all(sweep: str, store_uri: str, every_s: float) -> None:
         raise UserError("the view of all sweeps needs a terminal; use: orchestrator status -o json")
     from orchestrator.cli.commands.live_view import LiveView  # Textual takes half a second to load
 
+    read_prices("")  # or refuse: the view reads them in a thread of its own
     LiveView(store, sweep, every_s=every_s, is_ascii=_is_ascii()).run()
 
 
@@ -143,13 +145,15 @@ class _Display(Protocol):
     def show(self, status: SweepStatus) -> None: ...
 
 
-def follow_sweep(connection: Submitter, store: ObjectStore, sweep: str, message_id: str) -> Snapshot:
+def follow_sweep(
+    connection: Submitter, store: ObjectStore, sweep: str, message_id: str, prices: PriceTable | None = None
+) -> Snapshot:
     """Show progress until the message is settled and the sweep has ended; returns its final snapshot.
 
     Raises:
         InfeasibleError: the controller refused the message.
     """
-    tracker, prices = EtaTracker(), read_prices("")
+    tracker = EtaTracker()
     ledger, patience_ends_s = SweepLedger(store, sweep), time.monotonic() + _PATIENCE_S
 
     def look() -> SweepStatus:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from orchestrator.backends.classify import failure_from
 from orchestrator.backends.protocol import PLACING_WORKERS
+from orchestrator.backends.ray.capacity import HEAD_RESOURCE
 from orchestrator.backends.ray.deaths import Death, Ended, death_of
 from orchestrator.backends.ray.gang.mailbox import NODE_LABEL, GangHome, GangMailbox, GangShape
 from orchestrator.backends.ray.gang.worker import work
@@ -32,10 +33,14 @@ _START_TIMEOUT_S = 1e8
 """Three years: the runner decides how long a gang waits for resources; its one reservation stays pending."""
 _START_ATTEMPTS = 3
 _CLEANER = "PlacementGroupCleanerCallback"
+_COORDINATOR = "AutoscalingCoordinator"
+"""Ray's name and namespace of this actor."""
 _ENVIRONMENT = {
     "RAY_TRAIN_ENABLE_STATE_TRACKING": "1",  # so that the dashboard's API lists gangs
     "RAY_CHDIR_TO_TRIAL_DIR": "0",
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": f"{_START_TIMEOUT_S:g}",
+    # It is a process of each gang on any node, which stays up for it; the controller follows nodes that leave.
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
 
 
@@ -46,11 +51,33 @@ def run_gang(
     from ray.train.v2.api.exceptions import TrainingFailedError
 
     os.environ.update(_ENVIRONMENT)
+    _start_coordinator()
     try:
         result = _trainer(request, gang.shape, settings, home).fit()
     except TrainingFailedError as error:
         return _failure(error, gang, request)
     return JobResult.from_json(result.return_value)
+
+
+def _start_coordinator() -> None:
+    """Start Ray's coordinator of requests for nodes on the head, for all gangs.
+
+    Ray Train starts it where the first gang runs, for good: that node would never become idle, and so never be removed.
+    """
+    import ray
+    from ray.data._internal.cluster_autoscaler import default_autoscaling_coordinator as coordinator
+
+    actor = getattr(coordinator, "_AutoscalingCoordinatorActor", None)
+    if actor is None:  # a later Ray does it in another way
+        return
+    remote: Any = ray.remote(num_cpus=0, max_restarts=-1, max_task_retries=-1)(actor)
+    remote.options(
+        name=_COORDINATOR,
+        namespace=_COORDINATOR,
+        get_if_exists=True,
+        lifetime="detached",
+        resources={HEAD_RESOURCE: 0.001},
+    ).remote()
 
 
 def collectives(worker: Resources) -> str:
