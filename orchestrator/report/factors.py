@@ -6,10 +6,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import UserError
-from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.planning.graph.design import PlanDesign
-from orchestrator.planning.graph.pairing import Sharing, sharing_of
+from orchestrator.planning.graph.design import PlanDesign, backbones_of, sharing_between
+from orchestrator.planning.graph.pairing import Sharing
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import EffectTable, Pairing, Report, Result, Table, TablePlace
 from orchestrator.report.statistics.effects import DesignCell, FactorialDesign, balanced_means
@@ -42,11 +41,12 @@ class FactorLayout:
     def of(cls, plan: Plan) -> FactorLayout:
         """The layout that the sweep asks for, or the default: rows of the factors that its blocks declare."""
         design = PlanDesign.of(plan)
-        backbones: dict[Values, Job] = {}
-        for job in plan.jobs:
-            if job.kind is JobKind.PRETRAIN and (values := design.values_of(job)) is not None:
-                backbones.setdefault(tuple(values[name] for name in design.factors), job)
-        return cls(design=design, rows=design.rows_of(plan), baseline=design.baseline_of(plan), backbones=backbones)
+        return cls(
+            design=design,
+            rows=design.rows_of(plan),
+            baseline=design.baseline_of(plan),
+            backbones=backbones_of(plan, design),
+        )
 
     @property
     def has_factor_rows(self) -> bool:
@@ -83,10 +83,7 @@ class FactorLayout:
 
     def sharing(self, first: Mapping[str, str], second: Mapping[str, str]) -> Sharing:
         """What the backbones of two cells share."""
-        one, other = (
-            self.backbones.get(tuple(values[name] for name in self.design.factors)) for values in (first, second)
-        )
-        return Sharing.NOTHING if one is None or other is None else sharing_of(one.identity, other.identity)
+        return sharing_between(self.design, self.backbones, first, second)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

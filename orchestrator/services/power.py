@@ -19,6 +19,7 @@ from orchestrator.planning.estimate.power import (
     chance_of,
     least_shift,
     power_of,
+    seeds_compared,
     seeds_needed,
 )
 from orchestrator.planning.estimate.prices import PriceTable
@@ -191,7 +192,8 @@ def _answer(
 ) -> PowerAnswer:
     noise, source = _noise(plan, table, question, store)
     comparisons, unpaired = planned_comparisons(table), _unpaired(plan, table)
-    planned, is_paired = _design_of(_jobs_of(plan, table)), _is_paired(plan, table)
+    is_paired = _is_paired(plan, table)
+    planned = _planned_design(plan, table, is_paired=is_paired)
     prices = _prices(plan, table, estimates)
     power, low, high = (
         power_of(planned, one, question.difference, comparisons, is_paired=is_paired) for one in (noise, *noise.ends)
@@ -429,7 +431,7 @@ def _first_and_unpaired(plan: Plan, table: Table, rows: Collection[str]) -> tupl
     """The baseline, without one the first of these rows that is paired with another; and those not paired with it."""
     names = [row.label_space for row in table.rows if row.label_space in {*rows, table.baseline}]
     if not isinstance(table, FactorTable):
-        return table.baseline or next(iter(names), ""), ()
+        return table.baseline if table.baseline in names else next(iter(names), ""), ()
     layout = FactorLayout.of(plan)
     jobs = {row: next(iter(some.values()))[0] for row, some in group_transfers(plan.jobs, layout)[table.place].items()}
     cells = {row: values for row in names if row in jobs and (values := layout.values_of(jobs[row])) is not None}
@@ -492,6 +494,17 @@ def _added(planned: Design, design: Design, prices: tuple[JobCost, JobCost]) -> 
     num_transfers = design.num_pretrain_seeds * design.num_transfer_seeds
     num_planned = planned.num_pretrain_seeds * planned.num_transfer_seeds
     return JobCost(cost=0.0).plus(backbone, more).plus(transfer, num_transfers - num_planned)
+
+
+def _planned_design(plan: Plan, table: Table, *, is_paired: bool) -> Design:
+    """The seeds of the comparison with the fewest, among those that the answer is about."""
+    runs = group_transfers(plan.jobs, FactorLayout.of(plan))[table.place]
+    seeds = {row: {seeds_of(job).pretrain for jobs in some.values() for job in jobs} for row, some in runs.items()}
+    reference, unpaired = _first_and_unpaired(plan, table, set(seeds))
+    own = seeds.get(reference, set())
+    others = [found for row, found in seeds.items() if row != reference and (row in unpaired) is not is_paired]
+    counts = [seeds_compared(found, own, is_paired=is_paired) for found in others]
+    return replace(_design_of(_jobs_of(plan, table)), num_pretrain_seeds=min(counts, default=len(own)))
 
 
 def _design_of(jobs: Sequence[Job]) -> Design:

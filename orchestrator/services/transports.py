@@ -296,6 +296,8 @@ def _check_unserved(settings: Settings, store_uri: str) -> None:
         return
     store, until_s = open_store(store_uri), time.monotonic() + LEASE_DURATION_S
     first = read_lease(store, settings.cluster)
+    if first is not None and first.may_be_held():
+        say(f"waits for up to {LEASE_DURATION_S:g} s, to see whether the controller of this directory has ended")
     while (lease := read_lease(store, settings.cluster)) is not None and lease.may_be_held():
         if lease != first:
             message = (

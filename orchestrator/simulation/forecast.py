@@ -138,6 +138,9 @@ class Workload:
         most_s = duration_s / max(1, num_trials)
         mtbf_s = request.execution.checkpoint_mtbf_s or assumed.mtbf_s
         own_s = young_interval_s(assumed.checkpoint_stall_s, mtbf_s) if mtbf_s else _epochs_interval_s(job, duration_s)
+        every, total = job.execution.checkpoint_every_steps, self._traffic.get(request.job, Traffic()).num_steps
+        if every and total:  # its own interval
+            own_s = duration_s * min(1.0, every / total)
         return min(own_s, most_s)
 
     def lower_bound_s(self, spec: ClusterSpec) -> float:
@@ -182,7 +185,7 @@ class Workload:
 
 
 def _epochs_interval_s(job: Job, duration_s: float) -> float:
-    """Seconds between checkpoints at the ends of epochs, or after as many steps as the job asks for."""
+    """Seconds between checkpoints at the ends of epochs."""
     epochs = _recipe_number(job, "epochs")
     if not epochs:
         return duration_s / 10.0

@@ -15,6 +15,7 @@ from orchestrator.sweepfile.fields import Count, Name, OneRule, Seed, Strict, ca
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginUses
 from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe import has_several_targets
 from orchestrator.sweepfile.transfer import check_epochs, chosen_labels, measured_blocks
 from orchestrator.sweepfile.values import AnalysisPlan, Dataset, LabelSpace, Pretrain
 
@@ -194,7 +195,7 @@ def resolve_analysis(
     trained = _trained_datasets(found, blocks, labels)
     analysed = (found.dataset,) if found.dataset else trained
     _check_data(path, found, [datasets[name] for name in analysed if name in datasets], trained, complaints)
-    _check_of(path, found, analysed, labels, complaints)
+    _check_of(path, found, [datasets[name] for name in analysed if name in datasets], labels, complaints)
     return found
 
 
@@ -268,7 +269,7 @@ def _check_data(
 def _check_of(
     path: Path,
     found: AnalysisPlan,
-    analysed: Sequence[str],
+    analysed: Sequence[Dataset],
     labels: Mapping[str, LabelSpace],
     complaints: Complaints,
 ) -> None:
@@ -277,13 +278,17 @@ def _check_of(
             hint = did_you_mean(found.of, labels)
             complaints.add((*path, "of"), f"'{found.of}' is not a label space of this sweep: {hint}")
     elif found.of:
-        others = [name for name in analysed if name != labels[found.of].dataset]
+        space = labels[found.of]
+        others = [dataset.name for dataset in analysed if dataset.name != space.dataset]
         if others:
             message = f"'{found.of}' is a label space of data set '{labels[found.of].dataset}', but '{others[0]}' is "
             complaints.add((*path, "of"), f"{message}analysed; name a label space of '{others[0]}', or set dataset")
-        if labels[found.of].multi_label:
+        if any(has_several_targets(space, dataset) for dataset in analysed if dataset.name == space.dataset):
             message = f"samples have several classes in '{found.of}'; choose a label space with one for each"
             complaints.add((*path, "of"), message)
+    elif not found.between and (several := [dataset.name for dataset in analysed if dataset.multi_label]):
+        message = f"samples of data set '{several[0]}' have several classes; name a label space with one for each"
+        complaints.add(path, f"{message}, such as a binary one: of")
 
 
 def _place_of(path: Path, found: AnalysisPlan, measure: str) -> Path:

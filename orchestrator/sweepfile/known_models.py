@@ -53,13 +53,20 @@ class TimmModel:
 
     @property
     def has_dropout(self) -> bool:
-        """Whether a recipe's ``dropout`` can be given to it."""
+        """Whether a recipe's ``dropout`` can be given to it. Some drop before timm's own classifier alone, which is cut
+        off.
+        """
+        if self.name.startswith(_DROPS_IN_CLASSIFIER):
+            return False
         return "drop_rate" in self.accepts or {"proj_drop_rate", "pos_drop_rate"} <= set(self.accepts)
 
     @property
     def has_drop_path(self) -> bool:
         """Whether a recipe's ``drop_path`` can be given to it."""
         return "drop_path_rate" in self.accepts
+
+
+_DROPS_IN_CLASSIFIER = ("levit", "efficientvit_m")
 
 
 @dataclass(frozen=True, slots=True)

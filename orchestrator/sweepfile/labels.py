@@ -31,6 +31,7 @@ from orchestrator.sweepfile.label_counts import (
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.recipe import has_several_targets
 from orchestrator.sweepfile.values import Dataset, LabelSpace
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
@@ -374,7 +375,7 @@ class _LabelResolver:
             within = self._other(spec.within, ("labels", name, "clusters", "within"), dataset)
             if within is None:
                 return []
-            if within.multi_label or _is_drawn(within):
+            if has_several_targets(within, dataset) or _is_drawn(within):
                 message = f"'{spec.within}' gives a class no single target; use a level, modulo, merge or binary"
                 self._complaints.add(("labels", name, "clusters", "within"), message)
         library, block = self._sources.kmeans, self._sources.only_block

@@ -577,16 +577,19 @@ def check_labels_of(
     if space.num_classes == 1:
         message = f"the recipe trains on '{space.name}', which has a single class: there is nothing to tell apart"
         complaints.add(path, f"{message}; use a label space of 2 classes or more")
-    several = space.multi_label or (dataset.multi_label and not _has_one_target(space))
-    if several and recipe.get("loss", SOFTMAX) == SOFTMAX:
+    if has_several_targets(space, dataset) and recipe.get("loss", SOFTMAX) == SOFTMAX:
         message = f"samples of '{space.name}' have several classes each, and a softmax can give only one of them"
         complaints.add((*path, "loss"), f"{message} probability 1; use loss: sigmoid")
 
 
-def _has_one_target(space: LabelSpace) -> bool:
-    """Whether a rule gives one target to a sample of several leaf classes: of classes it has all their targets."""
+def has_several_targets(space: LabelSpace, dataset: Dataset) -> bool:
+    """Whether a sample may have several classes of a label space of this data set.
+
+    Rules by sample give one to a sample of several leaf classes; of other rules it has the targets of all its classes.
+    """
     by_sample = {"random", "split", "clusters", "binary"}
-    return bool(by_sample & space.space.keys()) or "contains" in space.space.get("wordnet", {})
+    has_one = bool(by_sample & space.space.keys()) or "contains" in space.space.get("wordnet", {})
+    return space.multi_label or (dataset.multi_label and not has_one)
 
 
 def num_steps(epochs: float, num_samples: int, batch_size: int) -> int:

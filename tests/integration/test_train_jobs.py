@@ -237,6 +237,27 @@ def test_probe_with_dropout_drops_while_the_head_learns_and_keeps_the_statistics
     assert head(0.0) != dropped
 
 
+def test_probe_of_changing_images_sends_no_more_than_a_micro_batch_through_the_backbone(
+    tiny: TinyTraining, pretrained: JobResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def note(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        if not torch.is_inference_mode_enabled():  # which validation is
+            sizes.append(len(given[0]))
+
+    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
+        backbone, num_features = pretrained_backbone(job, samples)
+        backbone.register_forward_pre_hook(note)
+        return backbone, num_features
+
+    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+    execution, recipe = Execution(deterministic=True, micro_batch=8), {"epochs": 1, "augment": "flip"}
+    wanted: dict[str, Any] = {"model": BATCHNORM, "recipe": recipe, "space": DEPTH1, "backbone": pretrained.key}
+    tiny.run(tiny.training(JobKind.PROBE, execution=execution, **wanted))
+    assert sizes == [8] * 12  # 6 batches of 16
+
+
 def test_transfer_head_follows_the_transfer_seed_alone(tiny: TinyTraining, pretrained: JobResult) -> None:
     # Learning rate 0: what is committed is what the head started from.
     frozen = {"lr": 0.0, "epochs": 0.5}

@@ -1,6 +1,7 @@
 """Forecasts: the product on virtual time as its users see it."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,15 @@ def test_forecast_search_and_simulation_that_are_interrupted_lose_a_trial_and_a_
     assert found.state is SweepState.SUCCEEDED
     assert found.num_ends["spot"] > 0
     assert 0.0 < found.hours["lost"] <= found.num_ends["spot"] * 32 * 6 / 24
+
+
+@pytest.mark.parametrize("mtbf_s", [0.0, 3600.0])
+def test_forecast_job_that_names_its_steps_between_checkpoints_loses_at_most_these(mtbf_s: float) -> None:
+    job = make_job("pretrain/a", parameters={"recipe": {"epochs": 90, "batch_size": 64}})
+    job = replace(job, execution=replace(job.execution, checkpoint_every_steps=50))
+    traffic = {job.name: Traffic(num_steps=900)}
+    workload = Workload(make_plan(job), {job.name: 9000.0}, Assumptions(mtbf_s=mtbf_s), traffic)
+    assert workload.work_of(request_of(job, "file:///store")).checkpoint_every_s == pytest.approx(500.0)
 
 
 def test_forecast_tells_how_long_jobs_waited_for_room() -> None:

@@ -151,12 +151,12 @@ def test_distances_by_common_ancestor_take_the_deepest_level() -> None:
     dense = dense_distances(features, classes.ids_N, 6)
     top_C = np.array([0, 0, 0, 0, 0, 1])
     found = geometry.distances_by_ancestor(moments, {"top": top_C, "group": groups_C})
-    assert list(found) == ["root", "top", "group"]
+    assert list(found) == [geometry.ROOT, "top", "group"]
     off = ~np.eye(6, dtype=bool)
     group, top = (groups_C[:, None] == groups_C) & off, (top_C[:, None] == top_C) & off
     assert found["group"].mean == pytest.approx(dense[group].mean())
     assert found["top"].mean == pytest.approx(dense[top & ~group].mean())
-    assert found["root"].mean == pytest.approx(dense[off & ~top].mean())
+    assert found[geometry.ROOT].mean == pytest.approx(dense[off & ~top].mean())
 
 
 def test_msdr_of_trained_classes_with_one_class_each_has_no_value() -> None:
@@ -335,6 +335,58 @@ def test_measures_of_the_registry_name_what_they_found() -> None:
     assert distances.metrics["distance_self"] < distances.metrics["distance_same"] < distances.metrics["distance_other"]
     assert distances.arrays["distances"].shape == (6, 6)
     assert distances.pictures["distances"]["names"] == list("abcdef")
+
+
+TOP_C = np.array([0, 0, 0, 0, 0, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "taken", "metrics"),
+    [
+        ("distances", {"levels": None}, ("root", "same"), ("distance_level_root", "distance_level_same")),
+        ("purity", {"top": 5}, ("trained", "units"), ("purity_level_trained", "purity_level_units")),
+    ],
+)
+def test_levels_that_are_called_like_other_metrics_have_metrics_of_their_own(
+    name: str, parameters: dict[str, Any], taken: tuple[str, str], metrics: tuple[str, str]
+) -> None:
+    subject = subject_of_blobs()
+
+    def found(*levels: str) -> dict[str, float]:
+        groups = dict(zip(levels, (TOP_C, subject.levels["group"]), strict=True))
+        return dict(measure(replace(subject, levels=groups), name, parameters).metrics)
+
+    plain, of_taken = found("coarse", "fine"), found(*taken)
+    prefix = metrics[0].partition("_")[0]
+    values = [of_taken.pop(metric) for metric in metrics]
+    assert values == [plain.pop(f"{prefix}_{level}") for level in ("coarse", "fine")]
+    assert of_taken == plain
+
+
+@pytest.mark.parametrize(
+    ("trained", "why"),
+    [
+        (None, "it is not so that all samples of a class have the same trained class"),
+        (list("abcdef"), "no trained class holds two of the classes, or one holds all of them"),
+    ],
+)
+def test_distances_that_follow_from_no_trained_class_are_told(trained: list[str] | None, why: str) -> None:
+    subject = subject_of_blobs()
+    assert measure(subject, "distances", {"levels": None}).notes == ()
+    classes = SampleClasses.of(subject.classes.ids_N, trained) if trained else None
+    missing = ("distance_same", "msdr") if trained else ("distance_same", "distance_other", "msdr")
+    found = measure(replace(subject, trained=classes), "distances", {"levels": None})
+    assert found.notes == tuple(f"{name}: {why}" for name in missing)
+    assert found.metrics.keys().isdisjoint(missing)
+
+
+def test_levels_that_do_not_lie_in_one_another_are_told() -> None:
+    subject = subject_of_blobs()
+    levels = {"top": TOP_C, "group": subject.levels["group"], "odd": np.arange(6) % 2}
+    assert geometry.unnested(levels) == [("group", "odd")]
+    (note,) = measure(replace(subject, levels=levels), "distances", {"levels": None}).notes
+    assert "classes that share 'odd' and not 'group' count as sharing what comes before" in note
+    assert not measure(replace(subject, levels=levels), "distances", {"levels": ["top", "group"]}).notes
 
 
 def test_measures_where_a_class_has_several_trained_classes_leave_out_what_is_not_defined() -> None:

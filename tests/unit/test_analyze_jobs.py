@@ -16,7 +16,7 @@ import torch
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from orchestrator.core.contract import JobResult
-from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.errors import PreemptedError, SpecError, UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import MEASURES
 from orchestrator.planning.estimate.volumes import Volumes
@@ -60,6 +60,24 @@ def test_analysis_of_several_epochs_is_a_job_for_each_backbone_and_epoch() -> No
     assert found[names[0]].facets["checkpoint"] == "epoch1"
     assert {"index", "labels", "classes", "train", "val"} == found[names[0]].identity["inputs"].keys()
     assert all(Volumes(plan_of()).of(job).work.operations > 0 for job in analyses().values())
+
+
+@pytest.mark.parametrize(
+    ("of", "message"),
+    [
+        ("", r"analyze\[0\]: samples of data set 'photos' have several classes; name a label space with one for each"),
+        ("of: under/leaf, ", r"analyze\[0\]\.of: samples have several classes in 'under/leaf'"),
+        ("of: below, ", ""),
+    ],
+)
+def test_analysis_of_samples_with_several_classes_needs_a_label_space_with_one_for_each(of: str, message: str) -> None:
+    photos = ("datasets.photos.multi_label=true", "pretrain.first.recipe.loss=sigmoid")
+    look = f"analyze=[{{name: look, pretrain: [fifth], dataset: photos, {of}measures: [collapse]}}]"
+    if not message:
+        assert list(analyses(*photos, look)) == ["analyze/look/fifth/levels/depth1/seed0"]
+        return
+    with pytest.raises(SpecError, match=message):
+        analyses(*photos, look)
 
 
 def test_sparsity_of_layers_reads_the_backbone_and_embeds_nothing_more() -> None:

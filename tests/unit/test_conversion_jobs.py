@@ -210,9 +210,8 @@ def test_conversion_that_cannot_be_is_refused_where_it_stands(
 
 def test_conversion_with_two_images_of_one_key_is_refused(source: Path, written: Written) -> None:
     fill(source, {"train/p0/c0/i0.png": photo(1)})
-    plan = written.plan(entry(source)).by_name()
-    with pytest.raises(UserError, match="would both have the key"):
-        written.run(plan["dataset/mine/listing"])
+    with pytest.raises(SpecError, match="would both have the key"):
+        written.plan(entry(source))
 
 
 def test_conversion_counts_bad_samples_as_its_policy_says(source: Path, written: Written) -> None:

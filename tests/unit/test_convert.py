@@ -195,6 +195,14 @@ def test_imagenet1k_validation_images_without_classes_are_refused(tmp_path: Path
         convert("imagenet1k", source, tmp_path / "out")
 
 
+@pytest.mark.parametrize("text", ["image,label\nx,n00000001\n", "ImageId,PredictionString\nx,\n", "ImageId\nx\n"])
+def test_imagenet1k_table_of_labels_with_other_columns_is_refused(tmp_path: Path, text: str) -> None:
+    source, labels = imagenet1k(tmp_path / "in", val_as_tar=False), tmp_path / "labels.csv"
+    labels.write_text(text)
+    with pytest.raises(UserError, match=r"labels\.csv is not a table of ImageId and PredictionString"):
+        convert("imagenet1k", source, tmp_path / "out", labels=labels)
+
+
 ONE = tar_of([("n00000001_1.JPEG", PHOTO)])
 FOLDERS = {"n00000001/a.JPEG": PHOTO, "n00000002/b.JPEG": PHOTO}
 

@@ -57,6 +57,16 @@ def test_saved_data_set_becomes_shards_of_its_own_bytes_with_its_levels(tmp_path
     ]  # `noise` does not follow from the class
 
 
+def test_column_of_structures_is_left_alone(tmp_path: Path) -> None:
+    """The library writes a list of them as a list, where all other features are mappings."""
+    source = tmp_path / "saved"
+    save(source, range(3))
+    boxes = [{"x": {"dtype": "float32", "_type": "Value"}}]
+    (source / "dataset_info.json").write_text(json.dumps({"features": {"boxes": boxes, **FEATURES}}))
+    _, found = convert("huggingface", source, tmp_path / "out")
+    assert found["train"]["000000001"] == ((1,), photo(1))
+
+
 def test_two_parts_of_one_split_are_refused(tmp_path: Path) -> None:
     source = tmp_path / "saved"
     for number, name in enumerate(("train", "val", "validation")):

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import socket
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -250,6 +251,20 @@ def test_class_in_a_tar_of_tars_of_which_no_file_is_an_image_is_refused(tmp_path
     source = fill(tmp_path / "in", {"winter21_whole.tar": tar_of([*tars, ("words.txt", b"?")])})
     with pytest.raises(UserError, match=r"winter21_whole\.tar/n00000002\.tar holds 1 file \(\.tif 1\) and no image"):
         listed(source, "imagenet21k")
+
+
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_image_that_is_a_link_in_a_tar_is_refused_by_its_name(tmp_path: Path, kind: bytes) -> None:
+    """It was left out without a word: GNU tar stores the second of two names of a file so."""
+
+    def packed(name: str) -> Path:
+        link = tarfile.TarInfo(name)
+        link.type, link.linkname = kind, "0.JPEG"
+        return fill(tmp_path / "in", {"n00000001.tar": tar_of([("0.JPEG", photo(0)), link])})
+
+    with pytest.raises(UserError, match=r"n00000001\.tar has '1\.JPEG' as a link .*--hard-dereference"):
+        listed(packed("1.JPEG"), "imagenet21k")
+    assert listed(packed("newest"), "imagenet21k") == ["0.JPEG"]
 
 
 def test_other_files_than_images_make_no_class(source: Path) -> None:

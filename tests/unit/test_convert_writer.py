@@ -15,6 +15,7 @@ from tests.data_jobs import encoded
 from workloads.commands.data import CONVERTERS
 from workloads.convert import write
 from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, SourceItem, WriteRequest
+from workloads.convert.listing import list_source
 from workloads.convert.write import SourceFiles, shard_rows, write_dataset
 
 PHOTO = encoded("JPEG", size=(12, 10))
@@ -141,6 +142,12 @@ def test_writer_images_that_share_a_key_are_refused(tmp_path: Path) -> None:
     conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
     with pytest.raises(UserError, match="would both have the key 'c/a_b'"):
         write_dataset(conversion, request_for(tmp_path / "out"), lambda _: None)
+
+
+def test_images_that_share_a_key_are_refused_as_soon_as_a_source_is_listed(tmp_path: Path) -> None:
+    source = fill(tmp_path / "in", {"c/x.jpg": PHOTO, "c/x.png": encoded(), "d/x.jpg": PHOTO})
+    with pytest.raises(UserError, match=r"'c/x\.jpg' and 'c/x\.png' of split 'train' would both have the key 'c/x'"):
+        list_source({"format": "imagefolder", "source": str(source)})
 
 
 def test_writer_long_names_are_kept(tmp_path: Path) -> None:

@@ -18,8 +18,10 @@ from orchestrator.cli.app import app
 from orchestrator.cli.commands import data
 from orchestrator.cli.commands.data import bad_table, dataset_tables, samples_table
 from orchestrator.core.data_plane import Question, answer
+from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import read_dataset_file
 from tests.data_jobs import Member, encoded, tar_of
+from workloads.commands.data import ShardInputRequest, open_shard_input
 
 CLASSES = [{"class": leaf, "name": name, "kind": name[0]} for leaf, name in enumerate(("ant", "ape", "owl"))]
 
@@ -113,11 +115,44 @@ def test_data_index_of_a_folder_with_splits_prints_what_names_each_of_them(shard
 
 
 def test_data_index_of_shards_whose_names_tell_no_split_are_for_training(shards: Path, in_process: None) -> None:
-    for path in shards.glob("*.tar"):
-        path.rename(path.with_name(f"x{path.name}"))
+    for number, path in enumerate(sorted(shards.glob("*.tar"))):
+        path.rename(path.with_name(f"photos-{number:06d}.tar"))
     found = as_json("index", str(shards), "--num-classes", "3", "-j", "1")
     assert found["entry"]["shards"] == {"train": f"{shards.as_uri()}/"}
     assert found["entry"]["num_train"] == 24
+
+
+def splits_of(folder: Path, *names: str) -> dict[str, list[str]]:
+    for name in names:
+        (folder / name).touch()
+    found = open_shard_input(ShardInputRequest(place=str(folder), splits={}, num_classes=2)).splits
+    return {split: [shard.name for shard in listed] for split, listed in found.items()}
+
+
+@pytest.mark.parametrize(
+    ("train", "val"),
+    [
+        ("train_0000.tar", "val_0000.tar"),
+        ("train-00000-of-00002.tar", "validation-00000-of-00001.tar"),
+        ("train-0.tar", "valid-0.tar"),
+    ],
+)
+def test_data_index_finds_the_splits_in_the_names_that_others_give_to_shards(
+    tmp_path: Path, train: str, val: str
+) -> None:
+    assert splits_of(tmp_path, train, val) == {"train": [train], "val": [val]}
+
+
+@pytest.mark.parametrize("names", [("data.tar", "data2.tar"), ("7f3a2c91.tar", "7f3a2c9e.tar"), ("cifar10.tar",)])
+def test_data_index_takes_a_digit_within_a_name_for_no_split(tmp_path: Path, names: tuple[str, ...]) -> None:
+    assert splits_of(tmp_path, *names) == {"train": [*names]}
+
+
+def test_data_index_of_several_names_without_training_data_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    names = ("imagenet1k-train-0000.tar", "imagenet1k-validation-00.tar")
+    message = "imagenet1k-train, imagenet1k-validation; say it, as with --split train=PATTERN --split val=PATTERN"
+    with pytest.raises(UserError, match=f"do not say which are the training data: {message}"):
+        splits_of(tmp_path, *names)
 
 
 def test_data_index_write_describes_the_folder_for_stats_verify_and_sample(

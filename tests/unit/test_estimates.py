@@ -246,6 +246,23 @@ def test_measure_a_record_gives_its_own_speed_back() -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "A100"),
+        ("NVIDIA RTX A6000", "NVIDIA RTX A6000"),  # of unknown speed, but no CPU
+        ("x86_64 AMD EPYC", ""),
+        ("aarch64 Neoverse-V2", ""),
+        ("", ""),
+    ],
+)
+def test_measure_a_record_names_the_gpu_also_if_its_peak_is_unknown(device: str, name: str) -> None:
+    summary = {"measured": {"images_per_s": 100.0}, "fingerprint": {"device": device}}
+    found = measure(plan_of().by_name()[PRETRAIN].identity, {"num_steps": 16.0, "num_classes": 8.0}, summary)
+    assert found is not None
+    assert (found.machine.accelerator, found.machine.is_gpu) == (name, bool(name))
+
+
+@pytest.mark.parametrize(
     "summary",
     [
         {},
@@ -295,6 +312,15 @@ def test_prices_give_the_cost_of_gpu_hours_and_core_hours() -> None:
     hour = Resources(gpus=2, spot=Spot.REQUIRE)
     assert prices.cost(3600, hour, "A100", is_spot=True) == pytest.approx(1.0)
     assert prices.cost(3600, hour, "T4", is_spot=False) is None
+
+
+def test_prices_are_those_of_the_gpus_that_the_sweep_names_also_if_their_peak_is_unknown() -> None:
+    plan = on_gpus(plan_of(), accelerator="P100")
+    estimates = estimate(plan, prices=PriceTable.parse("{A100: 2.0, P100: 0.5, cpu: 0}", "prices.yaml"))
+    assert estimates.gpu_hours > 0
+    assert estimates.cost == pytest.approx(0.5 * estimates.gpu_hours)
+    without = estimate(plan, prices=PriceTable.parse("{A100: 2.0, cpu: 0}", "prices.yaml"))
+    assert (without.cost, without.unpriced()) == (None, ["P100"])
 
 
 def test_prices_of_a_missing_accelerator_leave_the_cost_unknown_and_name_it() -> None:

@@ -87,6 +87,14 @@ def test_labels_binary_is_one_for_the_listed_classes() -> None:
     assert targets({"binary": ["animal"], "base": GROUP}) == [0, 0, 1, 1, 1, 0]
 
 
+def test_labels_name_of_a_class_is_also_the_group_of_another() -> None:
+    rows = [("bird", "animal"), ("robin", "bird"), ("oak", "plant")]
+    classes = [{"class": number, "name": name, "kind": kind} for number, (name, kind) in enumerate(rows)]
+    label_map = make_label_map({"binary": ["bird"]}, classes, num_train=60)
+    assert isinstance(label_map, ClassLabels)
+    assert label_map.targets.tolist() == [1, 0, 0]
+
+
 @pytest.mark.parametrize(
     ("space", "expected"),
     [

@@ -28,6 +28,7 @@ from orchestrator.sweepfile.plugin_uses import PluginSources
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from tests.golden_refusals import count_here
+from tests.sweep_fields import plan_of
 
 HEAD = """\
 version: 1
@@ -137,6 +138,13 @@ def test_labels_with_two_files_of_wordnet_are_refused(levels: str, classes: str)
         parse(f"  net: {{dataset: tree, wordnet: {{levels: [2]{levels}}}, classes: {{under: n00004258{classes}}}}}")
     (problem,) = error.value.problems
     assert re.search(r": labels\.net\.classes\.file: .* write the same file at both$", problem)
+
+
+def test_clusters_within_classes_of_which_a_sample_has_several_are_refused() -> None:
+    within = ("labels.kept.dataset=counted", "labels.kept.clusters.within=plain/leaf")
+    assert plan_of(*within).jobs  # each sample has one class
+    with pytest.raises(SpecError, match=r"labels\.kept\.clusters\.within: 'plain/leaf' gives a class no single target"):
+        plan_of(*within, "datasets.counted.multi_label=true", "pretrain.first.recipe.loss=sigmoid")
 
 
 def test_labels_that_nobody_can_count_are_refused() -> None:
@@ -356,3 +364,21 @@ def test_labels_show_of_chosen_spaces_shows_and_plots_these_alone(tmp_path: Path
     found = json.loads(CliRunner().invoke(app, ["labels", "show", "quickstart", *chosen, "-o", "json"]).output)
     assert [space["name"] for looked in found for space in looked["spaces"]] == ["levels/depth1", "levels/depth2"]
     assert picture.is_file()
+
+
+def test_labels_show_plots_each_data_set_to_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def answer(_: object, request: dict[str, Any]) -> dict[str, Any]:
+        asked.append(request["plot"])
+        return {"spaces": []}
+
+    names = ["tree", "other"]
+    monkeypatch.setattr(labels, "_of_sweep", lambda *_: {name: {} for name in names})
+    monkeypatch.setattr(labels, "ask_labels", answer)
+    command = ["labels", "show", "sweep.yaml", "-o", "json", "--plot", str(tmp_path / "sizes.png")]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    assert asked == [str(tmp_path / f"sizes-{name}.png") for name in names]
+    names.pop()
+    CliRunner().invoke(app, command)
+    assert asked[2:] == [str(tmp_path / "sizes.png")]

@@ -191,6 +191,10 @@ def test_chosen_micro_batch_on_a_cpu_is_never_searched() -> None:
     assert chosen_micro_batch(Execution(memory_retries=1), unit=64, share=512) == 256
 
 
+def test_chosen_micro_batch_of_norm_groups_on_a_cpu_is_one_group_also_in_a_retry() -> None:
+    assert chosen_micro_batch(Execution(memory_retries=1), unit=64, share=512, has_batchnorm=True) == 0
+
+
 def test_chosen_micro_batch_execution_goes_first_and_retries_halve_it() -> None:
     device = Device(total=10_000)
     assert _chosen(Execution(micro_batch=256), device) == 256
@@ -306,6 +310,15 @@ def test_chosen_micro_batch_after_a_failure_is_smaller_on_this_node_and_on_other
     assert _chosen(Execution(memory_retries=1), device, memory) == 128
     assert _chosen(Execution(memory_retries=1), device, MicroBatchMemory(tmp_path / "other", {})) == 128
     assert _chosen(Execution(), device, memory) == 128
+
+
+def test_chosen_micro_batch_of_a_retry_is_halved_where_only_a_larger_size_failed_before(tmp_path: Path) -> None:
+    device, memory = Device(total=300), MicroBatchMemory(tmp_path, {})
+    memory.failed(512)
+    memory.found(256, 512)
+    assert _chosen(Execution(), device, memory) == 256
+    assert _chosen(Execution(memory_retries=1), device, memory) == 128
+    assert device.tried == []
 
 
 @pytest.mark.parametrize(("total", "size"), [(290, 256), (600, 512), (90, 64)])

@@ -4,8 +4,9 @@ import copy
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,13 @@ def test_gradients_in_buckets_are_freed_with_their_network() -> None:
     assert [one() for one in left] == [None] * len(left)
 
 
-def _updated(network: nn.Sequential, group_size: int, micro_batch: int = 0, num_samples: int = 12) -> tuple[float, int]:
+def _updated(
+    network: nn.Sequential,
+    group_size: int,
+    micro_batch: int = 0,
+    num_samples: int = 12,
+    groups: Callable[[nn.Module, int], AbstractContextManager[None]] = ghost_batchnorm,
+) -> tuple[float, int]:
     """Sum of losses and number of wrong predictions of one update."""
     recipe = replace(PLAIN, batch_size=num_samples, norm_group=group_size)
     calendar = Calendar.of(recipe, num_samples)
@@ -92,7 +99,7 @@ def _updated(network: nn.Sequential, group_size: int, micro_batch: int = 0, num_
     layout = Layout.of(network, recipe, micro_batch=micro_batch, ranks=Ranks())
     update = Update(learner, loss_of(network, SoftmaxObjective(3)), layout)
     inputs, targets = _batch(num_samples)
-    with ghost_batchnorm(network, group_size):
+    with groups(network, group_size):
         loss, num_wrong, *_ = update(TrainInputs(inputs=inputs, targets=targets), 0.1).tolist()
     return loss, int(num_wrong)
 
@@ -124,6 +131,24 @@ def test_update_of_groups_equals_the_gradient_of_their_mean_loss(micro_batch: in
     for updated, expected in zip(network.parameters(), reference.parameters(), strict=True):
         assert expected.grad is not None
         torch.testing.assert_close(updated, expected - 0.1 * expected.grad)
+
+
+def _network_of_tokens() -> nn.Sequential:
+    """Its BatchNorm sees two rows of each sample, as LeViT's does, whose tokens are folded into the batch."""
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(8, momentum=0.3)
+    tokens = nn.Sequential(nn.Unflatten(1, (2, 2)), nn.Linear(2, 8), nn.Flatten(0, 1), norm, nn.ReLU())
+    return nn.Sequential(tokens, nn.Unflatten(0, (-1, 2)), nn.Flatten(1), nn.Linear(16, 3))
+
+
+@pytest.mark.parametrize("one_by_one", [False, True])
+@pytest.mark.parametrize("micro_batch", [8, 12])
+def test_groups_at_once_hold_all_rows_of_their_samples(micro_batch: int, one_by_one: bool) -> None:
+    """A pass of one group has no groups to tell apart: it is what passes of several groups must equal."""
+    alone, together = _network_of_tokens(), _network_of_tokens()
+    _updated(alone, 4, 4, groups=lambda *_: nullcontext())
+    _updated(together, 4, micro_batch, groups=partial(ghost_batchnorm, one_by_one=one_by_one))
+    torch.testing.assert_close(dict(together.state_dict()), dict(alone.state_dict()))
 
 
 def test_update_of_one_group_equals_plain_torch() -> None:

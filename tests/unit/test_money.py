@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from orchestrator.backends.protocol import AttemptReport, Capacity
+from orchestrator.cli.commands import report as report_command
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UserError
 from orchestrator.planning.estimate.eta import TimeLeft
@@ -280,3 +281,24 @@ def test_report_without_prices_has_no_cost() -> None:
     report = _report(used={}, measured_s=3600.0)
     assert _cost_of(report)[0] is None
     assert "cost" not in _printed(report)
+
+
+def test_cost_on_the_page_of_a_report_is_by_the_table_of_the_option(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = LocalStore(tmp_path / "store")
+    write_live_sweep(store, num_transfers=40, now=NOW - 1e7)  # the command has the real clock
+    path = tmp_path / "p.yaml"
+    path.write_text("{currency: EUR, cpu: 1}")
+    costs: list[str] = []
+
+    def render(*_: object, origin: Iterable[tuple[str, str]], **__: object) -> bytes:
+        costs.append(dict(origin)["Cost"])
+        return b""
+
+    monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path / "project"))
+    monkeypatch.setattr(report_command, "render_files", lambda _: {})
+    monkeypatch.setattr(report_command, "render_page", render)
+    ended = run_command(capsys, "report", SWEEP, "--store", store.uri, "--html", "--prices", str(path), "-o", "json")
+    assert ended.code == 0, ended.err
+    assert "Cost so far" in costs[0]

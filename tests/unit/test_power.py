@@ -167,6 +167,56 @@ DATA = "pretrain.factors.data={all: {}, other: {model: {name: test_vit2, image_s
 """Two values that share only the number of the seed."""
 
 
+UNSHARED = (
+    DATA,
+    DATA[:-1] + ", third: {model: {name: test_vit3, image_size: 32}, subset: {fraction: 0.25}}}",
+)
+"""Two values, and three, of which no two share more than the number of the seed."""
+ONE_FACTOR = ("pretrain.factors.optimizer=null", "pretrain.factors.mix=null", "pretrain.labels=[levels/depth1]")
+
+
+def test_plan_whose_rows_share_nothing_is_warned_of_by_welchs_test():
+    """It finds more than the test of pairs with as many seeds, which the report does not use here."""
+    two, three = (plan_of(data, *ONE_FACTOR, "pretrain.seeds=[0, 1]", text=FACTORS) for data in UNSHARED)
+    assert not list(weak_designs(two))
+    (told,) = weak_designs(three)
+    assert "find, in 3 comparisons (Welch's t tests over pretrain seeds, Bonferroni), only" in told
+
+
+def blocks_with(*seeds_of_blocks):
+    """A sweep of blocks with other optimizers, and these seeds."""
+    rest = "model: {name: test_vit, image_size: 32}, labels: [levels/depth1]"
+    blocks = (
+        f"{name}: {{{rest}, seeds: {seeds}, recipe: {{epochs: 2, batch_size: 64, lr: 1e-3, optimizer: {name}}}, "
+        f"factors: {{optimizer: {name}}}}}"
+        for name, seeds in zip(("adamw", "lamb", "sgd"), seeds_of_blocks, strict=False)
+    )
+    head, tail = FACTORS.partition("pretrain:")[0], FACTORS[FACTORS.index("transfer:") :]
+    return plan_of(text=f"{head}pretrain: {{{', '.join(blocks)}}}\n{tail}")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "num_common", "words"),
+    [
+        ([0], 1, "top: one pretraining seed shows no noise between seeds, so the comparison cannot be tested; "),
+        ([3, 4, 5], 0, "top: no two rows share a pretraining seed, so no comparison can be tested; "),
+        ([2, 1, 0], 3, ""),
+    ],
+)
+def test_planned_seeds_of_pairs_are_those_that_both_rows_have(seeds, num_common, words):
+    plan = blocks_with([0, 1, 2], seeds)
+    told = list(weak_designs(plan))
+    assert len(told) == bool(words)
+    assert not words or told[0].startswith(words)
+    answer = answer_power(plan, PowerQuestion(difference=0.02, std=0.005))[0]
+    assert answer.planned.num_pretrain_seeds == num_common
+    assert (answer.planned_power > 0) == (num_common > 1)
+
+
+def test_plan_is_not_warned_of_a_table_in_which_some_rows_share_enough_seeds():
+    assert not list(weak_designs(blocks_with([0], [0, 1, 2, 3, 4], [0, 1, 2, 3, 4])))
+
+
 def measured_data(plan):
     """A report in which seeds vary by 3 points in each value of ``DATA``, and the other factors by 0.1 within it."""
     random, committed = np.random.default_rng(1), {}

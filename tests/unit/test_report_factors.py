@@ -28,6 +28,7 @@ from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import effect_table, text_table
 from orchestrator.report.render.curves import draw_curve, draw_effects
 from orchestrator.report.render.files import render_files
+from orchestrator.report.render.notebook import report_figure
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import FactorReport, Report
 from orchestrator.state.snapshot import JobView
@@ -428,6 +429,17 @@ def test_panel_of_many_lines_has_room_for_them_and_no_legend() -> None:
         figure = draw_curve(report)
         figure.draw_without_rendering()
     assert [panel.get_legend() for panel in figure.axes] == [None]
+
+
+def test_figure_of_a_notebook_has_the_values_of_the_first_factor_along_its_axis() -> None:
+    report = report_of()
+    figure = report_figure(report)
+    axis = figure.layout.xaxis
+    assert (axis.title.text, list(axis.ticktext)) == ("optimizer", ["adamw", "lamb"])
+    means = {row.label_space: 100 * row.summary.mean for row in report.headlines[0].rows if row.summary}
+    drawn = {f"{value} + {line.name}": y for line in figure.data for value, y in zip(line.text, line.y, strict=True)}
+    assert drawn == pytest.approx(means)
+    assert {tuple(line.x) for line in figure.data} == {tuple(axis.tickvals)}
 
 
 def test_answer_says_which_factor_matters_and_that_effects_do_not_depend_on_each_other() -> None:

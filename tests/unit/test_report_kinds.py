@@ -5,7 +5,7 @@ from __future__ import annotations
 from orchestrator.planning.graph.plan import Published
 from orchestrator.report.render.files import markdown_table
 from orchestrator.report.render.other_tables import kinds_table
-from orchestrator.report.results import Row, Table
+from orchestrator.report.results import FactorTable, Row, Table
 from orchestrator.report.statistics.summaries import SeedPair, summarize_runs
 
 
@@ -71,3 +71,20 @@ def test_nothing_is_arranged_without_two_kinds_of_three_label_spaces() -> None:
     manual = [row("manual", size, 0.05) for size in (2, 4, 8)]
     assert kinds_table(table(*manual, row("random", 2, 0.06), row("random", 4, 0.06))) is None
     assert kinds_table(table(*manual, *(row("random", None) for _ in range(3)))) is None
+
+
+def test_combinations_of_factors_are_no_kinds_of_labels() -> None:
+    rows = tuple(row(series, size, 0.05) for series in ("manual", "random") for size in (2, 4, 8))
+    assert kinds_table(table(*rows)) is not None
+    values = tuple((str(number),) for number in range(len(rows)))
+    combined = FactorTable(
+        transfer="top",
+        protocol="finetune",
+        target="manual/11",
+        metric="val_error",
+        baseline="",
+        rows=rows,
+        row_factors=("rate",),
+        row_values=values,
+    )
+    assert kinds_table(combined) is None

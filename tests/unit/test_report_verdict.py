@@ -432,6 +432,30 @@ def test_one_seed_tests_nothing_and_says_so():
     assert any(sentence.startswith("nothing is tested: no two label spaces share two") for sentence in sentences)
 
 
+def test_baseline_that_shares_one_seed_is_said_to_be_untested_beside_the_pairs_of_the_others():
+    means = np.full((4, 3), np.nan)
+    means[0, 0] = 0.3
+    means[:, 1], means[:, 2] = (0.2, 0.21, 0.205, 0.215), (0.1, 0.112, 0.1, 0.11)
+    first, *others = verdict(_report(means).tables[0])
+    assert first.startswith("no label space can be tested against the baseline levels/depth1, with fewer than two")
+    assert first.endswith("; 1 of 1 pairs of label spaces differ at 95 %; corrected for 1 comparison")
+    assert "0 of 0" not in " ".join(others)
+    means[:, 2] = 0.215, 0.2, 0.21, 0.205
+    told = verdict(_report(means).tables[0])[0]
+    assert "; no two label spaces differ by more than the noise between seeds; corrected for 1 comparison" in told
+
+
+def test_label_spaces_that_cannot_be_tested_against_the_baseline_are_counted():
+    means = np.array([[0.3, 0.301, 0.2], [0.31, 0.308, np.nan], [0.305, 0.306, np.nan]])
+    first = verdict(_report(means).tables[0])[0]
+    assert first.startswith("no label space that is tested differs from the baseline levels/depth1 by more than")
+    assert "; 1 of 2 label spaces cannot be tested against the baseline levels/depth1, with fewer than two" in first
+    means[:, 1] = 0.1, 0.111, 0.1055
+    first = verdict(_report(means).tables[0])[0]
+    assert first.startswith("lower than the baseline levels/depth1 at 95 %: levels/depth2 -")
+    assert "; 1 of 2 label spaces cannot be tested against the baseline" in first
+
+
 def test_differences_without_spread_are_not_tested():
     sentences = answers(_report(np.array([[0.5, 0.25, 0.125]] * 3)))[0].sentences
     assert any("every difference is the same for all seeds" in sentence for sentence in sentences)

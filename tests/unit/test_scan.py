@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,15 @@ from PIL import Image
 from tests.data_jobs import Member, encoded, tar_of
 from workloads.data.images import ImageCheck
 from workloads.data.reasons import Reason
-from workloads.data.scan import ClassRule, ShardTable, class_names, scan_shard
+from workloads.data.scan import (
+    ClassRule,
+    DamagedArchiveError,
+    ShardStream,
+    ShardTable,
+    class_names,
+    scan_shard,
+    walk,
+)
 
 IMAGE, PHOTO, WEBP = encoded(), encoded("JPEG", size=(64, 48)), encoded("WEBP", size=(64, 48))
 RULE = ClassRule(num_classes=3, names={"cat": 1, "great grey owl, Strix nebulosa": 2})
@@ -311,6 +320,11 @@ def test_class_names_number_of_a_class_is_never_a_name() -> None:
     assert table.leaves.tolist() == [0]
 
 
+def test_class_names_name_of_a_class_is_also_the_group_of_another() -> None:
+    rows = [{"class": 0, "name": "bird", "kind": "animal"}, {"class": 1, "name": "robin", "kind": "bird"}]
+    assert class_names(rows) == {"animal": 0, "bird": 0, "robin": 1}
+
+
 def test_scan_cut_image_of_a_sample_that_began_earlier_is_left_out() -> None:
     members = [("a.cls", b"0"), ("b.cls", b"1"), ("b.jpg", PHOTO), ("a.jpg", PHOTO)]
     shard = tar_of(members)
@@ -332,6 +346,14 @@ def test_scan_endless_long_names_are_damage() -> None:
     names = (header.tobuf() + b"abcd\0".ljust(512, b"\0")) * 3000
     (bad,) = scan(names + tar_of([("a.jpg", PHOTO)])).bad
     assert bad.reason is Reason.DAMAGED_ARCHIVE
+
+
+def test_walk_ends_at_a_member_with_a_negative_size_also_if_nobody_reads_it() -> None:
+    """Minus a block leads from the end of its header back to its beginning."""
+    members = entry("folder", tarfile.DIRTYPE), entry("a.dat", tarfile.REGTYPE, size=-512)
+    shard = b"".join(member.tobuf(tarfile.GNU_FORMAT) for member in members) + bytes(1024)
+    with pytest.raises(DamagedArchiveError):
+        list(islice(walk(ShardStream(iter([shard]))), 9))
 
 
 def test_scan_cmyk_and_16_bit_images_are_whole() -> None:

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,11 +26,12 @@ from tests.shard_cases import (
     content,
     read,
     sample,
+    shard_of,
     write_shards,
 )
-from workloads.data.cache import ShardCache
+from workloads.data.cache import CacheStats, ShardCache
 from workloads.data.cache.folder import NUM_FETCHERS, CacheSettings
-from workloads.data.cache.shards import spans
+from workloads.data.cache.shards import RangedReader, spans
 
 DEADLINE_S = 30.0
 
@@ -141,6 +144,19 @@ def test_shard_cache_shard_of_another_size_is_refused_by_name(caches, store: Cou
     for cache in (whole, by_ranges):
         with pytest.raises(CorruptObjectError, match=rf"shards/000001\.tar .*{SHARD_BYTES + 1} bytes"):
             read(cache, 1, 0)
+
+
+def test_ranged_reader_asks_for_the_size_of_both_of_two_shards_of_one_name(tmp_path: Path) -> None:
+    stores = {name: CountingStore(tmp_path / name) for name in ("one", "other")}
+    for store, more in zip(stores.values(), (b"", b"?"), strict=True):
+        store.put("shards/000000.tar", content(0) + more)
+    one, other = (replace(shard_of(0), store_uri=name) for name in stores)
+    with closing(RangedReader(lambda shard: stores[shard.store_uri], CacheStats())) as reader:
+        (found,) = reader.start(one, [0], [SAMPLE_BYTES])
+        assert found.result(DEADLINE_S) == sample(0, 0)
+        (found,) = reader.start(other, [0], [SAMPLE_BYTES])
+        with pytest.raises(CorruptObjectError, match=rf"shards/000000\.tar .*{SHARD_BYTES + 1} bytes"):
+            found.result(DEADLINE_S)
 
 
 def test_shard_cache_shard_that_is_gone_is_not_found_until_it_is_back(caches, store: CountingStore) -> None:
@@ -284,6 +300,20 @@ def test_shard_cache_damaged_local_copy_is_found_by_a_recheck_and_replaced(cache
     assert cache.recheck(0)
     assert read(cache, 0, 0) == sample(0, 0)
     assert cache.stats.snapshot()["damaged"] == 1
+
+
+def test_shard_cache_that_holds_a_damaged_copy_which_another_replaced_reads_the_new_one(caches, tmp_path: Path) -> None:
+    finder, holder = caches(1), caches(1)
+    assert [read(cache, 0, 0) for cache in (finder, holder)] == [sample(0, 0)] * 2
+    (path,) = (tmp_path / "cache" / "objects").iterdir()
+    path.chmod(0o600)
+    path.write_bytes(bytes(SHARD_BYTES))
+    assert finder.recheck(0)
+    assert read(finder, 0, 0) == sample(0, 0)
+    assert read(holder, 0, 0) == bytes(SAMPLE_BYTES)
+    assert holder.recheck(0)
+    assert read(holder, 0, 0) == sample(0, 0)
+    assert not holder.recheck(0)
 
 
 @pytest.mark.parametrize("room", [2, 0])

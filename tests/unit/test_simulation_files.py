@@ -269,6 +269,37 @@ def test_what_is_wrong_is_refused_at_its_place(tmp_path: Path, change: dict[str,
     assert said in problem(write(tmp_path / "a", **change))
 
 
+HELPER = """
+from functools import wraps
+from pydantic import BaseModel
+
+class Settings(BaseModel, extra="forbid"):
+    scale: float = 1.0
+
+def width():
+    return 3.0
+
+def logged(function):
+    @wraps(function)
+    def call(*arguments):
+        return function(*arguments)
+    return call
+"""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        CODE.replace("from steps", "import steps\nfrom steps").replace(": Parameters,", ": steps.Settings,"),
+        CODE.replace("import width", "import logged, width").replace("def simulate", "@logged\ndef simulate"),
+    ],
+    ids=["in another module", "behind a decorator"],
+)
+def test_parameters_are_checked_by_the_model_wherever_it_is(tmp_path: Path, code: str) -> None:
+    file = write(tmp_path / "a", code=code, helper=HELPER, sweep=SWEEP.replace("[1, 2]", "[1, x]"))
+    assert "4:58: simulate.one.factors.scale[1]: the simulation" in problem(file)
+
+
 def test_module_that_hides_an_installed_one_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path / "a", code="import numpy\n" + CODE)
     (tmp_path / "a" / "numpy.py").write_text("")

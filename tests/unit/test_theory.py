@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from workloads.theory import feature_learning, in_context, modular_addition, shared_private, two_layer
-from workloads.theory.feature_learning import FeatureLearningParameters
-from workloads.theory.in_context import PromptRegressionParameters
+from workloads.theory.feature_learning import FeatureLearningParameters, HypercubeParameters
+from workloads.theory.in_context import PromptParityParameters, PromptRegressionParameters
 from workloads.theory.loading import Simulation
 from workloads.theory.shipped import METRICS, SIMULATIONS
 
@@ -170,12 +170,19 @@ def test_two_gradient_steps_find_the_relevant_bits_that_fixed_features_miss() ->
         ({"relevant": 4}, "is even"),
         ({"dictionary": 600}, "part of the dictionary"),
         ({"labels": "codes", "method": "unstructured"}, "no label"),
-        ({"labels": "interval", "negative_share": 0.8}, "for parity"),
+        ({"labels": "interval", "relevant": 30, "negative_share": 0.8}, "for parity"),
+        ({"labels": "interval", "relevant": 10}, "says nothing of a single bit"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(parameters: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         FeatureLearningParameters(**parameters)
+
+
+def test_cube_with_more_relevant_coordinates_than_inputs_is_refused() -> None:
+    with pytest.raises(ValidationError, match="relevant 4 of dim 2"):
+        HypercubeParameters(dim=2, relevant=4)
+    assert HypercubeParameters(dim=4, relevant=4).relevant == 4
 
 
 def test_neurons_come_to_cover_the_corners_of_the_cube() -> None:
@@ -239,6 +246,13 @@ def test_prompts_that_do_not_fit_into_memory_are_refused_by_their_size() -> None
         with pytest.raises(ValidationError, match=r"20,000 prompts of .* examples in 256 dimensions take \d+\.\d+ GiB"):
             PromptRegressionParameters(**largest | more)
     assert PromptRegressionParameters(dim=256, prompt=4_096, draws=100).draws == 100  # few of them do fit
+
+
+def test_queries_of_a_finite_prompt_keep_none_of_its_examples_in_memory() -> None:
+    rng = np.random.default_rng(0)
+    _, queries_ND, labels_N = in_context._finite_prompt(PromptParityParameters(), (0, 1), 16, rng)
+    assert queries_ND.base is None
+    assert labels_N.base is None
 
 
 @pytest.mark.parametrize(("small", "large"), [(1, 3), (2, 4), (2, 5)])

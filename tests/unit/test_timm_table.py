@@ -198,6 +198,12 @@ def test_plan_dropout_of_a_model_without_is_refused() -> None:
     assert f"{convnext} has no drop_path" in problem
 
 
+@pytest.mark.parametrize("name", ["levit_128", "efficientvit_m0"])
+def test_plan_dropout_of_a_model_that_drops_in_its_cut_off_classifier_alone_is_refused(name: str) -> None:
+    problem = _problems(f"{{name: {name}, image_size: 224}}", recipe=GOOD[:-1] + ", dropout: 0.1}")
+    assert f"recipe.dropout: timm model {name} has no dropout; remove it" in problem
+
+
 DIGEST = "ab" * 32
 
 

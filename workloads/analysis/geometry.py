@@ -18,7 +18,7 @@ from workloads.analysis.features import ClassMoments
 
 MAX_MATRIX: Final = 2000
 """Classes of which the whole distance matrix is kept: 16 MB in float32."""
-ROOT: Final = "root"
+ROOT: Final = ""
 """What pairs of classes share that have nothing else in common."""
 _CLASSES_AT_ONCE: Final = 1024
 _ROUNDING: Final = 64 * float(np.finfo(np.float64).eps)
@@ -119,7 +119,7 @@ def distances_by_ancestor(moments: ClassMoments, levels: Mapping[str, NDArray[np
     Args:
         moments: of the classes.
         levels: group (C,) of each class at each level, coarsest first. Two classes share a level if they share it and
-            all levels before it.
+            all levels before it; see ``unnested``.
     """
     centred_CD, variances_C = moments.centred_CD, moments.variances_C
     groups_C = np.zeros(len(centred_CD), np.int64)
@@ -132,6 +132,16 @@ def distances_by_ancestor(moments: ClassMoments, levels: Mapping[str, NDArray[np
         name: _pair_mean(num - num_deeper, total - total_deeper)
         for name, (num, total), (num_deeper, total_deeper) in zip(names, sums, deeper, strict=True)
     }
+
+
+def unnested(levels: Mapping[str, NDArray[np.int64]]) -> list[tuple[str, str]]:
+    """Neighbouring levels, coarsest first, of which classes share the second and not the first."""
+    pairs = zip(levels.items(), [*levels.items()][1:], strict=False)
+    return [
+        (coarse, fine)
+        for (coarse, coarse_C), (fine, fine_C) in pairs
+        if len(np.unique(np.stack([coarse_C, fine_C]), axis=1).T) > len(np.unique(fine_C))
+    ]
 
 
 def msdr(moments: ClassMoments, trained_C: NDArray[np.int64]) -> float | None:

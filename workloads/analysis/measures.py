@@ -32,6 +32,9 @@ _ENOUGH_SAMPLES: Final = 20
 """Of a class: the variance around their own mean is 5 % too small."""
 _COLLAPSE: Final = {"nc1": geometry.nc1, "nc2": geometry.nc2, "cdnv": geometry.cdnv}
 _OF_SCATTER: Final = ("nc1", "cdnv")
+_OF_TRAINED: Final = ("distance_same", "distance_other", "msdr")
+_TAKEN: Final = frozenset({"root", "self", "same", "other", "trained", "units"})
+"""What distances and purities are named after besides levels."""
 SHOWN_CLASSES: Final = 100
 """A matrix of more classes is averaged to so many rows and columns for its picture."""
 
@@ -163,11 +166,21 @@ def _distances(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Find
         }
         metrics |= {name: value for name, value in found.items() if value is not None}
     by_ancestor = geometry.distances_by_ancestor(moments, levels)
-    metrics |= {f"distance_{name}": pairs.mean for name, pairs in by_ancestor.items() if pairs.mean is not None}
+    for name, pairs in by_ancestor.items():
+        if pairs.mean is not None:
+            metrics["distance_root" if name == geometry.ROOT else _of_level("distance", name)] = pairs.mean
+    why = "no trained class holds two of the classes, or one holds all of them"
+    if trained_C is None:
+        why = "it is not so that all samples of a class have the same trained class"
+    notes = [f"{name}: {why}" for name in _OF_TRAINED if name not in metrics]
+    notes += [
+        f"distances: classes that share '{fine}' and not '{coarse}' count as sharing what comes before; choose `levels`"
+        for coarse, fine in geometry.unnested(levels)
+    ]
     num_classes = subject.classes.num_classes
     if num_classes > geometry.MAX_MATRIX:
-        note = f"{num_classes} classes: the distance matrix is kept of {geometry.MAX_MATRIX} at most"
-        return Findings(metrics=metrics, notes=(note,))
+        notes.append(f"{num_classes} classes: the distance matrix is kept of {geometry.MAX_MATRIX} at most")
+        return Findings(metrics=metrics, notes=tuple(notes))
     matrix_CC = geometry.distance_matrix(moments)
     keys = [groups_C for groups_C in levels.values() if len(np.unique(groups_C)) < num_classes]
     keys = keys or ([trained_C] if trained_C is not None else [np.zeros(num_classes, np.int64)])
@@ -175,7 +188,12 @@ def _distances(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Find
     arrays: dict[str, NDArray[Any]] = {"distances": matrix_CC.astype(np.float32), "distances_order": order_C}
     names = [subject.classes.names[number] for number in order_C.tolist()]
     picture = matrix_picture(matrix_CC[np.ix_(order_C, order_C)], names)
-    return Findings(metrics=metrics, arrays=arrays, pictures={"distances": picture})
+    return Findings(metrics=metrics, arrays=arrays, pictures={"distances": picture}, notes=tuple(notes))
+
+
+def _of_level(prefix: str, level: str) -> str:
+    """The metric of a level; not one that the measure has besides."""
+    return f"{prefix}_level_{level}" if level in _TAKEN else f"{prefix}_{level}"
 
 
 def matrix_picture(matrix_CC: NDArray[np.float64], names: list[str]) -> dict[str, Any]:
@@ -203,13 +221,14 @@ def _purity(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Finding
     top_TU = units.top_samples(subject.features, top)
     classes, trained_C = subject.classes, subject.trained_of_class
     coarser = {name: groups for name, groups in subject.levels.items() if len(np.unique(groups)) < classes.num_classes}
-    ids = {**{name: groups_C[classes.ids_N] for name, groups_C in coarser.items()}, "class": classes.ids_N}
+    ids = {_of_level("purity", name): groups_C[classes.ids_N] for name, groups_C in coarser.items()}
+    ids["purity_class"] = classes.ids_N
     if subject.trained is not None and (trained_C is None or len(np.unique(trained_C)) < classes.num_classes):
-        ids["trained"] = subject.trained.ids_N
+        ids["purity_trained"] = subject.trained.ids_N
     found = units.purities(top_TU, ids)
     if not found:
         return Findings(notes=(f"purity: no unit tells its {top} top samples from others",))
-    metrics = {f"purity_{level}": purity.above_chance for level, purity in found.items()}
+    metrics = {name: purity.above_chance for name, purity in found.items()}
     metrics["purity_units"] = top_TU.shape[1] / subject.features.dim
     return Findings(metrics=metrics)
 

@@ -52,6 +52,7 @@ __all__ = ["CONVERTERS", "index", "listing", "sample", "shard", "stats", "verify
 Arguments = Mapping[str, Any]
 _SHARD_SUFFIX = ".tar"
 _NUMBERED = re.compile(r"([^{},]*?)([0-9]+)\.tar")
+_NUMBERED_STEM = re.compile(r"(.*?)[-_.][0-9]+(?:-of-[0-9]+)?|(?P<split>train|val|valid|validation|test)[0-9]*")
 
 
 def shard(arguments: Arguments) -> dict[str, Any]:
@@ -306,11 +307,20 @@ def _listed(uri: str, request: ShardInputRequest) -> dict[str, list[Shard]]:
         return {split: [unread_shard(shard) for shard in list_shards([found])] for split, found in patterns.items()}
     splits: dict[str, list[Shard]] = {}
     for shard in list_shards([to_pattern(uri)]):
-        split = shard.name.removesuffix(_SHARD_SUFFIX).rpartition("-")[0] or "train"
-        splits.setdefault(split, []).append(unread_shard(shard))
-    if "train" not in splits:  # names that tell no splits, such as photos-000000.tar
-        return {"train": [shard for shards in splits.values() for shard in shards]}
-    return splits
+        splits.setdefault(_split_of(shard.name.removesuffix(_SHARD_SUFFIX)), []).append(unread_shard(shard))
+    if "train" in splits:
+        return splits
+    if len(splits) > 1:
+        message = f"the names of the shards in {uri} do not say which are the training data: {', '.join(splits)}; "
+        raise UserError(message + "say it, as with --split train=PATTERN --split val=PATTERN")
+    return dict.fromkeys(["train"], *splits.values())  # names that tell no splits, such as photos-000000.tar
+
+
+def _split_of(stem: str) -> str:
+    """``train`` for ``train-000001``, ``train_1``, ``train-00000-of-00064``, and where the name tells none."""
+    numbered = _NUMBERED_STEM.fullmatch(stem)
+    split = (numbered[1] or numbered["split"]) if numbered else stem.rpartition("-")[0]
+    return "val" if split in {"valid", "validation"} else split or "train"
 
 
 def to_pattern(place: str) -> str:

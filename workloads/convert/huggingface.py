@@ -54,7 +54,7 @@ def convert(request: ConvertRequest) -> Conversion:
     features = dict(next(iter(stored.values())).features)
     image = _image_column(features, request.source)
     label = _label_column(features, request)
-    others = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel" and name != label]
+    others = [name for name, feature in features.items() if _type_of(feature) == "ClassLabel" and name != label]
     levels = [*request.level_columns] or others
     for column in (label, *levels):
         feature = _numbering(stored, column)
@@ -157,16 +157,21 @@ def _load(source: Path) -> dict[str, _Stored]:
 # ----------------------------------------------------------------------------------------------------- columns and rows
 
 
+def _type_of(feature: object) -> str:
+    """Of a column; empty for a structure of several."""
+    return str(feature.get("_type", "")) if isinstance(feature, dict) else ""
+
+
 def _image_column(features: Mapping[str, Any], source: Path) -> str:
     for name, feature in features.items():
-        if isinstance(feature, dict) and feature.get("_type") == "Image":
+        if _type_of(feature) == "Image":
             return str(name)
     raise UserError(f"{source} has no column of images; its columns are {', '.join(features)}")
 
 
 def _label_column(features: Mapping[str, Any], request: ConvertRequest) -> str:
     given = () if request.label_column == _LABELS[0] else (request.label_column,)
-    named = [name for name, feature in features.items() if feature.get("_type") == "ClassLabel"]
+    named = [name for name, feature in features.items() if _type_of(feature) == "ClassLabel"]
     for name in given or (*_LABELS, *(named if len(named) == 1 else ())):
         if name in features:
             return str(name)

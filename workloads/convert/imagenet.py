@@ -286,7 +286,11 @@ def _validation_labels(request: ConvertRequest, stems: list[str]) -> dict[str, s
         labels = dict(zip(stems, _devkit(path, len(stems)), strict=True))
     elif path.suffix == ".csv":
         with path.open(newline="") as file:
-            labels = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
+            try:
+                labels = {row["ImageId"]: row["PredictionString"].split()[0] for row in csv.DictReader(file)}
+            except (KeyError, IndexError, AttributeError) as error:
+                message = f"{path} is not a table of ImageId and PredictionString with a synset in each row ({error!r})"
+                raise UserError(message) from error
     else:
         labels = _text_labels(path, stems)
     if missing := [stem for stem in stems if not SYNSET.fullmatch(labels.get(stem, ""))]:
@@ -379,13 +383,23 @@ def tar_entries(path: Path, within: TarEntry | None = None) -> Iterator[TarEntry
             with tarfile.open(fileobj=cast("BinaryIO", bounded), mode="r:") as tar:
                 for member in forward(tar):
                     tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
-                    if member.isreg() and not member.issparse():
+                    if not member.isreg() or member.issparse():
+                        _check_is_no_image(member, path, within)
+                    else:
                         offset = start + member.offset_data
                         yield TarEntry(name=member.name, offset_bytes=offset, length_bytes=member.size)
                 check_end(bounded, tar.offset)
         except (*TAR_ERRORS, DamagedArchiveError) as error:
             place = f"{path}:{within.name}" if within else str(path)
             raise UserError(f"{place} is not a whole tar ({error}); download it again") from error
+
+
+def _check_is_no_image(member: tarfile.TarInfo, path: Path, within: TarEntry | None) -> None:
+    """An image that has no bytes of its own here would be missing, and perhaps its class with it."""
+    if not member.isdir() and is_image(member.name):
+        place = f"{path}:{within.name}" if within else str(path)
+        message = f"{place} has {member.name!r} as a link or a sparse file, not as an image; write the tar again with "
+        raise UserError(message + "GNU tar's --hard-dereference --dereference, without --sparse")
 
 
 class BoundedFile:

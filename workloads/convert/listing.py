@@ -37,6 +37,8 @@ from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 
 _LOG = logging.getLogger(__name__)
+_CHECKED_EARLY = 2_000_000
+"""Images of a split whose keys are compared when a sweep is planned; larger ones when they are listed."""
 _LISTING_PART: Final = "listing.json"
 _ROOTS: Final = ("source", "root")
 """Of a request: what containers are stored relative to, since sources may lie elsewhere on the day they are read."""
@@ -248,7 +250,7 @@ def list_source(arguments: Mapping[str, Any]) -> Conversion:
         arguments: ``format``, and the fields of `ConvertRequest` with paths as text; empty ones are left out.
 
     Raises:
-        UserError: there is no such converter or source, or the source does not fit.
+        UserError: there is no such converter or source, the source does not fit, or two images would have the same key.
     """
     name = arguments["format"]
     if name not in CONVERTERS:
@@ -259,7 +261,11 @@ def list_source(arguments: Mapping[str, Any]) -> Conversion:
     is_of_hub = name == "huggingface" and not request.source.is_absolute()
     if not request.source.exists() and not is_of_hub:
         raise UserError(f"{request.source} does not exist; name the folder or file to convert")
-    return CONVERTERS[name](request)
+    conversion = CONVERTERS[name](request)
+    for split, table in conversion.splits.items():
+        if len(table) <= _CHECKED_EARLY:
+            table.check_keys(split)
+    return conversion
 
 
 def convert_request(arguments: Mapping[str, Any]) -> ConvertRequest:

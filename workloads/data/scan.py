@@ -334,18 +334,18 @@ class Labels:
 
 
 def class_names(classes: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """Classes by every text in their rows that names one class only: ``name``, ``synset``, leaf levels.
+    """Classes by their names, and by every other text in their rows that names one class only: ``synset``, leaf levels.
 
     What reads as the number of a class is never a name: members hold numbers, and a column may number its groups.
     """
-    names: dict[str, int | None] = {}
+    names: dict[str, set[int]] = {}
+    others: dict[str, set[int]] = {}
     for row in classes:
-        texts = {str(value) for column, value in row.items() if column != "class" and value is not None}
-        for text in texts:
-            if _is_number_of_a_class(text, len(classes)):
-                continue
-            names[text] = None if text in names else int(row["class"])
-    return {name: leaf for name, leaf in names.items() if leaf is not None}
+        for column, value in row.items():
+            if column != "class" and value is not None:
+                (names if column == "name" else others).setdefault(str(value), set()).add(int(row["class"]))
+    found = {text: leaves for text, leaves in (others | names).items() if len(leaves) == 1}
+    return {text: min(leaves) for text, leaves in found.items() if not _is_number_of_a_class(text, len(classes))}
 
 
 def read_labels(members: Mapping[str, bytes], rule: ClassRule) -> Labels:
@@ -527,6 +527,8 @@ def walk(stream: ShardStream) -> Iterator[tarfile.TarInfo]:
         tar = tarfile.open(fileobj=cast("BinaryIO", stream), mode="r:")  # noqa: SIM115 - nothing to close: not our file
         for member in tar:
             tar.members = []  # type: ignore[attr-defined] # tarfile would keep every header
+            if member.size < 0:  # it would lead in a circle
+                raise DamagedArchiveError(f"a header of it claims {member.size} bytes")
             yield member
         check_end(stream, tar.offset)
     except tarfile.TarError as error:

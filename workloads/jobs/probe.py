@@ -111,10 +111,14 @@ class ProbeTask(ImageTask):
     def _fresh_batches(
         self, images: Generator[TrainInputs, None, None], first: int
     ) -> Generator[TrainInputs, None, None]:
+        recipe, execution = self._job.recipe, self._job.request.execution
+        size = max(1, (execution.micro_batch or EVAL_BATCH_SIZE) >> execution.memory_retries)
+        if recipe.dropout:  # its masks follow from the forward passes
+            size = recipe.batch_size
         with closing(images):
             for number, batch in enumerate(images, start=first):
                 with self._dropping(number):
-                    features_BF = self._features(batch.inputs)
+                    features_BF = torch.cat([self._features(some) for some in torch.split(batch.inputs, size)])
                 yield TrainInputs(inputs=features_BF, targets=batch.targets)
 
     @contextmanager

@@ -45,7 +45,7 @@ class LabelInputs:
 
 
 def class_numbers(references: Sequence[object], names: Sequence[str], table: ClassTable | None = None) -> list[int]:
-    """Classes by number or name; of leaf classes (``table``) also by any text that only one row holds.
+    """Classes by number or name; of leaf classes (``table``) also by any other text that only one row holds.
 
     Raises:
         UserError: there is no such class, or several, or a number is also the name of another class.
@@ -53,10 +53,12 @@ def class_numbers(references: Sequence[object], names: Sequence[str], table: Cla
     known: dict[str, int | None] = {}
     for number, name in enumerate(names):
         known[name] = None if name in known else number
+    others: dict[str, int | None] = {}
     for row in table or ():
         for text in {str(value) for column, value in row.items() if column != "class" and value is not None}:
             number = int(row["class"])
-            known[text] = number if known.get(text, number) == number else None
+            others[text] = number if others.get(text, number) == number else None
+    known = others | known
     _check_numbers([reference for reference in references if isinstance(reference, int)], names)
     return [_class_number(reference, known, len(names)) for reference in references]
 

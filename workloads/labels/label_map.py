@@ -233,7 +233,7 @@ class RandomLabels(LabelMap):
     def _within_groups(self, split: SplitIndex, words_N: NDArray[np.uint64]) -> NDArray[np.int32]:
         if split.leaf_sets is not None:
             message = f"samples of split {split.name!r} have several classes, so random ids within classes are not "
-            raise UserError(message + "defined; leave `within` out to draw them over the whole set")
+            raise UserError(message + "defined; leave `within` and `classes` out to draw them over the whole set")
         groups_N = self._groups_of(split)
         if self.draw is Draw.INDEPENDENT:
             ids_N = _below(words_N, self.num_ids)

@@ -202,7 +202,9 @@ def _rows_of(content: bytes, uri: str) -> list[dict[str, Any]]:
         raise BadDataError(f"{uri} is not a table of classes (csv, json or parquet with a header): {error}") from error
     if not rows:
         raise BadDataError(f"{uri} has no rows; it must have one per class")
-    return [_completed(row) for row in rows]
+    # One name of the column for the whole table: numbers among the names of classes are names, too.
+    has_names = any(isinstance(row.get("class"), str) and not row["class"].isdigit() for row in rows)
+    return [_completed(row, has_names=has_names) for row in rows]
 
 
 def _joined(definition: Mapping[str, Any], inputs: LabelInputs) -> list[dict[str, Any]]:
@@ -262,8 +264,8 @@ def _within_header(row: dict[str, Any], line: int) -> dict[str, Any]:
     return row
 
 
-def _completed(row: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(row.get("class"), str) and not row["class"].isdigit():
+def _completed(row: dict[str, Any], *, has_names: bool) -> dict[str, Any]:
+    if has_names:
         row = {(_TAXONOMIC_CLASS if column == "class" else column): value for column, value in row.items()}
     if "species" not in row and row.get("genus") and row.get("specific_epithet"):
         row = {**row, "species": f"{row['genus']} {row['specific_epithet']}"}

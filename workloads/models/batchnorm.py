@@ -8,7 +8,7 @@ made of them, so a step moves them once for any number of groups.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, Protocol
@@ -61,6 +61,10 @@ class RunningStatistics:
         self._counters: list[Tensor] = []
         self._before: list[Tensor] = []
         self._sums: list[Tensor] = []
+
+    def begin_pass(self, num_samples: int) -> None:
+        """Say how many samples the next forward pass has."""
+        _begin_pass(self._layers, num_samples)
 
     def begin_step(self) -> None:
         """Remember where the step starts."""
@@ -119,10 +123,14 @@ def ghost_batchnorm(model: nn.Module, group_size: int, *, one_by_one: bool = Fal
     groups of what each alone would have made of them. "Train longer, generalize better", arXiv:1705.08741, algorithm 1.
     ``one_by_one``: each group through the layer's own forward pass. It differs by rounding and takes about three times
     as many operations; layers that are neither torch's BatchNorm nor timm's with an activation always run like this.
+
+    Where a network folds tokens or windows into the first dimension, sample after sample, a layer sees several rows of
+    each sample: ``begin_pass`` says how many samples there are. Without it, rows are samples.
     """
     layers = batchnorm_layers(model)
     kinds = {layer: type(layer) for layer in layers}
     for layer in layers:
+        layer.pass_size = 0  # type: ignore[assignment]
         grouped = None if one_by_one else _grouped_kind(kinds[layer])  # type: ignore[arg-type] # classes are hashable
         if grouped is None:
             layer.forward = partial(_forward_in_groups, layer, layer.forward, group_size)  # type: ignore[method-assign]
@@ -133,6 +141,7 @@ def ghost_batchnorm(model: nn.Module, group_size: int, *, one_by_one: bool = Fal
         yield
     finally:
         for layer, kind in kinds.items():
+            del layer.pass_size
             if type(layer) is kind:
                 del layer.forward
             else:
@@ -142,7 +151,7 @@ def ghost_batchnorm(model: nn.Module, group_size: int, *, one_by_one: bool = Fal
 
 def _forward_in_groups(layer: _BatchNorm, forward: Callable[[Tensor], Tensor], group_size: int, x_BC: Tensor) -> Tensor:
     """Shapes (B, C, ...), any number of dimensions; the last group may be smaller."""
-    groups = torch.split(x_BC, group_size)
+    groups = torch.split(x_BC, _rows_of_group(layer, x_BC, group_size))
     if not layer.training or len(groups) == 1:
         return forward(x_BC)
     names = [name for name in _BUFFERS if getattr(layer, name) is not None]
@@ -167,6 +176,21 @@ def _forward_in_groups(layer: _BatchNorm, forward: Callable[[Tensor], Tensor], g
     return torch.cat(outputs)
 
 
+def begin_pass(model: nn.Module, num_samples: int) -> None:
+    """Say to the layers of ``ghost_batchnorm`` how many samples the next forward pass has."""
+    _begin_pass(batchnorm_layers(model), num_samples)
+
+
+def _begin_pass(layers: Sequence[_BatchNorm], num_samples: int) -> None:
+    for layer in layers:
+        if layer.__dict__.get("pass_size", num_samples) != num_samples:
+            layer.pass_size = num_samples  # type: ignore[assignment]
+
+
+def _rows_of_group(layer: Any, x_BC: Tensor, group_size: int) -> int:  # noqa: ANN401 - of a class that is made here
+    return group_size * max(1, len(x_BC) // layer.pass_size) if layer.pass_size else group_size
+
+
 @cache
 def _grouped_kind(kind: type[_BatchNorm]) -> type[_BatchNorm] | None:
     """A subclass that normalises by groups of ``norm_group`` samples in one operation; None for unknown layers."""
@@ -177,9 +201,10 @@ def _grouped_kind(kind: type[_BatchNorm]) -> type[_BatchNorm] | None:
         return None
 
     def forward(layer: Any, x_BC: Tensor) -> Tensor:  # noqa: ANN401 - of a class that is made here
-        if not layer.training or len(x_BC) <= layer.norm_group:
+        num_rows = _rows_of_group(layer, x_BC, layer.norm_group)
+        if not layer.training or len(x_BC) <= num_rows:
             return kind.forward(layer, x_BC)
-        normalised_BC = _normalise_groups(layer, x_BC, layer.norm_group)
+        normalised_BC = _normalise_groups(layer, x_BC, num_rows)
         return layer.act(layer.drop(normalised_BC)) if has_activation else normalised_BC
 
     return type(f"Grouped{kind.__name__}", (kind,), {"forward": forward})

@@ -43,6 +43,7 @@ _CHUNK: Final = 5_000
 """Samples at a time where the whole data set passes through the network."""
 _CLUSTERED: Final = 0.9
 """The absolute cosine to the mean of y x from which on a neuron counts as clustered."""
+_NO_GAP: Final = 1e-9
 
 Method = Literal["network", "ntk", "random_features", "one_step", "two_steps", "unstructured"]
 
@@ -102,6 +103,8 @@ class FeatureLearningParameters(ShippedParameters):
             raise ValueError(f"relevant {self.relevant} is even: all bits 0 and all bits 1 would have the same label")
         if self.labels == "codes" and self.method == "unstructured":
             raise ValueError("uniform bits have no label where codes define labels: leave out the method unstructured")
+        if self.labels == "interval" and abs(label_gap(self)) < _NO_GAP:
+            raise ValueError(f"interval {list(self.interval)}: the label says nothing of a single bit (its gap is 0)")
         if self.labels != "parity" and self.negative_share != 0.5:
             raise ValueError(f"negative_share {self.negative_share} is for parity labels only")
         return self
@@ -332,7 +335,7 @@ def _clustered_share(weights_MD: Tensor, data: LabelledBits) -> float:
 
 
 class HypercubeParameters(ShippedParameters):
-    """Appendix E.3.2: 2^k clusters at the corners of a cube, labelled by the product of their signs."""
+    """Appendix E.3.2: 2^k clusters at the corners of a cube, labelled by the product of their signs; k <= d."""
 
     dim: int = Field(100, ge=2, le=10_000, description="d")
     relevant: int = Field(4, ge=1, le=8, description="k")
@@ -345,6 +348,12 @@ class HypercubeParameters(ShippedParameters):
     steps: int = Field(800, ge=1, le=100_000, description="of Adam; unprinted")
     learning_rate: float = Field(0.003, gt=0, le=10, description="unprinted")
     test_samples: int = Field(10_000, ge=100, le=1_000_000, description="fresh samples for the accuracy")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.relevant > self.dim:
+            raise ValueError(f"relevant {self.relevant} of dim {self.dim}: relevant coordinates are some of the inputs")
+        return self
 
 
 def simulate_hypercube(

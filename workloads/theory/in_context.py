@@ -190,7 +190,7 @@ def _finite_prompt(
     y_N: Floats = x_ND[:, pair[0]] * x_ND[:, pair[1]]
     m = parameters.prompt
     moment_D: Floats = x_ND[:m].T @ y_N[:m] / m
-    return moment_D, x_ND[m:], y_N[m:]
+    return moment_D, x_ND[m:].copy(), y_N[m:].copy()  # a view would keep the whole prompt
 
 
 class LoopedTransformerParameters(ShippedParameters):

@@ -112,8 +112,12 @@ def _load_file(path: Path, digest: str, name: str) -> Function:
 
 def _model_of(function: Function) -> type[BaseModel] | None:
     """The pydantic model that the first argument is annotated with."""
-    first = next(iter(inspect.signature(function).parameters.values()), None)
+    plain = inspect.unwrap(function)
+    first = next(iter(inspect.signature(plain).parameters.values()), None)
     annotation = None if first is None else first.annotation
     if isinstance(annotation, str):  # only this one: the others may name what is imported for type checkers alone
-        annotation = getattr(function, "__globals__", {}).get(annotation)
+        name, *parts = annotation.split(".")
+        annotation = getattr(plain, "__globals__", {}).get(name)
+        for part in parts:
+            annotation = getattr(annotation, part, None)
     return annotation if inspect.isclass(annotation) and issubclass(annotation, BaseModel) else None

@@ -270,6 +270,7 @@ def chosen_micro_batch(
     *,
     unit: int,
     share: int,
+    has_batchnorm: bool = False,
     search: Callable[[], int] | None = None,
     memory: MicroBatchMemory | None = None,
 ) -> int:
@@ -285,7 +286,8 @@ def chosen_micro_batch(
     if execution.micro_batch:
         return halved(execution.micro_batch, retries, unit)
     if search is None:
-        return halved(share, retries, unit) if retries else 0
+        # The layout's own rule with BatchNorm is one norm group, of which nothing smaller can be made.
+        return halved(share, retries, unit) if retries and not has_batchnorm else 0
     known = memory.recall() if memory is not None else Known()
     largest = known.fits
     # A larger share also holds more inputs during a step than the search counted.
@@ -293,9 +295,11 @@ def chosen_micro_batch(
         largest = search()
         if memory is not None:
             memory.found(largest, share)
+    # A failure that this node saw counts once; one of another node is among the retries alone.
+    largest = halved(min(largest, share), retries, unit)
     if known.failed_at:
-        largest, retries = min(largest, halved(known.failed_at, 1, unit)), 0
-    return even_micro_batch(share, halved(min(largest, share), retries, unit), unit)
+        largest = min(largest, halved(known.failed_at, 1, unit))
+    return even_micro_batch(share, largest, unit)
 
 
 def unit_of(model: nn.Module, recipe: Recipe) -> int:

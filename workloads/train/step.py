@@ -129,6 +129,7 @@ class Update:
 
     def _pass(self, inputs: Tensor, targets: Targets) -> tuple[Tensor, Tensor]:
         arithmetic, layout = self._learner.arithmetic, self._layout
+        self._statistics.begin_pass(len(inputs))
         with arithmetic.autocast():
             losses_B, num_wrong = self._losses_of(inputs, targets)
         # Divided by the global batch, whatever the share: gradients of all passes and ranks add up to the batch's mean.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.activity import Activity
 from orchestrator.core.contract import Execution
-from workloads.models.batchnorm import ghost_batchnorm
+from workloads.models.batchnorm import begin_pass, ghost_batchnorm
 from workloads.runtime.precision import Arithmetic, is_compile_failure, kept_state
 from workloads.train.learner import Learner
 from workloads.train.linear_form import Targets
@@ -93,7 +93,14 @@ class MicroBatchSearch:
         unit = _search_unit(layout)
         memory = self._memory()
         search = None if memory is None else lambda: self._search(unit, layout.share)
-        return chosen_micro_batch(execution, unit=unit, share=layout.share, search=search, memory=memory)
+        return chosen_micro_batch(
+            execution,
+            unit=unit,
+            share=layout.share,
+            has_batchnorm=layout.has_batchnorm,
+            search=search,
+            memory=memory,
+        )
 
     def _memory(self) -> MicroBatchMemory | None:
         """What this node remembers; None on CPUs, where nothing is searched."""
@@ -186,6 +193,7 @@ class WarmupStep:
             parameter.grad = None
         try:
             inputs, targets = self._example(num_samples)
+            begin_pass(model, len(inputs))
             with arithmetic.autocast():
                 losses_B, _ = self._losses_of(inputs, targets)
             losses_B.sum().backward()  # type: ignore[no-untyped-call]

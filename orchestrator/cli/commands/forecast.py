@@ -94,7 +94,7 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     table = read_prices(options.prices)
     expected = _expect(sweeps, fleet, table, options)
     found = _simulate(expected, fleet, options)
-    bill = _Bill(accelerator=expected.accelerator, is_spot=options.spot > 0.0, prices=table)
+    bill = _Bill(accelerator=expected.price_name, is_spot=options.spot > 0.0, prices=table)
     bounds = [_simulate(one, fleet, options) for one in expected.bounds()]
     lines = _lines(found, bounds, fleet, expected, bill)
     _write_chart(found, lines, options)
@@ -171,6 +171,8 @@ class _Expected:
     kept_bytes: int
     accelerator: str
     """GPU type of most jobs with GPUs; empty = no job has any."""
+    price_name: str
+    """Its entry in a table of prices."""
     assumed_accelerator: str
     """The assumed GPU type where none is given; empty = it is given."""
 
@@ -193,6 +195,7 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
     traffic: dict[str, Traffic] = {}
     errors = [outlook.model_error for outlook in outlooks]
     used: Counter[str] = Counter()
+    priced: Counter[str] = Counter()
     for outlook, names in zip(outlooks, study.names, strict=True):
         durations_s |= {names[name]: seconds for name, seconds in outlook.estimates.durations_s().items()}
         kept |= {names[name]: estimated.kept_bytes for name, estimated in outlook.estimates.jobs.items()}
@@ -206,7 +209,9 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
             )
             for name, job in outlook.estimates.jobs.items()
         }
-        used.update(estimated.accelerator for estimated in outlook.estimates.jobs.values() if estimated.gpus)
+        gpu_jobs = [estimated for estimated in outlook.estimates.jobs.values() if estimated.gpus]
+        used.update(estimated.accelerator for estimated in gpu_jobs)
+        priced.update(estimated.price_name for estimated in gpu_jobs)
     done = {job.key for outlook in outlooks for job in outlook.plan.jobs if job.name in outlook.found.reused}
     return _Expected(
         plan=study.plan,
@@ -216,6 +221,7 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
         committed=[job.key for job in study.plan.jobs if job.key in done],
         kept_bytes=sum(kept.values()),
         accelerator=accelerator or (used.most_common(1)[0][0] if used else ""),
+        price_name=accelerator or (priced.most_common(1)[0][0] if priced else ""),
         assumed_accelerator=next((one.estimates.assumed_accelerator for one in outlooks), ""),
     )
 

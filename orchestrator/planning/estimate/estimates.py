@@ -47,6 +47,8 @@ class JobEstimate:
     cpus: float = 0.0
     accelerator: str = CPU
     """The assumed or known type of its GPUs."""
+    price_name: str = ""
+    """Of its entry in a table of prices."""
     kept_bytes: int = 0
     checkpoint_bytes: int = 0
     """At most, while it runs."""
@@ -124,7 +126,7 @@ class Estimates:
 
     def unpriced(self) -> list[str]:
         """Accelerators that the table of prices lacks."""
-        return sorted({job.accelerator or "cpu" for job in self.jobs.values() if job.cost is None})
+        return sorted({job.price_name or "cpu" for job in self.jobs.values() if job.cost is None})
 
 
 def estimate(
@@ -166,6 +168,16 @@ def known_accelerator(name: str) -> str:
     return exact.get(name.lower()) or find_accelerator(name)
 
 
+def _price_name(prices: PriceTable | None, named: str, assumed: str) -> str:
+    """The entry of GPUs that a sweep names, as it writes them, or as ``PEAKS`` does; of others, of the assumed ones."""
+    known = {name.lower(): name for name in (prices.prices if prices else ())}
+    if not named:  # perhaps as a device calls itself: NVIDIA RTX A6000
+        words = f" {assumed.replace('-', ' ')} ".lower()
+        return known.get(assumed.lower()) or next((known[name] for name in known if f" {name} " in words), assumed)
+    found = (known.get(name.lower()) for name in (named, known_accelerator(named)) if name)
+    return next(filter(None, found), named)
+
+
 class _Estimator:
     """Thousands of jobs share a few corrections, each of which is computed once."""
 
@@ -179,17 +191,19 @@ class _Estimator:
         correction = self._correction(job.kind, volume, machine)
         seconds, prices = _seconds(volume, machine, correction), self._prices
         is_spot = job.resources.spot is Spot.REQUIRE
+        price_name = machine.accelerator and _price_name(prices, job.resources.accelerator, accelerator)
         return JobEstimate(
             seconds=seconds,
             gpus=job.resources.gpus,
             cpus=job.resources.cpus,
             accelerator=machine.accelerator,
+            price_name=price_name,
             kept_bytes=volume.kept_bytes,
             checkpoint_bytes=volume.checkpoint_bytes,
             read_bytes=volume.read_bytes,
             gradient_bytes=volume.gradient_bytes,
             num_steps=volume.work.num_steps,
-            cost=prices.cost(seconds, job.resources, accelerator, is_spot=is_spot) if prices else None,
+            cost=prices.cost(seconds, job.resources, price_name, is_spot=is_spot) if prices else None,
             source=correction.source,
             num_results=correction.num_results,
             note=_note(job, volume, seconds, correction),

@@ -115,7 +115,7 @@ class SpeedHistory:
     """Of whole networks that results name, by subject."""
 
     def usual_accelerator(self) -> str:
-        """The accelerator of most results; empty if none ran on a known one."""
+        """The accelerator of most results; empty if none ran on one."""
         seen = Counter(m.machine.accelerator for m in self.measurements if m.machine.is_gpu)
         return seen.most_common(1)[0][0] if seen else CPU
 
@@ -291,10 +291,16 @@ def _left(num_rows: float, num_earlier: int) -> float:
     return left
 
 
+_CPUS = frozenset({"", "cpu", "x86_64", "AMD64", "i686", "aarch64", "arm64", "ppc64le", "s390x", "riscv64"})
+"""First words of devices that are CPUs; see ``platform.machine``."""
+
+
 def _machine(fingerprint: Mapping[str, Any], measured: Mapping[str, float]) -> Machine:
     threads = float(fingerprint.get("num_threads", measured.get("num_threads", 1)))
     workers = int(fingerprint.get("world_size", 1))
-    accelerator = find_accelerator(str(fingerprint.get("device", "")))
+    device = str(fingerprint.get("device", ""))
+    # A GPU that the table of peaks lacks keeps its own name: its results say nothing of CPUs.
+    accelerator = find_accelerator(device) or ("" if device.partition(" ")[0] in _CPUS else device)
     return Machine(accelerator=accelerator, num_workers=workers, num_cores=threads * workers)
 
 

@@ -11,13 +11,16 @@ two variances for every label space; they are pooled over the label spaces of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from itertools import combinations
 from typing import Final, Self
 
 from orchestrator.core.job_kinds import TRANSFER_KINDS
-from orchestrator.planning.graph.design import Cell, PlanDesign
+from orchestrator.planning.graph.design import Cell, PlanDesign, backbones_of, sharing_between
+from orchestrator.planning.graph.pairing import Sharing
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.sweepfile.values import LABELS_FACTOR
 
@@ -261,9 +264,19 @@ def seeds_needed(
     return low
 
 
-def smallest_difference(num_pretrain_seeds: int, comparisons: Comparisons) -> float:
-    """The smallest difference with ``TARGET_POWER``, in standard deviations between seeds; infinite with one seed."""
-    return least_shift(num_pretrain_seeds - 1, comparisons.level) / math.sqrt(num_pretrain_seeds)
+def seeds_compared(one: AbstractSet[Hashable], other: AbstractSet[Hashable], *, is_paired: bool) -> int:
+    """Pretrain seeds of a comparison of two rows with these: pairs need those that both have."""
+    return len(one & other) if is_paired else min(len(one), len(other))
+
+
+def smallest_difference(num_pretrain_seeds: int, comparisons: Comparisons, *, is_paired: bool = True) -> float:
+    """The smallest difference with ``TARGET_POWER``, in standard deviations of the difference of two runs with equal
+    seeds; infinite with fewer than two seeds.
+    """
+    if num_pretrain_seeds < 2:
+        return math.inf
+    least = least_shift(num_pretrain_seeds - 1, comparisons.level, is_paired=is_paired)
+    return least / math.sqrt(num_pretrain_seeds)
 
 
 def least_shift(freedom: int, level: float, power: float = TARGET_POWER, *, is_paired: bool = True) -> float:
@@ -281,33 +294,88 @@ def least_shift(freedom: int, level: float, power: float = TARGET_POWER, *, is_p
     return high
 
 
+@dataclass(slots=True, kw_only=True)
+class _PlannedRow:
+    """A row of a table of the report, as it is planned."""
+
+    values: Mapping[str, str] | None
+    """By factor; None where rows are label spaces, which are compared by pairs."""
+    seeds: set[str] = field(default_factory=set)
+    """Pretrain seeds."""
+    is_baseline: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    """What a table can find out at best."""
+
+    num_seeds: int
+    """Of the comparison that has most."""
+    comparisons: Comparisons
+    is_paired: bool
+    """Whether that is one of pairs."""
+
+    def least(self, num_seeds: int | None = None) -> float:
+        """See ``smallest_difference``; with so many seeds."""
+        num = self.num_seeds if num_seeds is None else num_seeds
+        least = smallest_difference(num, self.comparisons)
+        # Welch's test has more degrees of freedom: it finds whatever the test of pairs finds, and takes longer here.
+        is_enough = self.is_paired or least <= _IMPLAUSIBLE_STDS / 2
+        return least if is_enough else smallest_difference(num, self.comparisons, is_paired=False)
+
+
 def weak_designs(plan: Plan) -> Iterator[str]:
     """Warnings of transfers whose seeds cannot find any plausible difference, and what would."""
     design = PlanDesign.of(plan)
-    rows, baseline = design.rows_of(plan), design.baseline_of(plan)
-    tables: dict[Cell, dict[Cell, set[str]]] = {}  # seeds by row
-    with_baseline: set[Cell] = set()
+    rows = design.rows_of(plan)
+    sharing = partial(sharing_between, design, backbones_of(plan, design))
+    make = Comparisons.of_spaces if rows == (LABELS_FACTOR,) else Comparisons.of_combinations
+    alike: dict[_Question, list[str]] = {}
+    for place, found in _planned_tables(plan, design, rows).items():
+        comparisons = make(len(found), has_baseline=any(row.is_baseline for row in found.values()))
+        if comparisons.total:
+            alike.setdefault(_question(found, comparisons, sharing), []).append(place[0])
+    for question, transfers in alike.items():
+        if question.least() > _IMPLAUSIBLE_STDS:
+            yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(question)}"
+
+
+def _planned_tables(plan: Plan, design: PlanDesign, rows: Sequence[str]) -> dict[Cell, dict[Cell, _PlannedRow]]:
+    """The tables of the report and their rows, as of the plan."""
+    baseline = design.baseline_of(plan)
+    tables: dict[Cell, dict[Cell, _PlannedRow]] = {}
     for job in plan.jobs:
         if job.kind in TRANSFER_KINDS:
-            place, row = _row_of(design, rows, job)
-            tables.setdefault(place, {}).setdefault(row, set()).add(str(job.facets.get("pretrain_seed", 0)))
-            if job.facets.get("baseline") == "retrain" or row == tuple(baseline.get(name) for name in rows):
-                with_baseline.add(place)
-    alike: dict[tuple[int, Comparisons], list[str]] = {}
-    make = Comparisons.of_spaces if rows == (LABELS_FACTOR,) else Comparisons.of_combinations
-    for place, seeds in tables.items():
-        comparisons = make(len(seeds), has_baseline=place in with_baseline)
-        if comparisons.total:
-            alike.setdefault((len(set[str]().union(*seeds.values())), comparisons), []).append(place[0])
-    for (num_seeds, comparisons), transfers in alike.items():
-        least = smallest_difference(num_seeds, comparisons)
-        if least > _IMPLAUSIBLE_STDS:
-            yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(num_seeds, comparisons, least)}"
+            values = None if rows == (LABELS_FACTOR,) else design.values_of(job)
+            place, row = _row_of(values, rows, job)
+            found = tables.setdefault(place, {}).setdefault(row, _PlannedRow(values=values))
+            found.seeds.add(str(job.facets.get("pretrain_seed", 0)))
+            is_named = row == tuple(baseline.get(name) for name in rows)
+            found.is_baseline |= is_named or job.facets.get("baseline") == "retrain"
+    return tables
 
 
-def _row_of(design: PlanDesign, rows: Sequence[str], job: Job) -> tuple[Cell, Cell]:
+def _question(
+    found: Mapping[Cell, _PlannedRow],
+    comparisons: Comparisons,
+    sharing: Callable[[Mapping[str, str], Mapping[str, str]], Sharing],
+) -> _Question:
+    """Of the comparison with most seeds; the report tests those of rows that share nothing by Welch's test."""
+    rows = list(found.values())
+    pairs: Iterable[tuple[_PlannedRow, _PlannedRow]] = combinations(rows, 2)
+    if len(rows) > MAX_ROWS_ALL_PAIRS and (baseline := next((row for row in rows if row.is_baseline), None)):
+        pairs = ((baseline, row) for row in rows if row is not baseline)
+    counts = [
+        (seeds_compared(one.seeds, other.seeds, is_paired=is_paired), is_paired)
+        for one, other in pairs
+        for is_paired in [one.values is None or other.values is None or bool(sharing(one.values, other.values))]
+    ]
+    num_seeds = max(num for num, _ in counts)
+    return _Question(num_seeds=num_seeds, comparisons=comparisons, is_paired=(num_seeds, False) not in counts)
+
+
+def _row_of(values: Mapping[str, str] | None, rows: Sequence[str], job: Job) -> tuple[Cell, Cell]:
     """Table and row of a transfer in the report."""
-    values = None if rows == (LABELS_FACTOR,) else design.values_of(job)
     transfer = str(job.facets["transfer"])
     if values is None:
         return (transfer, str(job.facets.get("pretrain", ""))), (str(job.facets["label_space"]),)
@@ -315,17 +383,21 @@ def _row_of(design: PlanDesign, rows: Sequence[str], job: Job) -> tuple[Cell, Ce
     return (transfer, *others), tuple(values[name] for name in rows)
 
 
-def _weakness(num_seeds: int, family: Comparisons, least: float) -> str:
-    finds = ((seeds, smallest_difference(seeds, family)) for seeds in range(3, MOST_SEEDS))
+def _weakness(question: _Question) -> str:
+    family, num_seeds, least = question.comparisons, question.num_seeds, question.least()
+    finds = ((seeds, question.least(seeds)) for seeds in range(3, MOST_SEEDS))
     enough, found = next((seeds, found) for seeds, found in finds if found <= _IMPLAUSIBLE_STDS / 2)
     would = (
         f"{enough} pretraining seeds find differences of {found:.1f} standard deviations between seeds; "
         "`orchestrator power` says what they cost"
     )
+    if num_seeds < 1:
+        return f"no two rows share a pretraining seed, so no comparison can be tested; {would}"
     if math.isinf(least):
         tested = f"none of the {family.total} comparisons can" if family.total > 1 else "the comparison cannot"
         return f"one pretraining seed shows no noise between seeds, so {tested} be tested; {would}"
-    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({FAMILY_METHOD})"
+    method = method_of([question.is_paired])
+    tests = f"in {family.total} comparison{'s' * (family.total > 1)} ({method})"
     return (
         f"{num_seeds} pretraining seeds find, {tests}, only differences of {least:,.0f} standard deviations between "
         f"seeds or more (power {TARGET_POWER:.0%}), which no plausible difference reaches; {would}"

@@ -240,8 +240,18 @@ def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: Resolved
 
 
 def long_clusterings(sweep: ResolvedSweep) -> list[str]:
-    """One line for each k-means that takes more than minutes on a few cores."""
+    """One line for each k-means that takes more than minutes on a few cores, and one if GPUs would be idle."""
     lines = []
+    by_faiss = [
+        space.name
+        for space in sweep.labels.values()
+        if space.clustering is not None and space.clustering.parameters.get("library") == "faiss"
+    ]
+    if by_faiss and sweep.resources[JobKind.CLUSTER].gpus:
+        line = (
+            f"cluster/{by_faiss[0]}: faiss clusters on the CPU, so the GPU of resources.cluster is idle; set gpus: 0, "
+        )
+        lines.append(f"{line}or library: scikit-learn, which clusters on it")
     for space in sweep.labels.values():
         found = kmeans_operations(space, space.clustering, sweep) if space.clustering is not None else 0.0
         if found >= _WORTH_SAYING:

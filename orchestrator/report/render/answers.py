@@ -157,17 +157,24 @@ def _untested(table: Table, family: Family) -> str:
 
 
 def _established(table: Table, family: Family) -> str:
-    """Which label spaces differ from the baseline; without one, how many pairs differ."""
+    """Which label spaces differ from the baseline; if nothing is tested against one, how many pairs differ."""
     corrected = f"corrected for {num_comparisons(family)}"
-    if table.baseline_row is None:
+    if not family.num_with_baseline:
         found, total = family.num_established, family.num_comparisons
+        untested = (
+            "" if table.baseline_row is None else f"no {table.noun} can be tested against {_why_untested(table)}; "
+        )
         if not found:
-            return f"no two {table.noun}s differ by more than the noise between seeds; {corrected}"
-        return f"{found} of {total} pairs of {table.noun}s differ {_SURELY}; {corrected}"
+            return f"{untested}no two {table.noun}s differ by more than the noise between seeds; {corrected}"
+        return f"{untested}{found} of {total} pairs of {table.noun}s differ {_SURELY}; {corrected}"
+    others = [row for row in table.ranked if row is not table.baseline_row]
+    if num_untested := len(others) - family.num_with_baseline:
+        corrected += f"; {num_untested} of {len(others)} {table.noun}s cannot be tested against {_why_untested(table)}"
     rows = [row for row in table.ranked if row.difference and row.difference.is_established]
     if not rows:
+        tested = "that is tested " if num_untested else ""
         baseline = f"the baseline {table.baseline}"
-        return f"no {table.noun} differs from {baseline} by more than the noise between seeds; {corrected}"
+        return f"no {table.noun} {tested}differs from {baseline} by more than the noise between seeds; {corrected}"
     lower = [row for row in rows if row.difference and row.difference.mean < 0]
     higher = [row for row in rows if row.difference and row.difference.mean > 0]
     sides = [
@@ -176,6 +183,10 @@ def _established(table: Table, family: Family) -> str:
         if some
     ]
     return f"{'; '.join(sides)}; {corrected}"
+
+
+def _why_untested(table: Table) -> str:
+    return f"the baseline {table.baseline}, with fewer than two pretrain seeds in common or no noise between them"
 
 
 def _by_how_much(row: Row, table: Table) -> str:
@@ -224,10 +235,10 @@ def _pooled(table: Table, fit: PooledFit | None) -> list[str]:
 
 
 def _pooled_finding(table: Table) -> str:
-    if table.baseline_row is None:
+    tested = [row for row in table.ranked if row.difference and row.difference.p_pooled is not None]
+    if not tested:
         found = [pair.difference for pair in table.comparisons if pair.difference.p_pooled is not None]
         return f"{sum(_is_pooled(difference) for difference in found)} of {len(found)} pairs would differ"
-    tested = [row for row in table.ranked if row.difference and row.difference.p_pooled is not None]
     rows = [row for row in tested if _is_pooled(row.difference)]
     names = f": {_names(rows, lambda row: row.label_space)}" if rows else ""
     return f"{len(rows)} of {len(tested)} {table.noun}s would differ from the baseline{names}"
@@ -249,7 +260,10 @@ def _of_factors(table: EffectTable) -> tuple[str, ...]:
     corrected = f"corrected for {len(tested)} contrast{'s' * (len(tested) > 1)}"
     main = [effect for effect in tested if len(effect.factors) == 1]
     interactions = [effect for effect in tested if len(effect.factors) > 1]
-    none = f"no value of a factor differs from another one {_SURELY}"
+    values = (
+        "value" if all(effect in tested for effect in table.contrasts if len(effect.factors) == 1) else "tested value"
+    )
+    none = f"no {values} of a factor differs from another one {_SURELY}"
     sentences = [f"{_sides(main, table) or none}; {corrected}"]
     if interactions:
         found = [effect for effect in interactions if effect.difference.is_established]

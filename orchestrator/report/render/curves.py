@@ -180,17 +180,24 @@ class FactorAxis:
         panel.set_xlabel(title)
 
 
+def factor_lines(table: FactorTable) -> dict[str, dict[str, tuple[float, float]]]:
+    """Mean and standard deviation by value of the first factor of the rows, for each combination of the others."""
+    scale = 100 if is_fraction(table.metric) else 1
+    lines: dict[str, dict[str, tuple[float, float]]] = {}
+    for values, row in zip(table.row_values, table.rows, strict=True):
+        if row.summary:
+            found = scale * row.summary.mean, scale * (row.summary.std or 0.0)
+            lines.setdefault(", ".join(values[1:]), {})[values[0]] = found
+    return lines
+
+
 def _draw_factor_panel(panel: Axes, table: FactorTable) -> None:
     """The first factor of the rows along the axis, a line for each combination of the others."""
-    scale = 100 if is_fraction(table.metric) else 1
-    there = [(values, row.summary) for values, row in zip(table.row_values, table.rows, strict=True) if row.summary]
-    if not there:
+    lines = factor_lines(table)
+    if not lines:
         _draw_empty(panel, "no result yet")
         return
-    axis = FactorAxis.of([values[0] for values, _ in there])
-    lines: dict[str, dict[str, tuple[float, float]]] = {}
-    for values, summary in there:
-        lines.setdefault(", ".join(values[1:]), {})[values[0]] = scale * summary.mean, scale * (summary.std or 0.0)
+    axis = FactorAxis.of([value for points in lines.values() for value in points])
     for index, (name, points) in enumerate(lines.items()):
         _draw_factor_line(panel, axis, name or table.metric, points, index)
     _draw_baseline(panel, table)

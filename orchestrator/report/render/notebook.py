@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.report.render.answers import headline
 from orchestrator.report.render.columns import TextTable, describe_transfer, result_records, text_table
-from orchestrator.report.render.curves import CurvePoint, curve_points, draw_curve, encode_svg
-from orchestrator.report.results import Report, Table
+from orchestrator.report.render.curves import FactorAxis, curve_points, draw_curve, encode_svg, factor_lines
+from orchestrator.report.results import FactorTable, Report, Table
 from orchestrator.report.statistics.intervals import is_fraction
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure  # type: ignore[import-untyped]
 
 _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+_LINE = {"mode": "lines+markers", "hovertemplate": "%{text}<br>%{y:.2f}<extra></extra>"}
 _PANEL_PX = 360
 _CELL = "padding: .2em .45em"
 """All columns of a report fit the 1,050 pixels that JupyterLab leaves of a screen of 1,280."""
@@ -35,27 +37,25 @@ def report_frame(report: Report) -> DataFrame:
 
 
 def report_figure(report: Report) -> Figure:
-    """Error against granularity with a panel per transfer of final weights on all labels, as a plotly figure."""
+    """Error against granularity, or the first factor of the rows, with a panel per transfer of final weights on all
+    labels, as a plotly figure.
+    """
     from plotly.graph_objects import Figure, Scatter
     from plotly.subplots import make_subplots  # type: ignore[import-untyped]
 
-    tables = [table for table in report.headlines if curve_points(table.rows, table.metric)]
+    tables = [(table, panel) for table in report.headlines if (panel := _panel(table)).lines]
     if not tables:
         return Figure()
-    figure = make_subplots(rows=1, cols=len(tables), subplot_titles=[describe_transfer(table) for table in tables])
+    figure = make_subplots(rows=1, cols=len(tables), subplot_titles=[describe_transfer(table) for table, _ in tables])
     colors: dict[str, str] = {}
-    for column, table in enumerate(tables, start=1):
-        for name, points in curve_points(table.rows, table.metric).items():
+    for column, (table, panel) in enumerate(tables, start=1):
+        for name, line in panel.lines.items():
             is_first = name not in colors
             color = colors.setdefault(name, _COLORS[len(colors) % len(_COLORS)])
-            figure.add_trace(Scatter(**_line(name, points, color), showlegend=is_first), row=1, col=column)
+            drawn = {**_LINE, **line, "name": name, "legendgroup": name, "line": {"color": color}}
+            figure.add_trace(Scatter(**drawn, showlegend=is_first), row=1, col=column)
         unit = " [%]" if is_fraction(table.metric) else ""
-        ticks = sorted(
-            {point.granularity for points in curve_points(table.rows, table.metric).values() for point in points}
-        )
-        figure.update_xaxes(
-            type="log", title_text="granularity G [classes]", tickvals=ticks, tickformat="d", row=1, col=column
-        )
+        figure.update_xaxes(**panel.axis, row=1, col=column)
         figure.update_yaxes(title_text=f"{table.metric}{unit}", row=1, col=column)
     figure.update_layout(height=_PANEL_PX, margin={"l": 60, "r": 20, "t": 40, "b": 50}, template="plotly_white")
     return figure
@@ -75,19 +75,39 @@ def report_html(report: Report) -> str:
     return "".join([*parts, *_curve_html(report)])
 
 
-def _line(name: str, points: list[CurvePoint], color: str) -> dict[str, Any]:
-    ordered = sorted(points, key=lambda point: point.granularity)
-    return {
-        "name": name,
-        "legendgroup": name,
-        "mode": "lines+markers",
-        "x": [point.granularity for point in ordered],
-        "y": [point.mean for point in ordered],
-        "error_y": {"type": "data", "array": [point.std for point in ordered], "thickness": 1.2},
-        "text": [point.label_space for point in ordered],
-        "hovertemplate": "%{text}<br>G = %{x}<br>%{y:.2f}<extra></extra>",
-        "line": {"color": color},
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Panel:
+    """What plotly takes for the curves of one table: of its lines by name, and of its axis."""
+
+    lines: Mapping[str, Mapping[str, Any]]
+    axis: Mapping[str, Any]
+
+
+def _panel(table: Table) -> _Panel:
+    if isinstance(table, FactorTable):
+        found = factor_lines(table)
+        factor = FactorAxis.of([value for points in found.values() for value in points])
+        places = dict(zip(factor.values, factor.positions, strict=True))
+        lines = {
+            name or table.metric: _line([(places[value], *points[value], value) for value in places if value in points])
+            for name, points in found.items()
+        }
+        scale, ticks = "log" if factor.is_log else "linear", {"tickvals": factor.positions, "ticktext": factor.values}
+        return _Panel(lines=lines, axis={"type": scale, "title_text": table.row_factors[0], **ticks})
+    series = {
+        name: sorted((point.granularity, point.mean, point.std, point.label_space) for point in points)
+        for name, points in curve_points(table.rows, table.metric).items()
     }
+    granularities = sorted({point[0] for points in series.values() for point in points})
+    axis = {"type": "log", "title_text": "granularity G [classes]", "tickvals": granularities, "tickformat": "d"}
+    hover = {"hovertemplate": "%{text}<br>G = %{x}<br>%{y:.2f}<extra></extra>"}
+    return _Panel(lines={name: {**_line(points), **hover} for name, points in series.items()}, axis=axis)
+
+
+def _line(points: Sequence[tuple[float, float, float, str]]) -> dict[str, Any]:
+    """Of points on a line: position, mean, standard deviation and name."""
+    x, y, std, names = zip(*points, strict=True)
+    return {"x": x, "y": y, "error_y": {"type": "data", "array": std, "thickness": 1.2}, "text": names}
 
 
 def _table_html(text: TextTable, table: Table) -> str:
@@ -122,5 +142,5 @@ def _curve_html(report: Report) -> Iterator[str]:
     script = resources.files("orchestrator.report").joinpath("assets", "notebook.js").read_text(encoding="utf-8")
     for mark, text in filled.items():
         script = script.replace(mark, text)
-    yield f'<div id="{name}"><img alt="error against granularity" src="data:image/svg+xml;base64,{picture}"></div>'
+    yield f'<div id="{name}"><img alt="curves of the report" src="data:image/svg+xml;base64,{picture}"></div>'
     yield f"<script>{script}</script>"

@@ -5,7 +5,16 @@ from __future__ import annotations
 from orchestrator.planning.estimate.power import ALPHA_TEXT
 from orchestrator.report.render.columns import TextTable, describe_place, describe_transfer, family_caption, units
 from orchestrator.report.render.numbers import MISSING, fixed, hours, mean_and_std, number, plus_minus
-from orchestrator.report.results import Ablation, AblationCell, AblationRow, Facet, Row, SearchReport, Table
+from orchestrator.report.results import (
+    Ablation,
+    AblationCell,
+    AblationRow,
+    Facet,
+    FactorTable,
+    Row,
+    SearchReport,
+    Table,
+)
 from orchestrator.report.statistics.summaries import PairedDifference
 
 _MIN_KINDS, _MIN_ROWS = 2, 3
@@ -21,8 +30,11 @@ _MAX_ROWS = 20
 def kinds_table(table: Table) -> TextTable | None:
     """Kinds of labels and their numbers of classes G as the two sides of a table; G goes down where there are many.
 
-    None where there is nothing to arrange: fewer than two kinds with at least three label spaces each.
+    None where there is nothing to arrange: fewer than two kinds with at least three label spaces each, or rows that are
+    combinations of factors.
     """
+    if isinstance(table, FactorTable):
+        return None
     kinds: dict[str, dict[int, list[Row]]] = {}
     for row in table.rows:
         if row.granularity is not None:

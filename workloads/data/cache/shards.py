@@ -92,7 +92,7 @@ class RangedReader:
 
     def __init__(self, store_of: Callable[[Shard], ObjectStore], stats: CacheStats) -> None:
         self._store_of, self._stats = store_of, stats
-        self._checked: set[str] = set()
+        self._checked: set[tuple[str, str]] = set()
         self._is_closed = False
         self._begin()
 
@@ -171,12 +171,12 @@ class RangedReader:
         return encoded
 
     def _check_size(self, shard: Shard) -> None:
-        if shard.object_name in self._checked:
+        if (shard.store_uri, shard.object_name) in self._checked:
             return
         size_bytes = self._store_of(shard).stat(shard.object_name).size_bytes
         if size_bytes != shard.size_bytes:
             raise self._another(shard, f"has {size_bytes} bytes, the index says {shard.size_bytes}")
-        self._checked.add(shard.object_name)
+        self._checked.add((shard.store_uri, shard.object_name))
 
     def _another(self, shard: Shard, how: str) -> CorruptObjectError:
         message = f"shard {shard.object_name} in {self._store_of(shard).uri} {how}: "
@@ -300,7 +300,10 @@ class ShardCache:
 
         Reads the whole local file. False: the bytes are what was indexed, or came from the store by a range.
         """
-        damaged = self._objects.recheck(self._wanted(shard_id))
+        held, wanted = self._ahead.held(shard_id), self._wanted(shard_id)
+        damaged = self._objects.recheck(wanted)
+        # Another process may have replaced the file, which this one still holds open.
+        damaged = damaged or (held is not None and not wanted.is_in(held.descriptor))
         if damaged:
             self._ahead.drop(shard_id)
         return damaged
