@@ -40,6 +40,8 @@ _NOT_OF_PROJECT = "a file that comes with a project, perhaps somebody else's, mu
 _RAY_MODE, _RAY_ON_KUBERNETES = "RAY_AUTH_MODE", "RAY_ENABLE_K8S_TOKEN_AUTH"
 _POD_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 _HIDDEN = "***"
+_FLAGS = frozenset({"", "0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
+"""What pydantic reads as true or false; empty = not set."""
 _APPLIED: list[Resolved] = []
 _FLAGGED: list[str] = []
 
@@ -504,6 +506,8 @@ def _resolve(
 
 def _problem(resolved: Resolved) -> str:
     choices = resolved.setting.choices
+    if resolved.setting.name == "store_shared" and resolved.value.lower() not in _FLAGS:
+        return f"{resolved.origin}: store_shared is {resolved.value!r}; write true or false"
     if not choices or not resolved.value or resolved.value in choices:
         return ""
     return f"{resolved.origin}: {resolved.setting.name} is {resolved.value!r}; write {' or '.join(choices)}"

@@ -83,6 +83,7 @@ def test_empty_variables_are_unset_ones_for_commands_as_for_config(project: Path
     [
         ('ray_adress = "a:1"', "did you mean 'ray_address'"),
         ("store = [1]", "store is [1]; write a text"),
+        ('store_shared = "maybe"', "store_shared is 'maybe'; write true or false"),
         ("store = ", "cannot be read as TOML"),
     ],
 )
