@@ -11,6 +11,7 @@ import pytest
 from orchestrator.storage.local import LocalStore
 from tests.shard_cases import NUM_SAMPLES, SHARD_BYTES, Fleet, Run, content, write_shards
 from tests.unit.test_shard_cache import used_bytes
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -64,6 +65,12 @@ def test_killed_download_is_taken_over_at_once(fleet, tmp_path: Path) -> None:
     assert list((tmp_path / "cache" / "partial").iterdir()) == []
 
 
+def states_of(pid: int) -> set[str]:
+    """Of the threads of a process, as in ``ps``."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+
 def test_stopped_download_is_taken_over_and_does_no_harm_when_it_goes_on(fleet, tmp_path: Path) -> None:
     first = fleet(3, stop_after=1)
     first.wait_for("in the middle")
@@ -71,6 +78,8 @@ def test_stopped_download_is_taken_over_and_does_no_harm_when_it_goes_on(fleet, 
         # Not to be stopped in the milliseconds in which its other thread counts: others would wait a minute for it.
         fcntl.flock(admission, fcntl.LOCK_EX)
         first.child.send_signal(signal.SIGSTOP)
+        # On a busy machine its threads go on for a while, and one of them could take the lock.
+        wait_until(lambda: states_of(first.child.pid) == {"T"})
     (found,) = fleet(3, stalled_s=0.2).counters()
     assert found["downloads"] == 3
     first.child.send_signal(signal.SIGCONT)
