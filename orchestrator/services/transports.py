@@ -313,9 +313,9 @@ def _check_unserved(settings: Settings, store_uri: str) -> None:
 @contextmanager
 def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[dict[str, str]]:
     if foreground:
-        from orchestrator.stack.start import foreground_cluster
+        from orchestrator.stack.start import foreground_cluster, no_stack
 
-        with foreground_cluster(settings.home, settings.namespace):
+        with no_stack(settings.home), foreground_cluster(settings.home, settings.namespace):
             yield {}
         return
     attach_cluster(settings.driver_address, settings.namespace, token=settings.read_token())

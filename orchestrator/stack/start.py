@@ -67,7 +67,7 @@ def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, wit
     make_private(home)
     deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + STACK_STOP_GRACE_S
     while True:
-        with FileLock(home / START_LOCK_FILE):
+        with _alone(home, timeout_s=deadline_s - time.monotonic()):
             _check_is_here(home)
             stack = read_stack(home) or _start(home, idle_timeout_s, with_s3=with_s3 or _had_s3(home))
         if with_s3 and not stack.s3_url:
@@ -82,6 +82,41 @@ def ensure_stack(directory: Path, *, idle_timeout_s: float = IDLE_TIMEOUT_S, wit
             message = f"{stack.trouble}, and is not up again; see {home / LOG_FOLDER / STACK_LOG}"
             raise ClusterError(message)
         time.sleep(_POLL_S)  # its supervisor starts it again
+
+
+@contextmanager
+def no_stack(directory: Path) -> Iterator[None]:
+    """Keep the directory free of a stack while the body runs: its controller would have the name of the body's.
+
+    Raises:
+        ClusterError: a stack runs or is starting, or another process is here.
+    """
+    home = directory.absolute()
+    make_private(home)
+    with _alone(home, timeout_s=0):
+        if read_stack(home) is not None:
+            raise ClusterError(_not_alone(home))
+        yield
+
+
+@contextmanager
+def _alone(home: Path, *, timeout_s: float) -> Iterator[None]:
+    lock = FileLock(home / START_LOCK_FILE)
+    try:
+        lock.acquire(timeout=max(0.0, timeout_s))
+    except Timeout as error:
+        raise ClusterError(_not_alone(home)) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _not_alone(home: Path) -> str:
+    return (
+        f"a stack runs or is starting in {home}, or a command with --foreground runs there: two controllers would take "
+        "each other's sweeps; submit without --foreground, wait for that command, or run `orchestrator down`"
+    )
 
 
 def stop_stack(directory: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
@@ -31,7 +32,7 @@ from orchestrator.stack.description import (
 )
 from orchestrator.stack.environment import METRICS_VARIABLE, child_environment
 from orchestrator.stack.ports import FIRST_PORT, LAST_PORT
-from orchestrator.stack.start import ensure_stack, restart_killed_stack, stop_stack
+from orchestrator.stack.start import ensure_stack, no_stack, restart_killed_stack, stop_stack
 from orchestrator.state.snapshot import Snapshot
 
 SETTINGS = ServiceSettings(store_uri="file:///store", cluster="c", namespace="n", tracking_uri="sqlite:///x.db")
@@ -204,6 +205,18 @@ def test_stack_of_another_host_is_neither_started_nor_stopped_here(stack, tmp_pa
     assert not stop_stack(tmp_path)
     assert ensure_stack(tmp_path) == stack
     assert started
+
+
+def test_foreground_and_stack_keep_each_other_away_from_a_directory(stack, tmp_path, monkeypatch):
+    monkeypatch.setattr("orchestrator.stack.start.NUM_TRIES", 0)
+    monkeypatch.setattr("orchestrator.stack.start.STACK_STOP_GRACE_S", 0.0)
+    with pytest.raises(ClusterError, match="a stack runs or is starting"), no_stack(tmp_path):
+        pass
+    (tmp_path / STACK_FILE).unlink()
+    with no_stack(tmp_path):
+        for other in (no_stack, lambda home: nullcontext(ensure_stack(home))):
+            with pytest.raises(ClusterError, match="or a command with --foreground runs there"), other(tmp_path):
+                pass
 
 
 def test_killed_stack_is_started_again_though_its_host_was_renamed(stack, tmp_path, monkeypatch):

@@ -60,7 +60,10 @@ def _end(cluster: str, options: ControlOptions) -> ExitCode:
     end_drain(store, name)
     if options.form is not DocumentForm.TABLE:
         print_document({"cluster": name, "was_drained": was_drained, "drain": None}, options.form)
-    state = "is no longer drained: waiting jobs start within seconds" if was_drained else "works"
+    is_served = _is_served(store, name)
+    state = (
+        f"is no longer drained{': waiting jobs start within seconds' if is_served else ''}" if was_drained else "works"
+    )
     stderr_console().print(f"Cluster {name} {state}.", markup=False, soft_wrap=True)
     return ExitCode.OK
 

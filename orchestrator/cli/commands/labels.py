@@ -113,8 +113,6 @@ def hierarchy(
         raise typer.BadParameter("levels are added to a sweep file, and this is a folder of shards; name the sweep")
     if add and not Path(reference).is_file():
         raise typer.BadParameter(f"{reference} is no file here that levels could be added to; leave --add out")
-    if out.exists() and not force:
-        raise UserError(f"{out} is there already and would be lost; name another table with --out, or pass --force")
     name, table = _dataset_of(reference, folder, dataset)
     request = HierarchyRequest(dataset=table, source=source, wordnet=wordnet)
     found = ask_labels(HIERARCHY, request, "the hierarchy could not be made")
@@ -122,7 +120,7 @@ def hierarchy(
     place = os.path.relpath(out.absolute(), start)
     entry = f"hierarchy: {{dataset: {name}, taxonomy: {{table: {place}, levels: [{', '.join(found['levels'])}]}}}}"
     added = with_label_entry(Path(reference).read_text(encoding="utf-8"), reference, entry) if add else ""
-    _write_rows(out, found["rows"])
+    _write_rows(out, found["rows"], force=force)
     if add:
         Path(reference).write_text(added, encoding="utf-8")
     if output is not DocumentForm.TABLE:
@@ -153,12 +151,17 @@ def _dataset_of(reference: str, folder: str, dataset: str) -> tuple[str, dict[st
     return name, table_of(sweep.datasets[name])
 
 
-def _write_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> None:
+def _write_rows(path: Path, rows: Sequence[Mapping[str, str]], *, force: bool) -> None:
+    """Write a table. Raises ``UserError`` if it cannot, or if another one would be lost and nobody forces that."""
     text = io.StringIO()
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     try:
+        if not force and path.exists() and path.read_bytes() != text.getvalue().encode():
+            raise UserError(
+                f"{path} is there already and would be lost; name another table with --out, or pass --force"
+            )
         path.write_text(text.getvalue(), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; choose another place with --out") from error
