@@ -103,7 +103,7 @@ def choose_fleet(settings: Settings, stated: StatedCluster) -> Fleet | None:
     if fleet is None:
         message = (
             f"the cluster at {settings.driver_address} did not list its nodes, so the duration is unknown; "
-            "describe the cluster with --gpus"
+            "`orchestrator plan` estimates it for a cluster that --gpus describes"
         )
         say(f"warning: {message}")
     return fleet

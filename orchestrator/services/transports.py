@@ -8,7 +8,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -263,9 +263,13 @@ def connect(
     """
     from orchestrator.controller.connect import ensure_publisher
 
-    if foreground:
-        _check_unserved(settings, store_uri)
-    with _attached(settings, store_uri, foreground=foreground) as addresses:
+    with ExitStack() as held:
+        if foreground:
+            from orchestrator.stack.start import no_stack
+
+            held.enter_context(no_stack(settings.home))
+            _check_unserved(settings, store_uri)
+        addresses = held.enter_context(_attached(settings, store_uri, foreground=foreground))
         link = _ensure(settings, store_uri)
         if link.notice:
             say(link.notice)
@@ -313,9 +317,9 @@ def _check_unserved(settings: Settings, store_uri: str) -> None:
 @contextmanager
 def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[dict[str, str]]:
     if foreground:
-        from orchestrator.stack.start import foreground_cluster, no_stack
+        from orchestrator.stack.start import foreground_cluster
 
-        with no_stack(settings.home), foreground_cluster(settings.home, settings.namespace):
+        with foreground_cluster(settings.home, settings.namespace):
             yield {}
         return
     attach_cluster(settings.driver_address, settings.namespace, token=settings.read_token())
