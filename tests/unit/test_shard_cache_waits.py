@@ -170,6 +170,19 @@ def test_shard_is_fetched_into_a_cache_that_was_emptied_by_hand(tmp_path: Path) 
     assert len(pin.read(0, SHARD_BYTES)) == SHARD_BYTES
 
 
+def test_lock_of_a_count_of_sizes_does_not_send_a_fetcher_to_another_shard(tmp_path: Path) -> None:
+    """Whoever makes room looks for downloads of dead processes by locking each file for a moment."""
+    cache, wanted = busy_object_cache(tmp_path)
+    _path, counted = CacheFolder(tmp_path / "cache", settings=CacheSettings(bytes=10 * SHARD_BYTES)).open_partial(
+        wanted.sha256
+    )
+    assert try_lock(counted, Hold.EXCLUSIVE)
+    timer = threading.Timer(0.1, os.close, [counted])
+    timer.start()
+    assert cache.pin_ahead(wanted) is not None
+    timer.join()
+
+
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
 def test_disk_that_takes_no_lock_of_a_fetcher_is_as_one_that_takes_no_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int

@@ -35,6 +35,8 @@ from workloads.data.cache.folder import (
 
 _KEPT_PATHS = 32
 _POLL_S = 0.005
+_COUNT_S = 1.0
+"""A lock on a download's file that is still empty lasts milliseconds: somebody counts sizes, or is about to begin."""
 STALLED_S = 150.0
 """A download that writes nothing for so long belongs to a stopped process: the store gives up after 60 s + 30 s."""
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -223,6 +225,7 @@ class ObjectCache:
         yield None
 
     def _wait_for(self, path: Path, descriptor: int, check: Check, *, waits: bool) -> bool:
+        started_s = time.monotonic()
         while not try_lock(descriptor, Hold.EXCLUSIVE):
             check()
             if not self._folder.has_name(path, descriptor):
@@ -236,7 +239,7 @@ class ObjectCache:
                 self._last_write.pop(path.name, None)
                 self._folder.forget_partial(path, descriptor)
                 return False
-            if not waits:
+            if not waits and (found.st_size or time.monotonic() - started_s > _COUNT_S):
                 raise BusyError(is_node=False)
             time.sleep(_POLL_S)
         self._last_write.pop(path.name, None)
