@@ -10,9 +10,9 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from orchestrator.core import data_plane
-from orchestrator.core.data_plane import COUNT, MODELS, TABLE, Question
+from orchestrator.core.data_plane import COUNT, HIERARCHY, MODELS, TABLE, Question
 
-HERE: Final = frozenset({COUNT.name, MODELS.name, TABLE.name})
+HERE: Final = frozenset({COUNT.name, HIERARCHY.name, MODELS.name, TABLE.name})
 """Questions whose answers run no code of users, but that of plug-ins that define label spaces."""
 
 

@@ -152,9 +152,10 @@ class HierarchyRequest(TypedDict):
 
 
 class HierarchyAnswer(TypedDict):
-    """A table with a row per class, its levels from coarse to fine, and notes for people."""
+    """A table with a row per class, its column that tells them apart, its levels from coarse to fine, and notes."""
 
     rows: list[dict[str, str]]
+    key: str
     levels: list[str]
     notes: list[str]
 

@@ -19,6 +19,7 @@ Json: TypeAlias = "JsonScalar | Sequence[Json] | Mapping[str, Json]"
 
 _UNREADABLE = re.compile(r"[^a-z0-9]+")
 _MAX_READABLE = 48
+_KEY = re.compile(r"[a-z_]+(?:-[a-z0-9]+)*-[0-9a-f]{16}")
 
 
 def canonical_json(value: object) -> bytes:
@@ -42,6 +43,11 @@ def sha256_hex(content: bytes) -> str:
 def make_key(kind: str, readable: str, identity: Mapping[str, object]) -> str:
     """Content address of a job; ``readable`` may be any text made of identity fields and is made safe here."""
     return key_of_canonical(kind, readable, canonical_json(identity))
+
+
+def is_key(text: str) -> bool:
+    """Whether a text has the form of a key."""
+    return _KEY.fullmatch(text) is not None
 
 
 def key_of_canonical(kind: str, readable: str, encoded: bytes) -> str:

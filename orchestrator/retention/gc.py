@@ -66,7 +66,7 @@ from orchestrator.retention.inventory import (
     whole_artifact,
 )
 from orchestrator.storage.bounds import RECORD_BYTES
-from orchestrator.storage.layout import record_name, search_log_head
+from orchestrator.storage.layout import is_probe, record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.storage.trials import is_whole
@@ -547,7 +547,8 @@ class Collector:
     def _leftovers(self) -> Iterator[tuple[Callable[[str], None], ObjectStat]]:
         """Old temporary objects of dead writers, each with the function that deletes it."""
         limit_s = self._started_s - self._graces.age_s
-        found = [(self._store.delete, self._store.list_objects(PROBES))]
+        probes = (stat for stat in self._store.list_objects(PROBES) if is_probe(stat.name))
+        found: list[tuple[Callable[[str], None], Iterator[ObjectStat]]] = [(self._store.delete, probes)]
         if isinstance(self._store, HasLeftovers):
             found.append((self._store.delete_leftover, self._store.leftovers(until_s=limit_s)))
         for delete, stats in found:

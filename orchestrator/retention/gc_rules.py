@@ -1,5 +1,7 @@
 """What is garbage: pure rules from a listing and the roots, and the survey of a store by them.
 
+A store may be a bucket that others use, too: what does not have the form of our names is never garbage.
+
 ``docs/retention.md`` has the rules as a table.
 """
 
@@ -14,6 +16,7 @@ from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, TooLargeError
+from orchestrator.core.ids import is_key
 from orchestrator.retention.inventory import (
     ARTIFACT_DEPTH,
     LOGS,
@@ -34,7 +37,8 @@ from orchestrator.retention.inventory import (
     whole_artifact,
 )
 from orchestrator.storage.bounds import RECORD_BYTES
-from orchestrator.storage.layout import record_name, search_log_head
+from orchestrator.storage.layout import log_beside, record_name, search_log_head
+from orchestrator.storage.logs import is_log
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 
 _FOLDER_DEPTH = ARTIFACT_DEPTH + 2
@@ -127,7 +131,7 @@ def classify_artifact(
     ``.../checkpoints/<x>/``) that the key's record names; ``None`` if the record cannot be read: then nothing is
     garbage.
     """
-    if key in roots.live or not stats:
+    if key in roots.live or not stats or not is_key(key):
         return []
     is_committed = any(stat.name == record_name(key) for stat in stats)
     if key not in roots.keys:
@@ -147,21 +151,32 @@ def classify_artifact(
 
 def classify_metrics(key: str, folder: str, stats: Iterable[ObjectStat], roots: Roots) -> list[Unit]:
     """The folder of a key's metrics, if it is garbage."""
-    if key in roots.live or key in roots.keys:
+    if key in roots.live or key in roots.keys or not is_key(key):
         return []
     return [_unit(folder, Reason.UNREFERENCED_METRICS, key, stats)]
 
 
 def classify_search(key: str, folder: str, stats: Iterable[ObjectStat], roots: Roots) -> list[Unit]:
     """The folder of a search job's log or trials, if it is garbage."""
-    if key in roots.live or key in roots.keys:
+    if key in roots.live or key in roots.keys or not is_key(key):
         return []
     return [_unit(folder, Reason.UNREFERENCED_SEARCH, key, stats)]
 
 
 def classify_logs(sweep: str, folder: str, stats: Iterable[ObjectStat], roots: Roots) -> list[Unit]:
-    """The folder of a sweep's logs, if it is garbage."""
-    return [] if sweep in roots.sweeps else [_unit(folder, Reason.FORGOTTEN_LOGS, "", stats)]
+    """The folder of a sweep's logs, if it is garbage: with an object of another name it is somebody else's."""
+    if sweep in roots.sweeps:
+        return []
+    is_ours = True
+
+    def looked_at() -> Iterator[ObjectStat]:
+        nonlocal is_ours
+        for stat in stats:
+            is_ours = is_ours and is_log(log_beside(stat.name))
+            yield stat
+
+    unit = _unit(folder, Reason.FORGOTTEN_LOGS, "", looked_at())
+    return [unit] if is_ours else []
 
 
 def folders_of(names: Iterable[str]) -> set[str]:

@@ -16,12 +16,15 @@ import yaml
 
 from orchestrator.core.data_plane import LookAnswer
 from orchestrator.core.errors import SpecError, UserError
+from orchestrator.storage.protocol import is_name
 from orchestrator.sweepfile.parse.tree import parse_tree, parse_value
 
 _UNNAMED: Final = re.compile(r"[^A-Za-z0-9_.-]+")
 _MIRRORED: Final = frozenset({"mnist", "svhn"})
 """Digits: a mirrored one is another sign, or none."""
 _MAX_NAME: Final = 63
+_NAME: Final = re.compile(rf"[A-Za-z0-9][A-Za-z0-9_.-]{{0,{_MAX_NAME - 1}}}")
+"""Of an entry of ``transfer``."""
 _GLOBS: Final = ('"levels/*"', '"control*"')
 
 
@@ -60,7 +63,7 @@ def first_sweep(found: LookAnswer, place: str, folder: str, file: str, num_cpus:
     name = _name(place)
     size = _size(found, num_cpus)
     epochs = max(2, min(size.max_epochs, size.num_images // found["num_samples"]["train"]))
-    levels, control = _levels(found)
+    levels, control, unnamed = _levels(found)
     entry = yaml.safe_dump(
         _moved(found["entry"], folder), default_flow_style=True, sort_keys=False, width=10_000
     ).strip()
@@ -81,7 +84,7 @@ def first_sweep(found: LookAnswer, place: str, folder: str, file: str, num_cpus:
         f"  {_quoted(name)}: {entry}",
         "",
         "labels:",
-        *_label_lines(name, levels, control, file),
+        *_label_lines(name, levels, control, file, unnamed),
         "",
         "pretrain:",
         f"  model: {{name: {size.model}, image_size: {size.image_size}}}",
@@ -90,7 +93,7 @@ def first_sweep(found: LookAnswer, place: str, folder: str, file: str, num_cpus:
         "  seeds: [0, 1, 2]",
         "",
         "transfer: # every backbone is measured on the coarsest labels",
-        f"  - name: {levels[0]}",
+        f"  - name: {_quoted(levels[0]) if _NAME.fullmatch(levels[0]) else 'coarsest'}",
         f"    target: levels/{levels[0]}",
         "    protocol: finetune",
         f"    recipe: {{epochs: {max(1, epochs // 3)}, batch_size: {size.batch_size}, lr: {size.lr / 10:g}}}",
@@ -158,18 +161,21 @@ def _batch(largest: int, num_train: int) -> int:
     return batch
 
 
-def _levels(found: LookAnswer) -> tuple[list[str], str]:
-    """Levels from coarse to fine; of a data set that has one level alone, what it is compared with."""
+def _levels(found: LookAnswer) -> tuple[list[str], str, list[str]]:
+    """Levels from coarse to fine; of a data set that has one level alone, what it is compared with; and the levels
+    that no job can be called as.
+    """
     levels = {name: count for name, count in found["levels"].items() if 2 <= count < found["num_classes"]}
-    ordered = [*sorted(levels, key=levels.__getitem__), "leaf"]
+    unnamed = [name for name in levels if not is_name(name)]
+    ordered = [*sorted((name for name in levels if name not in unnamed), key=levels.__getitem__), "leaf"]
     if len(ordered) > 1:
-        return ordered, ""
+        return ordered, "", unnamed
     number = found["num_classes"]
-    return ordered, f"merge: {{num_classes: [{number // 2}]}}" if number >= 4 else "split: 2"
+    return ordered, f"merge: {{num_classes: [{number // 2}]}}" if number >= 4 else "split: 2", unnamed
 
 
-def _label_lines(name: str, levels: list[str], control: str, file: str) -> list[str]:
-    named = "[" + ", ".join(levels) + "]"
+def _label_lines(name: str, levels: list[str], control: str, file: str, unnamed: list[str]) -> list[str]:
+    named = "[" + ", ".join(map(_quoted, levels)) + "]"
     lines = [f"  levels: {{dataset: {_quoted(name)}, hierarchy: {named}}} # leaf: the classes themselves"]
     if control:
         lines += [
@@ -178,7 +184,8 @@ def _label_lines(name: str, levels: list[str], control: str, file: str) -> list[
             "  # with labels that are made of them at random.",
             f"  control: {{dataset: {_quoted(name)}, {control}}}",
         ]
-    return lines
+    note = "since no job can have this name; rename its column."
+    return [*lines, *(f"  # Left out: level {level!r}, {note}" for level in unnamed)]
 
 
 def _moved(value: Any, folder: str) -> Any:  # noqa: ANN401 - JSON

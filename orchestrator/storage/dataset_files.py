@@ -17,6 +17,8 @@ from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.open import open_store, split_object_uri
 
 _NUMBER, _NAME = "class", "name"
+TAXONOMIC_CLASS: Final = "taxonomic_class"
+"""Column of the Linnaean rank "class", since ``class`` numbers the leaf classes."""
 DATASET_FILE: Final = "dataset.json"
 CLASSES_FILE: Final = "classes.json"
 DATASET_VERSION: Final = 1
@@ -168,8 +170,12 @@ def numbered_classes(num_classes: int) -> ClassRows:
 def node_of(row: Mapping[str, Any], level: str) -> str | None:
     """Where a class stands at a level; None where its table has nothing: no column, an empty cell, or NaN."""
     value = row.get(level)
-    is_nothing = value is None or value != value  # NaN, as tables read by pandas have it  # noqa: PLR0124
-    return None if is_nothing or not (text := str(value)).strip() else text
+    return None if is_missing(value) or not (text := str(value)).strip() else text
+
+
+def is_missing(value: object) -> bool:
+    """Whether a table has no value: None, or NaN, as tables read by pandas have it."""
+    return value is None or value != value  # noqa: PLR0124
 
 
 def level_counts(rows: Iterable[Mapping[str, Any]]) -> dict[str, int]:

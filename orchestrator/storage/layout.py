@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 _FLIGHT_RECORD = "/flight-record.json"
 _PLAN = re.compile(r"plan-\d{4,}\.json", re.ASCII)
+_PROBE = re.compile(r"probes/(?:(?:node-)?[0-9a-f]{16}|doctor-[0-9a-f]{16}(?:/.+)?)")
 _NUMBERED = re.compile(r"(\d{8,})\.jsonl", re.ASCII)
 
 
@@ -117,6 +118,11 @@ def quotas_name(cluster: str) -> str:
 def probe_name(nonce: str) -> str:
     """A small object that checks a store; deleted at once."""
     return f"probes/{nonce}"
+
+
+def is_probe(name: str) -> bool:
+    """Whether an object is one that checks a store: of `probe_name`, of the doctor or of a node's check."""
+    return _PROBE.fullmatch(name) is not None
 
 
 def sweep_folder(sweep: str) -> str:

@@ -315,6 +315,11 @@ def context_of(name: str) -> LogContext:
     return _context(match)
 
 
+def is_log(name: str) -> bool:
+    """Whether an object has the name of a log, or of a part of one."""
+    return _NAME.fullmatch(name) is not None
+
+
 def of_keys(logs: Iterable[StoredLog], keys: dict[str, str]) -> list[StoredLog]:
     """Those of the jobs in ``keys``, at their keys: after a changed submit those before it are not mixed in.
 

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from orchestrator.core.errors import UserError
+from orchestrator.storage.dataset_files import level_problem
 from tests.conversions import convert, fill, photo, table_of
 from tests.data_jobs import encoded, tar_of
 from workloads.commands.data import CONVERTERS
@@ -512,6 +513,21 @@ def test_table_names_become_sorted_classes_with_their_levels(tmp_path: Path, suf
         {"class": 1, "name": "owl", "kind": "o"},
     ]
     assert found["train"] == {"0": ((1,), photo(0)), "1": ((0,), photo(1)), "2": ((1,), photo(2))}
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_table_missing_level_is_no_value_and_the_rank_class_is_no_number(tmp_path: Path, suffix: str) -> None:
+    source = fill(tmp_path / "in", {f"{n}.jpg": photo(n) for n in range(3)})
+    families = {"ant": None, "elm": None, "owl": "Strigidae"}
+    rows = [{"path": f"{n}.jpg", "label": a, "class": a[0], "family": families[a]} for n, a in enumerate(families)]
+    write_rows(source / f"train.{suffix}", rows)
+    if suffix == "csv":  # rows that end before their last cell
+        (source / "train.csv").write_text((source / "train.csv").read_text().replace(",\n", "\n"))
+    convert(suffix, source, tmp_path / "out", level_columns=("class", "family"))
+    table = table_of(tmp_path / "out")
+    assert [list(row.values()) for row in table] == [[n, a, a[0], families[a]] for n, a in enumerate(families)]
+    assert list(table[0]) == ["class", "name", "taxonomic_class", "family"]
+    assert "class 0 ('ant'), 1 ('elm') have no value at level 'family'" in level_problem(table, "family")
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

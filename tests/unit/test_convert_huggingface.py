@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from pyarrow import ipc
 
 from orchestrator.core.errors import UserError
+from orchestrator.storage.dataset_files import level_problem
 from tests.conversions import convert, fill, photo, table_of
 
 FEATURES = {
@@ -21,8 +23,14 @@ FEATURES = {
 }
 
 
-def save(folder: Path, numbers: range, **options: Any) -> None:
-    """A split as ``save_to_disk`` writes it."""
+def save(
+    folder: Path,
+    numbers: range,
+    others: Mapping[str, Any] | None = None,
+    features: Mapping[str, Any] = FEATURES,
+    **options: Any,
+) -> None:
+    """A split as ``save_to_disk`` writes it; ``others`` are further columns, or in place of these."""
     folder.mkdir(parents=True)
     images = [{"bytes": photo(number), "path": None} for number in numbers]
     labels = [number % 3 for number in numbers]
@@ -31,13 +39,14 @@ def save(folder: Path, numbers: range, **options: Any) -> None:
         "label": pa.array(labels, pa.int64()),
         "kind": pa.array([int(label == 2) for label in labels], pa.int64()),
         "noise": pa.array([number % 2 for number in numbers], pa.int64()),
+        **(others or {}),
     }
     table = pa.table(columns)
     name = "data-00000-of-00001.arrow"
     with ipc.new_stream(folder / name, table.schema, **options) as writer:
         writer.write_table(table, max_chunksize=4)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    (folder / "dataset_info.json").write_text(json.dumps({"features": FEATURES}))
+    (folder / "dataset_info.json").write_text(json.dumps({"features": features}))
 
 
 def test_saved_data_set_becomes_shards_of_its_own_bytes_with_its_levels(tmp_path: Path) -> None:
@@ -55,6 +64,23 @@ def test_saved_data_set_becomes_shards_of_its_own_bytes_with_its_levels(tmp_path
         ("dog", "animal"),
         ("oak", "plant"),
     ]  # `noise` does not follow from the class
+
+
+def test_missing_values_are_no_classes_and_the_rank_class_is_no_number(tmp_path: Path) -> None:
+    ranks = {"class": {"names": ["Insecta", "Aves"], "_type": "ClassLabel"}}
+    save(tmp_path / "saved", range(3), {"kind": [0, None, 1], "class": [1, 0, 1]}, FEATURES | ranks)
+    convert("huggingface", tmp_path / "saved", tmp_path / "out")
+    table = table_of(tmp_path / "out")
+    assert [(row["class"], row["name"], row["kind"], row["taxonomic_class"]) for row in table] == [
+        (0, "cat", "animal", "Aves"),
+        (1, "dog", None, "Insecta"),
+        (2, "oak", "plant", "Aves"),
+    ]
+    assert "class 1 ('dog') has no value at level 'kind'" in level_problem(table, "kind")
+    texts = FEATURES | {"label": {"dtype": "string", "_type": "Value"}}
+    save(tmp_path / "without", range(3), {"label": ["cat", None, "oak"]}, texts)
+    with pytest.raises(UserError, match="image 1 has the label None, which is none of the 2 classes"):
+        convert("huggingface", tmp_path / "without", tmp_path / "nowhere")
 
 
 def test_column_of_structures_is_left_alone(tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ import os
 import socket
 import tarfile
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from pyarrow.parquet import write_table  # type: ignore[import-untyped]
 
 from orchestrator.core.errors import UserError
 from orchestrator.sweepfile.datasets import ConversionSpec, source_arguments
@@ -81,6 +84,17 @@ def test_table_may_name_images_by_absolute_paths(source: Path, tmp_path: Path) -
     fill(source, {"train.csv": f"path,label\n{source.parent}/outside/private/1.png,owl\n".encode()})
     _, found = convert("csv", source, tmp_path / "out")
     assert [content for _, content in found["train"].values()] == [encoded(seed=9)]
+
+
+@pytest.mark.parametrize("label", [[float("nan")], [[None, 1]]])
+def test_table_may_not_name_a_class_by_a_missing_label(source: Path, tmp_path: Path, label: list[Any]) -> None:
+    write_table(pa.table({"path": ["train/cat/0.jpg"], "label": label}), source / "train.parquet")
+    if label == [[None, 1]]:
+        _, found = convert("parquet", source, tmp_path / "out")
+        assert [leaves for leaves, _ in found["train"].values()] == [(1,)]
+        return
+    with pytest.raises(UserError, match="a sample has an empty label"):
+        listed(source, "parquet")
 
 
 def test_json_that_names_other_files_than_images_is_refused(source: Path) -> None:

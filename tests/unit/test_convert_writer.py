@@ -110,6 +110,20 @@ def test_writer_shard_lost_after_its_receipt_is_written_again(tmp_path: Path) ->
     assert len(read_back(DatasetFile.from_bytes((out / "dataset.json").read_bytes(), ""), "train", out)) == 30
 
 
+def test_writer_takes_no_shard_for_its_own_that_another_seed_wrote_since(tmp_path: Path) -> None:
+    conversion, out = conversion_of(tmp_path / "in"), fill(tmp_path / "out", {"conversion/notes.txt": b"mine"})
+
+    def dies(_: object) -> None:
+        raise KilledError
+
+    for seed in (0, 1):
+        with pytest.raises(KilledError):
+            write_dataset(conversion, request_for(out, seed=seed), dies)
+    dataset = write_dataset(conversion, request_for(out, seed=0), lambda _: None)
+    assert len(read_back(dataset, "train", out)) == 30  # each shard as dataset.json has its sha256
+    assert [path.name for path in (out / "conversion").rglob("*") if path.is_file()] == ["notes.txt"]
+
+
 def test_writer_finished_data_set_is_left_alone_and_another_is_refused(tmp_path: Path) -> None:
     conversion, out = conversion_of(tmp_path / "in"), tmp_path / "out"
     first = write_dataset(conversion, request_for(out), lambda _: None)

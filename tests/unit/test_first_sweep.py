@@ -18,7 +18,7 @@ from orchestrator.services.first_sweep import first_sweep
 from orchestrator.sweepfile import load_sweep
 from tests.conversions import convert, fill, photo
 from tests.golden_refusals import count_here
-from tests.unit.test_convert_huggingface import save
+from tests.unit.test_convert_huggingface import FEATURES, save
 from workloads.commands.look import look
 from workloads.convert.listing import describe_conversion, list_source
 
@@ -53,6 +53,12 @@ def bare_shards(root: Path) -> None:
     (root / "shards" / "dataset.json").unlink()
 
 
+def unnamed(root: Path) -> None:
+    kinds = {name: [int(n % 3 == 2) for n in range(12)] for name in ("Super kind", "_kin", "2020")}
+    features = {"image": FEATURES["image"], "label": FEATURES["label"], **dict.fromkeys(kinds, FEATURES["kind"])}
+    save(root, range(12), kinds, features)
+
+
 CASES: dict[str, tuple[Callable[[Path], Any], str, str, list[str]]] = {
     "flat": (lambda root: folders(root, "cat", "dog", "elm", "oak"), "", "imagefolder", ["leaf"]),
     "nested": (lambda root: folders(root, "a/cat", "a/dog", "p/oak"), "", "imagefolder", ["depth1", "leaf"]),
@@ -76,6 +82,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str, str, list[str]]] = {
     ),
     "cifar": (cifar, "", "cifar100", ["superclass", "leaf"]),
     "saved": (lambda root: save(root, range(12)), "", "huggingface", ["kind", "leaf"]),
+    "unnamed": (unnamed, "", "huggingface", ["_kin", "2020", "leaf"]),
     "shards": (shards, "shards", "WebDataset shards", ["depth1", "leaf"]),
     "bare-shards": (bare_shards, "shards", "WebDataset shards", ["depth1", "leaf"]),
 }
@@ -97,6 +104,7 @@ def test_images_in_any_form_become_a_sweep_that_is_right(case: str, gpus: int, t
         assert found["form"] == form
         text = first_sweep(found, f"data/{below}", str(tmp_path / "studies"), "studies/sweep.yaml", 8)
         assert "# Next:             orchestrator submit studies/sweep.yaml" in text
+        assert ("# Left out: level 'Super kind', since no job can have this name" in text) == (case == "unnamed")
         Path("studies/sweep.yaml").write_text(text)
         sweep, _ = load_sweep("studies/sweep.yaml")
     assert [name for name in sweep.labels if name.startswith("levels/")] == [f"levels/{level}" for level in levels]

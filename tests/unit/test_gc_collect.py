@@ -340,7 +340,13 @@ def test_collect_from_a_store_that_lists_in_any_order_frees_the_same(lab) -> Non
 
 
 def test_collect_foreign_objects_are_never_touched(lab) -> None:
-    names = ("artifacts/notes.txt", "artifacts/misc/x/readme", "metrics/loose", "other/thing", "jobs/k/attempts/1.json")
+    key = DATASET.key
+    names = (
+        *("artifacts/notes.txt", "artifacts/misc/x/readme", "artifacts/resnet/resnet-50/weights.pt", "other/thing"),
+        *("metrics/loose", "metrics/resnet-50/loss.csv", "logs/tensorboard/events.1", "logs/a/j/000001/rank0.txt"),
+        *("trials/a/b", "searches/words-0123456789abcdeX/log", "probes/linear/resnet.pt", f"probes/{key}/x"),
+        "jobs/k/attempts/1.json",
+    )
     for name in names:
         lab.store.put(name, b"mine")
     lab.collect_until_freed()

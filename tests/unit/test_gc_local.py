@@ -106,19 +106,23 @@ def test_put_below_an_object_fails_at_once(store, monkeypatch) -> None:
     assert len(tries) == 1
 
 
+NONCE = "0123456789abcdef"
+
+
 def test_collect_old_leftovers_of_dead_writers_go_and_young_ones_stay(store, tmp_path) -> None:
     store.put("a", b"one")
-    store.put("probes/1", b"")
-    os.utime(tmp_path / "probes/1", (time.time() - 7200.0,) * 2)
+    for probe in (NONCE, f"node-{NONCE}", f"doctor-{NONCE}/object", f"doctor-{NONCE[::-1]}"):
+        store.put(f"probes/{probe}", b"")
+        os.utime(tmp_path / f"probes/{probe}", (time.time() - 7200.0,) * 2)
     for name, age_s in (("dead", 7200.0), ("at-work", 10.0)):
         (tmp_path / ".tmp" / name).write_bytes(b"half")
         os.utime(tmp_path / ".tmp" / name, (time.time() - age_s,) * 2)
     graces = Graces(age_s=3600.0, trash_s=0.0)
     preview = Collector(store, lambda _: Roots(), graces=graces).preview()
     assert Collector(store, lambda _: Roots(), graces=graces).collect().amounts == preview.amounts
-    assert preview.amounts[GcAction.DESTROY, Reason.LEFTOVER].num_objects == 2
+    assert preview.amounts[GcAction.DESTROY, Reason.LEFTOVER].num_objects == 5
     assert [path.name for path in (tmp_path / ".tmp").iterdir()] == ["at-work"]
-    assert not store.exists("probes/1")
+    assert list(store.list_objects("probes/")) == []
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,18 @@ import yaml
 
 from orchestrator.cli.commands import labels
 from orchestrator.core.errors import SpecError, UserError
+from orchestrator.planning.graph.build import build_plan
 from orchestrator.services.first_sweep import with_label_entry
+from orchestrator.storage.dataset_files import DatasetFile
+from orchestrator.sweepfile.datasets import Survey
+from orchestrator.sweepfile.labels import LabelSources
+from orchestrator.sweepfile.load import shipped_recipes
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.problems import validate
+from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from tests.commands import run_command
+from tests.golden_refusals import count_here
+from tests.unit.test_labels_spec import SHARDS, TAIL
 from tests.unit.test_wordnet import NET
 from workloads.labels.hierarchy import make_hierarchy
 
@@ -109,6 +120,39 @@ def test_wordnet_takes_the_senses_that_are_nearest_to_each_other(tmp_path: Path)
         made("wordnet", [*classes, {"class": 3, "name": "gnu"}], tmp_path)
 
 
+def test_classes_that_share_a_name_are_told_apart_by_their_synsets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "data.noun").write_text(NET)
+    named = (("crane", "n00000006"), ("crane", "n00000005"), ("owl", "n00000004"))
+    rows = [{"class": leaf, "name": name, "synset": synset} for leaf, (name, synset) in enumerate(named)]
+    (tmp_path / "classes.json").write_text(json.dumps(rows))
+    arguments = ("wordnet", "--wordnet", str(tmp_path), "--out", str(tmp_path / "h.csv"), "-o", "json")
+    made_of_folder = run_command(capsys, "labels", "hierarchy", tmp_path.as_uri(), *arguments)
+    entry = made_of_folder.document["entry"]
+    assert "level3], key: synset, class_key: synset}}" in entry
+    assert (tmp_path / "h.csv").read_text().splitlines()[1:3] == [
+        "crane,n00000006,n00000003 plant",
+        "crane,n00000005,n00000003 plant",
+    ]
+    survey = Survey(
+        described=DatasetFile(splits=SHARDS, num_classes=3, levels={}, classes_sha256="c" * 64, digest="d" * 64),
+        class_table=rows,
+        classes_uri=(tmp_path / "classes.json").as_uri(),
+        classes_sha256="c" * 64,
+    )
+    text = f"version: 1\nname: birds\ndatasets: {{my-data: {{from: file:///birds}}}}\nlabels:\n  {entry}\n{TAIL}"
+    tree = parse_tree(text, "sweep.yaml")
+    spec, sources = validate(SweepSpec, tree.value, tree), LabelSources(count=count_here)
+    sweep = resolve_sweep(spec, tree, shipped_recipes(), {"my-data": survey}, labels=sources)
+    assert sweep.labels["hierarchy/level3"].num_classes == 2
+    assert "labels/hierarchy/level3" in build_plan(sweep, store_uri="file:///s").by_name()
+    for synset in ("n00000006", "oak"):  # as the other crane, or none
+        alike = [rows[0], rows[1] | {"synset": synset}, rows[2]]
+        with pytest.raises(UserError, match="some classes of the data set share a name"):
+            made("wordnet", alike, tmp_path)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -159,7 +203,7 @@ def test_sweep_of_another_layout_is_left_alone(old: str, new: str) -> None:
 def answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data plane gives every class one level."""
     rows = [{"class": str(leaf), "name": str(leaf), "kind": "digit"} for leaf in range(10)]
-    monkeypatch.setattr(labels, "ask_labels", lambda *_: {"levels": ["kind"], "rows": rows, "notes": []})
+    monkeypatch.setattr(labels, "ask_labels", lambda *_: {"key": "name", "levels": ["kind"], "rows": rows, "notes": []})
 
 
 @pytest.mark.usefixtures("answered")

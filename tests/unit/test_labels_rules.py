@@ -73,6 +73,9 @@ def test_labels_name_no_class_by_a_number_that_another_class_has_as_its_name() -
         listed(2)
     with pytest.raises(UserError, match='11 is class number 11, called "9"'):
         listed(0, 11)
+    classes = [row | {"name": f"{row['name']}.0"} for row in classes]  # as pandas writes numbers beside gaps
+    with pytest.raises(UserError, match=r'2 is class number 2, called "10\.0", and another class is called "2\.0"'):
+        listed(2)
 
 
 def test_labels_random_merges_are_balanced_and_seeded() -> None:

@@ -190,6 +190,16 @@ def test_taxonomy_class_that_the_table_lacks_is_listed(table: Path) -> None:
         level(table, "order", classes)
 
 
+def test_taxonomy_classes_of_one_name_get_no_row_by_name(tmp_path: Path) -> None:
+    file, named = tmp_path / "table.csv", ("crane", "crane", "owl")
+    file.write_text("synset,name,kind\nn2,owl,bird\nn1,crane (tool),tool\nn0,crane,bird\n")
+    classes = [{"class": leaf, "name": name, "synset": f"n{leaf}"} for leaf, name in enumerate(named)]
+    with pytest.raises(UserError, match=r"the name 'crane', and would get one row of .*class_key: synset, key: synset"):
+        level(file, "kind", classes)
+    joined = level(file, "kind", classes, key="synset", class_key="synset")
+    assert [joined.class_names[row[0]] for row in joined.table_CM.tolist()] == ["bird", "tool", "bird"]
+
+
 @pytest.mark.parametrize(
     ("rule", "message"),
     [

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
-from orchestrator.storage.dataset_files import ClassRows
+from orchestrator.storage.dataset_files import ClassRows, is_missing
 from workloads.convert.imagefolder import SPLIT_FOLDERS, check_splits, with_val
-from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes
+from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes, level_of
 
 _LABELS: Final = ("label", "labels", "fine_label", "class", "target", "cls")
 """Columns of leaf classes, in this order, where none is named."""
@@ -221,16 +221,19 @@ def _places(pixels: Any, whole: Any, file: Path) -> tuple[NDArray[np.int64], int
 
 def _names(feature: Mapping[str, Any], values: Sequence[Any]) -> list[Any]:
     """Values of the leaf classes, in the order of their numbers."""
-    if feature.get("_type") == "ClassLabel":
-        return list(range(len(feature.get("names") or ()))) or sorted(set(values))
+    if feature.get("_type") == "ClassLabel" and feature.get("names"):
+        return list(range(len(feature["names"])))
     if any(isinstance(value, list) for value in values):
         raise UserError(
             "an image has a list of labels; convert a data set with several labels by a table: csv, parquet"
         )
-    return sorted(set(values), key=lambda value: (isinstance(value, str), value))
+    known = {value for value in values if not is_missing(value)}  # `_table` refuses images without a label
+    return sorted(known, key=lambda value: (isinstance(value, str), value))
 
 
-def _shown(feature: Mapping[str, Any], value: Any) -> str:  # noqa: ANN401 - of any column
+def _shown(feature: Mapping[str, Any], value: Any) -> str | None:  # noqa: ANN401 - of any column
+    if is_missing(value):
+        return None
     names = feature.get("names") or ()
     return str(names[value]) if isinstance(value, int) and 0 <= value < len(names) else str(value)
 
@@ -248,12 +251,12 @@ def _classes(
     rows: ClassRows = [{"class": leaf, "name": _shown(features[label], value)} for leaf, value in enumerate(names)]
     leaf_of = {value: leaf for leaf, value in enumerate(names)}
     for position, level in enumerate(levels, start=1):
-        found: dict[int, set[str]] = {}
+        found: dict[int, set[str | None]] = {}
         for values in every:
             found.setdefault(leaf_of.get(values[0], -1), set()).add(_shown(features[level], values[position]))
         if all(len(found.get(leaf, ())) == 1 for leaf in range(len(names))):
-            for row in rows:
-                row[level] = next(iter(found[row["class"]]))
+            for leaf, row in enumerate(rows):
+                row[level_of(level)] = next(iter(found[leaf]))
         elif is_asked:
             raise UserError(
                 f"classes have several values, or none, in column {level!r}; a level follows from the class"

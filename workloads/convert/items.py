@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.units import MIB
-from orchestrator.storage.dataset_files import ClassRows
+from orchestrator.storage.dataset_files import TAXONOMIC_CLASS, ClassRows
 from orchestrator.storage.files import is_inside, kind_of
 from workloads.convert.left_out import LeftOut
 from workloads.data.scan import IMAGE_EXTENSIONS
@@ -310,6 +310,11 @@ class ConvertRequest:
     """What relative paths of a table start from; default: the table's folder."""
     follow_links: bool = False
     """Whether links may lead out of the source."""
+
+
+def level_of(column: str) -> str:
+    """The column of the class table for a column of a source: ``class`` is the number of the leaf class there."""
+    return TAXONOMIC_CLASS if column == "class" else column
 
 
 class ShardingOptions(Protocol):

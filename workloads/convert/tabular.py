@@ -1,7 +1,8 @@
 """``csv`` and ``parquet``: a table with a path and a label per image, one file per split.
 
-Labels are numbers (then they are the classes) or names (then classes are numbered in the order of the names). Several
-labels of a sample are in one field with a separator, or in a list column of Parquet: the data set is multi-label.
+Labels are numbers (then they are the classes) or names (then classes are numbered in the order of the names; also
+``2.0`` is a name). Several labels of a sample are in one field with a separator, or in a list column of Parquet: the
+data set is multi-label.
 """
 
 from __future__ import annotations
@@ -12,9 +13,17 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import UserError
-from orchestrator.storage.dataset_files import ClassRows
+from orchestrator.storage.dataset_files import ClassRows, is_missing
 from workloads.convert.imagefolder import with_val
-from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, image_bytes, is_image
+from workloads.convert.items import (
+    Conversion,
+    ConvertRequest,
+    ItemTable,
+    LinkRule,
+    image_bytes,
+    is_image,
+    level_of,
+)
 
 _MAX_CLASSES = 10_000_000
 _MAX_GROUP_BYTES = 512 * 1024**2
@@ -86,8 +95,8 @@ class _Labels:
 
 def _tokens(label: object, separator: str) -> list[str]:
     if isinstance(label, list):
-        return [str(item) for item in label]
-    text = "" if label is None else str(label).strip()
+        return [str(item) for item in label if not is_missing(item)]
+    text = "" if is_missing(label) else str(label).strip()
     if separator:
         return [part.strip() for part in text.split(separator) if part.strip()]
     if not text:
@@ -98,7 +107,7 @@ def _tokens(label: object, separator: str) -> list[str]:
 def _note_levels(levels: dict[int, Row], leaves: Sequence[int], row: Row, columns: Sequence[str]) -> None:
     if not columns or len(leaves) != 1:
         return
-    found = {column: str(row[column]) for column in columns}
+    found = {level_of(column): None if is_missing(row[column]) else str(row[column]) for column in columns}
     known = levels.setdefault(leaves[0], found)
     if known != found:
         message = f"the label {row!r} has the levels {found}, another sample of it has {dict(known)}"

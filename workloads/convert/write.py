@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import as_completed
@@ -57,6 +58,7 @@ be packed as nothing: shards of both kinds count such a sample as bad."""
 
 _LOG = logging.getLogger(__name__)
 _RECEIPTS: Final = "conversion"
+_RECEIPT: Final = re.compile(rf"{_RECEIPTS}/[0-9a-f]{{16}}/.+-[0-9]{{6}}\.tar\.json")
 _HEADERS_BYTES: Final = 3 * 512 + 2 * 512
 """Of a sample beside its image: three headers at most, its label, and what rounds the image up to a block."""
 _OPEN_FILES: Final = 256
@@ -75,6 +77,8 @@ class ShardTask:
     destination_uri: str
     receipt: str
     """Object that says that the shard is whole."""
+    untrue: tuple[str, ...]
+    """Those of other conversions, which say so of a shard that this one replaces."""
 
 
 def write_dataset(conversion: Conversion, request: WriteRequest, on_shard: OnShard) -> DatasetFile:
@@ -92,12 +96,12 @@ def write_dataset(conversion: Conversion, request: WriteRequest, on_shard: OnSha
     for split, table in conversion.splits.items():
         table.check_keys(split)
     plan = {split: shard_rows(table, request, split) for split, table in conversion.splits.items()}
-    entries = _write_all(conversion, plan, request, _Receipts(store, source["fingerprint"]), on_shard)
+    receipts = _Receipts(store, source["fingerprint"])
+    entries = _write_all(conversion, plan, request, receipts, on_shard)
     dataset = _describe(store, conversion, entries, source)
     # Last: a reader that finds this file finds everything it names.
     store.put(DATASET_FILE, dataset.to_bytes())
-    for stat in list(store.list_objects(f"{_RECEIPTS}/")):
-        store.delete(stat.name)
+    receipts.delete()
     tidy_folder(store)
     return dataset
 
@@ -143,6 +147,23 @@ class _Receipts:
         ]
         return {entry.name: entry for entry in found if self._is_there(entry)}
 
+    def others(self) -> dict[str, list[str]]:
+        """By shard, receipts of other conversions: their shards have the names of ours."""
+        found: dict[str, list[str]] = {}
+        for name in self._all():
+            if not name.startswith(f"{self._folder}/"):
+                found.setdefault(name.rpartition("/")[2].removesuffix(".json"), []).append(name)
+        return found
+
+    def delete(self) -> None:
+        """Delete all, also of other conversions."""
+        for name in self._all():
+            self._store.delete(name)
+
+    def _all(self) -> list[str]:
+        names = [stat.name for stat in self._store.list_objects(f"{_RECEIPTS}/")]
+        return [name for name in names if _RECEIPT.fullmatch(name)]
+
     def _is_there(self, entry: ShardEntry) -> bool:
         try:
             return self._store.stat(entry.name).size_bytes == entry.size_bytes
@@ -157,7 +178,7 @@ def _write_all(
     receipts: _Receipts,
     on_shard: OnShard,
 ) -> dict[str, tuple[ShardEntry, ...]]:
-    finished = receipts.read()
+    finished, others = receipts.read(), receipts.others()
     names = {split: [shard_name(split, number) for number in range(len(rows))] for split, rows in plan.items()}
     for entry in finished.values():
         on_shard(entry)
@@ -168,6 +189,7 @@ def _write_all(
             multi_label=conversion.multi_label,
             destination_uri=request.destination_uri,
             receipt=receipts.name(name),
+            untrue=tuple(others.get(name, ())),
         )
         for split in plan
         for number, name in enumerate(names[split])
@@ -206,6 +228,8 @@ def write_one(task: ShardTask) -> ShardEntry:
         with path.open("rb") as file:
             digest = file_digest(file, "sha256").hexdigest()
         entry = ShardEntry(name=task.name, size_bytes=path.stat().st_size, sha256=digest, num_samples=num_samples)
+        for receipt in task.untrue:
+            store.delete(receipt)
         store.put_file(task.name, path)
     # After the shard is durable under its name: a crash in between writes it once more.
     store.put(task.receipt, json.dumps(asdict(entry)).encode())

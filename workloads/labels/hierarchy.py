@@ -34,17 +34,26 @@ def make_hierarchy(request: Mapping[str, Any], classes: ClassTable) -> dict[str,
         classes: of the data set.
 
     Returns:
-        ``rows``, the names of ``levels`` from coarse to fine, and ``notes`` for people.
+        ``rows``, their column ``key`` that tells classes apart (``name``, or ``synset`` where names repeat), the names
+        of ``levels`` from coarse to fine, and ``notes`` for people.
 
     Raises:
         UserError: the source is missing, lacks classes, or gives no level.
         BadDataError: it is not a table.
     """
-    names = [str(row["name"]) for row in classes]
-    if len(set(names)) < len(names):
-        raise UserError("some classes of the data set share a name, by which a hierarchy finds them; rename folders")
+    names, key = [str(row["name"]) for row in classes], "name"
     source, notes = str(request["source"]), list[str]()
-    if source == WORDNET:
+    if len(set(names)) < len(names):
+        synsets = [str(row.get(_SYNSET_COLUMN)) for row in classes]
+        key = _SYNSET_COLUMN
+        if source != WORDNET or len(set(synsets)) < len(synsets) or not all(map(_SYNSET.fullmatch, synsets)):
+            raise UserError(
+                "some classes of the data set share a name, by which a hierarchy finds them: rename folders, or give "
+                "each class its synset and take the hierarchy from wordnet"
+            )
+        rows = _of_wordnet(synsets, synsets, open_wordnet(request["wordnet"]))
+        rows = [row | {"name": name} for row, name in zip(rows, names, strict=True)]
+    elif source == WORDNET:
         synsets = _synsets(classes, names, request["wordnet"], notes)
         rows = _of_wordnet(names, synsets, open_wordnet(request["wordnet"]))
     elif Path(source).is_dir():
@@ -58,7 +67,7 @@ def make_hierarchy(request: Mapping[str, Any], classes: ClassTable) -> dict[str,
         raise UserError(f"{source}: {message}; name groups of several classes")
     check_nested(rows, levels)
     kept = [{name: row[name] for name in ("name", _SYNSET_COLUMN, *levels) if name in row} for row in rows]
-    return {"rows": kept, "levels": levels, "notes": notes}
+    return {"rows": kept, "key": key, "levels": levels, "notes": notes}
 
 
 def _levels(rows: Rows) -> list[str]:

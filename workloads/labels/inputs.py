@@ -68,9 +68,11 @@ def _check_numbers(numbers: Sequence[int], names: Sequence[str]) -> None:
     for number in numbers:
         if not 0 <= number < len(names):
             raise UserError(f"there is no class {number}; classes count from 0 to {len(names) - 1}")
-        text, name = str(number), names[number]
-        if name != text and text in known:  # folders 0 to 19 are sorted as text
-            message = f'{text} is class number {text}, called "{name}", and another class is called "{text}"; '
+        name = names[number]
+        # Folders 0 to 19 are sorted as text, and so are whole numbers that a table holds as 2.0.
+        text = next((text for text in (str(number), f"{number}.0") if text in known), name)
+        if text != name:
+            message = f'{number} is class number {number}, called "{name}", and another class is called "{text}"; '
             raise UserError(message + f'write "{text}" in quotes, or the name "{name}"')
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +29,7 @@ from numpy.typing import NDArray
 from orchestrator.core.errors import BadDataError, NotFoundError, UserError
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
-from orchestrator.storage.dataset_files import NOT_LEVELS, level_problem, node_of
+from orchestrator.storage.dataset_files import NOT_LEVELS, TAXONOMIC_CLASS, level_problem, node_of
 from orchestrator.storage.files import read_regular
 from orchestrator.storage.open import check_allowed, open_store, split_object_uri
 from workloads.data.split_targets import NO_LABEL
@@ -37,7 +38,6 @@ from workloads.labels.label_map import ClassLabels, LabelMap
 from workloads.labels.wordnet import Paths, walked_levels
 from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
-_TAXONOMIC_CLASS: Final = "taxonomic_class"
 _LIST_KEYS: Final = ("categories", "classes", "rows")
 _SHOWN: Final = 5
 
@@ -228,6 +228,11 @@ def _joined(definition: Mapping[str, Any], inputs: LabelInputs) -> list[dict[str
         shown = ", ".join(map(repr, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
         message = f"{uri} lacks {len(missing)} classes of the data set: {shown}; "
         raise UserError(message + f"column {key!r} must hold what {class_key!r} of the class table holds")
+    repeated = [name for name, number in Counter(wanted).items() if number > 1]
+    if repeated and class_key == "name":  # a coarser column repeats on purpose
+        shown = ", ".join(map(repr, repeated[:_SHOWN])) + (", ..." if len(repeated) > _SHOWN else "")
+        message = f"several classes of the data set have the name {shown}, and would get one row of {uri}; "
+        raise UserError(message + "join them by a column that tells them apart (class_key: synset, key: synset)")
     return [{**found[name], "class": leaf, "name": name} for leaf, name in enumerate(wanted)]
 
 
@@ -266,7 +271,7 @@ def _within_header(row: dict[str, Any], line: int) -> dict[str, Any]:
 
 def _completed(row: dict[str, Any], *, has_names: bool) -> dict[str, Any]:
     if has_names:
-        row = {(_TAXONOMIC_CLASS if column == "class" else column): value for column, value in row.items()}
+        row = {(TAXONOMIC_CLASS if column == "class" else column): value for column, value in row.items()}
     if "species" not in row and row.get("genus") and row.get("specific_epithet"):
         row = {**row, "species": f"{row['genus']} {row['specific_epithet']}"}
     return row

@@ -118,7 +118,10 @@ def hierarchy(
     found = ask_labels(HIERARCHY, request, "the hierarchy could not be made")
     start = Path(reference).absolute().parent if Path(reference).is_file() else Path.cwd()
     place = os.path.relpath(out.absolute(), start)
-    entry = f"hierarchy: {{dataset: {name}, taxonomy: {{table: {place}, levels: [{', '.join(found['levels'])}]}}}}"
+    keys = "" if found["key"] == "name" else f", key: {found['key']}, class_key: {found['key']}"
+    entry = (
+        f"hierarchy: {{dataset: {name}, taxonomy: {{table: {place}, levels: [{', '.join(found['levels'])}]{keys}}}}}"
+    )
     added = with_label_entry(Path(reference).read_text(encoding="utf-8"), reference, entry) if add else ""
     _write_rows(out, found["rows"], force=force)
     if add:
