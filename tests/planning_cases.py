@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from textwrap import indent
+
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile import parse_sweep
@@ -24,6 +26,16 @@ transfer:
   - {name: linear, target: levels/depth1, protocol: probe, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}}
 report: {baseline: levels/depth1}
 """
+
+
+def named_blocks(*names: str) -> str:
+    """``TEXT`` with blocks that are equal but for their names; the first one is probed, the last one finetuned."""
+    head, _, rest = TEXT.partition("pretrain:\n")
+    block, _, tail = rest.partition("transfer:\n")
+    blocks = "".join(f"  {name}:\n{indent(block, '  ')}" for name in names)
+    for protocol, name in (("probe", names[0]), ("finetune", names[-1])):
+        tail = tail.replace(f"protocol: {protocol}", f"protocol: {protocol}, pretrain: [{name}]")
+    return f"{head}pretrain:\n{blocks}transfer:\n{tail}"
 
 
 def plan_of(text: str = TEXT, store_uri: str = "file:///nowhere") -> Plan:

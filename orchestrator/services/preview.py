@@ -16,7 +16,15 @@ from orchestrator.core.errors import UsageError
 from orchestrator.core.job_kinds import KINDS, RESULT_KINDS, JobKind
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.estimate.estimates import Estimates, estimate, known_accelerator, refusals
-from orchestrator.planning.estimate.eta import CriticalPath, Fleet, Makespan, critical_path, list_schedule, shortages
+from orchestrator.planning.estimate.eta import (
+    CriticalPath,
+    Fleet,
+    Makespan,
+    critical_path,
+    list_schedule,
+    shortages,
+    without_twins,
+)
 from orchestrator.planning.estimate.flops import PEAKS
 from orchestrator.planning.estimate.history import EstimateSource, ModelError
 from orchestrator.planning.estimate.power import weak_designs
@@ -139,17 +147,18 @@ def make_preview(
     """
     found = lookup_artifacts(plan)
     history = history_of(plan, found)
-    skip = found.reused | repeated_jobs(plan)
+    repeated = repeated_jobs(plan)
+    skip = found.reused | repeated.keys()
     estimates = estimate(
         plan, history=history, sizes=declared_sizes(sweep), accelerator=accelerator, prices=prices, skip=skip
     )
-    durations_s = estimates.durations_s()
-    makespan = list_schedule(plan, durations_s, fleet) if fleet else None
+    durations_s, run_once = estimates.durations_s(), without_twins(plan, repeated)
+    makespan = list_schedule(run_once, durations_s, fleet) if fleet else None
     return Preview(
         plan=plan,
         found=found,
         estimates=estimates,
-        path=critical_path(plan, durations_s),
+        path=critical_path(run_once, durations_s),
         fleet=fleet,
         makespan=makespan,
         model_error=history.model_error(),
@@ -460,7 +469,7 @@ def diff_lines(diff: PlanDiff, *, lists_jobs: bool) -> Iterator[str]:
         names = [job.name for job in diff.jobs if job.change is change]
         if names:
             yield f"{len(names)} {change.value}: {_named(names, lists_jobs=lists_jobs)}"
-    if all(job.change in {Change.UNCHANGED, Change.RENAMED} for job in diff.jobs):
+    if not diff.has_new_keys:
         yield "Nothing has to run again."
 
 

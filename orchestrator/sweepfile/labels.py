@@ -15,7 +15,8 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.storage.dataset_files import level_problem
+from orchestrator.storage.dataset_files import TAXONOMIC_CLASS, level_problem
+from orchestrator.storage.protocol import is_name
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
 from orchestrator.sweepfile.fields import SYNSET, Count, OneRule, Seed, Strict, canonical, refuse_unread
@@ -38,7 +39,6 @@ AtLeastTwo = Annotated[int, Field(ge=2)]
 ClassName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
 Synset = Annotated[str, Field(pattern=SYNSET)]
 _LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
-_TAXONOMIC_CLASS = "taxonomic_class"  # name of the rank "class" where `class` numbers the leaf classes
 
 
 class RandomIds(Strict):
@@ -292,6 +292,10 @@ class _LabelResolver:
         if problem := _two_wordnets(entry):
             self._complaints.add(("labels", name, "classes", "file"), problem)
             return []
+        if dataset.multi_label and (place := _drawn_in_classes(entry)):
+            message = f"samples of '{dataset.name}' have several classes each, so ids within classes are not defined"
+            self._complaints.add(("labels", name, *place), f"{message}; draw them over the whole set, by random alone")
+            return []
         drafts = list(_RULES[_rule_of(entry)](self, name, entry, dataset))
         modifiers: dict[str, Any] = {} if entry.classes is None else {"classes": _choice(entry.classes)}
         found = self._counted(name, entry, dataset, drafts, modifiers)
@@ -381,6 +385,12 @@ class _LabelResolver:
         library, block = self._sources.kmeans, self._sources.only_block
         return resolve_clusters(name, spec, dataset, within, self._complaints, auto_library=library, only_block=block)
 
+    def _check_name(self, level: str, path: Path, remedy: str) -> None:
+        """Complain about a level of which a job cannot have its name, since its objects in the store have it, too."""
+        if not is_name(level):
+            message = f"'{level}' cannot be in the name of a job: use letters, digits and ._=@+,#~- (no leading dot)"
+            self._complaints.add(path, f"{message}; {remedy}")
+
     def _on_base(self, entry: LabelEntry, dataset: Dataset, draft: _Draft) -> Iterator[_Draft]:
         """The draft started from the entry's base; nothing if the space it names is wrong."""
         name = self._open[-1]
@@ -409,6 +419,7 @@ class _LabelResolver:
             if problem := _level_problem(level, dataset):
                 self._complaints.add(path, problem)
                 continue
+            self._check_name(given, path, "rename the column")
             yield _Draft(
                 name=f"{name}/{given}",
                 level=given,
@@ -504,7 +515,9 @@ class _LabelResolver:
             else {"digest": "", "key": given.key, "class_key": given.class_key}
         )
         chain = {"chain": given.levels} if given.nested and len(given.levels) > 1 else {}
+        remedy = "rename the column" if given.folders is None else "rename it here and in folders"
         for position, level in enumerate(given.levels):
+            self._check_name(level, (*path, position), remedy)
             space = {"taxonomy": {"level": level, **source, **chain}}
             yield _Draft(name=f"{name}/{level}", level=level, space=space, path=(*path, position))
 
@@ -543,7 +556,7 @@ def _level_problem(level: str, dataset: Dataset) -> str:
 
 
 def _level_name(given: str, dataset: Dataset) -> str:
-    return _TAXONOMIC_CLASS if given == "class" and _TAXONOMIC_CLASS in dataset.levels else given
+    return TAXONOMIC_CLASS if given == "class" and TAXONOMIC_CLASS in dataset.levels else given
 
 
 def _choice(given: ClassChoice) -> dict[str, Any]:
@@ -557,6 +570,15 @@ def _choice(given: ClassChoice) -> dict[str, Any]:
 def _drops(draft: _Draft, modifiers: Definition) -> bool:
     """Whether classes of the space, or of the one that it is made from, may be left out."""
     return bool(modifiers) or (draft.base is not None and may_drop(draft.base.space))
+
+
+def _drawn_in_classes(entry: LabelEntry) -> Path:
+    """What asks for ids that are drawn in each class, or in some classes; empty if nothing does."""
+    if entry.split is not None:
+        return ("split",)
+    if entry.random is None:
+        return ()
+    return ("random", "within") if entry.random.within is not None else ("classes",) * (entry.classes is not None)
 
 
 def _two_wordnets(entry: LabelEntry) -> str:

@@ -430,8 +430,10 @@ class Recipes(Mapping[str, Recipe]):
         if base in self.broken:
             self.broken.add(name)
             return
-        group = flat.get("norm_group")
-        left_out = {"epochs": 1e6, "lr": 1e6, "batch_size": 2 * group if isinstance(group, int) and group > 0 else 4096}
+        group, groups = flat.get("norm_group"), flat.get("data_groups")
+        batch_size = 2 * group if isinstance(group, int) and group > 0 else 4096
+        batch_size *= groups if isinstance(groups, int) and groups > 0 else 1  # each takes whole norm groups
+        left_out = {"epochs": 1e6, "lr": 1e6, "batch_size": batch_size}
         try:
             schema = schema_of(flat)
             fields = {field: value for field, value in left_out.items() if field in schema.model_fields}
@@ -573,11 +575,11 @@ def num_held_out(recipe: Mapping[str, Any], num_train: int) -> int:
 def check_labels_of(
     path: Path, recipe: Mapping[str, Any], space: LabelSpace, dataset: Dataset, complaints: Complaints
 ) -> None:
-    """Complain about a label space that the resolved recipe at ``path`` cannot learn."""
+    """Complain about a label space that the resolved recipe at ``path`` cannot learn; neighbours (k) take several."""
     if space.num_classes == 1:
         message = f"the recipe trains on '{space.name}', which has a single class: there is nothing to tell apart"
         complaints.add(path, f"{message}; use a label space of 2 classes or more")
-    if has_several_targets(space, dataset) and recipe.get("loss", SOFTMAX) == SOFTMAX:
+    if has_several_targets(space, dataset) and "k" not in recipe and recipe.get("loss", SOFTMAX) == SOFTMAX:
         message = f"samples of '{space.name}' have several classes each, and a softmax can give only one of them"
         complaints.add((*path, "loss"), f"{message} probability 1; use loss: sigmoid")
 

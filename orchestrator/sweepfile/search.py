@@ -23,11 +23,14 @@ from orchestrator.sweepfile.recipe import (
     GivenRecipe,
     LogisticSpec,
     ProtocolRecipes,
+    check_recipe_on,
     given_fields,
+    has_several_targets,
     off_default,
     schema_of,
 )
-from orchestrator.sweepfile.values import LabelSpace, Pretrain, Search, Transfer
+from orchestrator.sweepfile.subset import labelled_part, thinned
+from orchestrator.sweepfile.values import Dataset, LabelSpace, Pretrain, Search, Transfer
 
 Ends = Annotated[list[float], Field(min_length=2, max_length=2)]
 WholeEnds = Annotated[list[int], Field(min_length=2, max_length=2)]
@@ -162,6 +165,8 @@ def resolve_search(
         return search, {}
     recipe, names = _check_values(searched, recipes, complaints)
     search = replace(search, space={**search.space, **names})
+    if complaints.doubts((*searched.path, "space")):
+        return search, {}
     if recipe and "epochs" not in recipe:
         complaints.add(searched.path, f"{_JUDGED}; remove search, or choose a recipe with an optimiser")
         return search, {}
@@ -208,6 +213,8 @@ def check_grace(search: Search, recipe: Mapping[str, Any], path: Path, complaint
     """Complain of a first rung that trainings by a recipe do not reach in time."""
     if "asha" not in search.algorithm or ("epochs" not in recipe and "epochs" not in search.space):
         return
+    if complaints.doubts((*path, "space")):  # its values may not even be numbers
+        return
     grace, every = search.algorithm_for(recipe)["asha"]["grace_epochs"], int(recipe.get("eval_every_epochs", 1))
     epochs = max(_ends(search.space["epochs"])) if "epochs" in search.space else recipe["epochs"]
     is_given = search.algorithm["asha"]["grace_epochs"] is not None
@@ -220,12 +227,14 @@ def check_grace(search: Search, recipe: Mapping[str, Any], path: Path, complaint
         complaints.add(where, f"{message}stopped; use a smaller one, validate more often, or choose random")
 
 
-def judging_probe(transfer_recipe: Mapping[str, Any], target: LabelSpace | None) -> Mapping[str, Any]:
+def judging_probe(
+    transfer_recipe: Mapping[str, Any], target: LabelSpace | None, datasets: Mapping[str, Dataset]
+) -> Mapping[str, Any]:
     """Recipe of the cached probe by which pretrainings are judged: the transfer's own where it is one."""
     if transfer_recipe.get("features") == "cached" and transfer_recipe.get("solver") == "lbfgs":
         return transfer_recipe
-    loss = "sigmoid" if target is not None and target.multi_label else "softmax"
-    return LogisticSpec(loss=loss).resolved()  # type: ignore[arg-type]
+    has_several = target is not None and has_several_targets(target, datasets[target.dataset])
+    return LogisticSpec(loss="sigmoid" if has_several else "softmax").resolved()
 
 
 def check_searches(
@@ -234,6 +243,8 @@ def check_searches(
     labels: Mapping[str, LabelSpace],
     num_workers: Mapping[str, int],
     complaints: Complaints,
+    *,
+    datasets: Mapping[str, Dataset],
 ) -> None:
     """Complain about searches that cannot be run with these settings; ``num_workers`` is by group of resources."""
     for position, item in enumerate(transfers):
@@ -248,14 +259,45 @@ def check_searches(
             if item.checkpoints:
                 message = "the backbones of a search have final weights only; remove it, or search over: recipe"
                 complaints.add(("transfer", position, "from_checkpoints"), message)
+            space: Path = (*path, "space")
+            is_read = not complaints.doubts(space)  # asked before any block adds what does not suit it
             for block in (block for block in pretrains if block.name in item.pretrains):
                 _check_block(path, item, block, labels, complaints)
+                if is_read and block.recipe:
+                    measured = [labels[name] for name in block.labels if item.measures(name) and name in labels]
+                    parts = [labelled_part(one, datasets) for one in measured]
+                    _check_trials(space, item.search, block, parts, complaints)
+
+
+def _check_trials(
+    path: Path, search: Search, block: Pretrain, parts: Sequence[Dataset], complaints: Complaints
+) -> None:
+    """Complain of searched values with which no trial can train on the data, or ends an epoch that the block keeps.
+
+    What fails with some values of other fields only is left to the trials: one that fails does not end the search.
+    """
+    quiet = Complaints(complaints.tree)  # the block's own subset is checked elsewhere
+    thin = [thinned(part, block.subset, (*path_of(block), "subset"), quiet) for part in parts]
+    for size in {size for values in search.space.get("batch_size", {}).values() for size in values if thin}:
+        least = min(thin, key=lambda part: part.num_train)
+        check_recipe_on(path, {"batch_size": size, "epochs": 1e6}, least, complaints)
+    last = max(block.keep.get("epochs", ()), default=0)
+    for rule, values in search.space.get("epochs", {}).items():
+        for position, epochs in enumerate(values):
+            if epochs < last:
+                message = f"keep.epochs names epoch {last} of {_named(block)}, which trials of {epochs:g} epochs never"
+                where = (*path, "epochs", *(() if rule == "values" else (rule,)), position)
+                complaints.add(where, f"{message} end; search {last} epochs or more, or keep earlier ones")
+
+
+def _named(block: Pretrain) -> str:
+    return f"block '{block.name}'" if block.name else "the pretraining"
 
 
 def _check_block(
     path: Path, item: Transfer, block: Pretrain, labels: Mapping[str, LabelSpace], complaints: Complaints
 ) -> None:
-    named = f"block '{block.name}'" if block.name else "the pretraining"
+    named = _named(block)
     if block.initial_from is not None:
         complaints.add(path, f"{named} starts from other backbones of this sweep, which trials cannot; remove init")
     if item.search is None:
@@ -271,6 +313,11 @@ def _check_block(
     if len(spaces) == 1:
         message = f"{named} has the single label space '{spaces[0]}': there is nothing to choose from"
         complaints.add(path, f"{message}; pretrain with more, or search over: recipe")
+    elif item.search.trials not in {None, len(spaces)}:
+        message = (
+            f"there is one trial for each label space of {named}, {len(spaces)} in all, and not {item.search.trials}"
+        )
+        complaints.add((*path, "trials"), f"{message}; remove trials, or choose label spaces with transfer.labels")
     datasets = sorted({labels[space].dataset for space in spaces if space in labels})
     if len(datasets) > 1:
         message = f"{named} has label spaces of several data sets ({', '.join(datasets)}), whose epochs do not compare"
@@ -390,6 +437,8 @@ def _check_values(
             found = resolver.resolve(searched.recipe_path, {**shown, **first, name: value})
             complaints.extend(SpecError(tuple(line for line in problems.problems if line not in seen)))
             seen.update(problems.problems)
+            if problems.problems:
+                complaints.doubt((*searched.path, "space"))
             if name in references:
                 references[name]["values"].append(found.get(name, value))
             if found.get("features") == "cached" and name in LOOK_FIELDS:

@@ -42,11 +42,18 @@ def thinned(dataset: Dataset, subset: Mapping[str, Any], path: Path, complaints:
     """The data set with as many training samples as a subset leaves at most; complains if it asks for too many."""
     if not subset:
         return dataset
-    num_samples = subset.get("num_samples", dataset.num_train)
-    if num_samples > dataset.num_train:
-        message = f"{num_samples} samples of the {dataset.num_train} training samples of '{dataset.name}'; lower it"
+    # Each class rounds up at worst; how large classes are is not known here. Samples without any label are one more.
+    num_classes = dataset.num_classes + dataset.multi_label
+    of_fraction = math.ceil(subset.get("fraction", 1) * dataset.num_train) + num_classes
+    of_cap = subset.get("max_per_class", dataset.num_train) * num_classes
+    left = min(dataset.num_train, of_fraction, of_cap)
+    num_samples = subset.get("num_samples", left)
+    if num_samples > left:
+        whole = f"the {dataset.num_train} training samples of '{dataset.name}'"
+        limit = "fraction" if of_fraction <= of_cap else "max_per_class"
+        message = f"{num_samples} samples of {whole}; lower it"
+        if num_samples <= dataset.num_train:
+            message = f"{num_samples} samples, but {limit} {subset[limit]} leaves {left} at most of {whole}; lower it"
+            message += f", or raise {limit}"
         complaints.add((*path, "num_samples"), message)
-    # Each class rounds up at worst; how large classes are is not known here.
-    of_fraction = math.ceil(subset.get("fraction", 1) * dataset.num_train) + dataset.num_classes
-    of_cap = subset.get("max_per_class", dataset.num_train) * dataset.num_classes
-    return replace(dataset, num_train=min(dataset.num_train, num_samples, of_fraction, of_cap))
+    return replace(dataset, num_train=min(left, num_samples))

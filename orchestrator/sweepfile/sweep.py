@@ -201,7 +201,7 @@ class _Resolver:
         sources = replace(self._labels or LabelSources(), only_block=only_block)
         labels = resolve_label_spaces(spec.labels, datasets, self._complaints, sources, self._recipes.plugins)
         pretrains = tuple(resolve_pretrain(block, labels, self._recipes, self._complaints) for block in blocks)
-        transfer = self._transfer(labels, pretrains)
+        transfer = self._transfer(datasets, labels, pretrains)
         spaces = with_baselines(pretrains, transfer)
         pretrains = tuple(replace(pretrain, baselines=spaces[pretrain.name]) for pretrain in pretrains)
         self._check_models(pretrains, transfer)
@@ -212,7 +212,7 @@ class _Resolver:
         self._check_splits([*pretrained, *(item.target for item in transfer)], labels, datasets)
         check_targets(transfer, labels, self._complaints)
         workers = {group: getattr(spec.resources, group).num_workers for group in ("pretrain", "transfer")}
-        check_searches(transfer, pretrains, labels, workers, self._complaints)
+        check_searches(transfer, pretrains, labels, workers, self._complaints, datasets=datasets)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         analyses = self._analyses(datasets, labels, pretrains)
         baseline = resolve_baseline(spec.report, pretrains, self._complaints)
@@ -266,9 +266,13 @@ class _Resolver:
         }
         return {name: mixture for name, mixture in mixtures.items() if mixture is not None}
 
-    def _transfer(self, labels: Mapping[str, LabelSpace], pretrains: Sequence[Pretrain]) -> tuple[Transfer, ...]:
+    def _transfer(
+        self, datasets: Mapping[str, Dataset], labels: Mapping[str, LabelSpace], pretrains: Sequence[Pretrain]
+    ) -> tuple[Transfer, ...]:
         return tuple(
-            resolve_transfer(position, entry, labels, self._recipes, self._complaints, pretrains=pretrains)
+            resolve_transfer(
+                position, entry, labels, self._recipes, self._complaints, datasets=datasets, pretrains=pretrains
+            )
             for position, entry in enumerate(self._spec.transfer)
         )
 

@@ -30,10 +30,11 @@ from orchestrator.sweepfile.search import (
     resolve_search,
 )
 from orchestrator.sweepfile.subset import SubsetSpec
-from orchestrator.sweepfile.values import Cell, LabelSpace, Pretrain, Search, Transfer
+from orchestrator.sweepfile.values import Cell, Dataset, LabelSpace, Pretrain, Search, Transfer
 
 MAX_CELLS: Final = 1000
-_UNNAMED = re.compile(r"[^A-Za-z0-9_.;+=-]")
+_UNNAMED = re.compile(r"[^A-Za-z0-9_.+=-]")
+"""Signs that a cell's name leaves out: it is part of names of objects."""
 Grid = Mapping[str, Sequence[Any]]
 SELECT_HOLDOUT: Final = 0.1
 """Default share of the training samples on which a grid is selected."""
@@ -127,8 +128,8 @@ def _text(value: object) -> str:
         return json.dumps(value)
     if isinstance(value, float):
         return f"{value:.12g}"
-    text = value if isinstance(value, str) else json.dumps(value, separators=(";", ":"))
-    return _UNNAMED.sub("", text.replace(",", ";"))
+    text = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+    return _UNNAMED.sub("", text.replace(",", "_"))  # a comma would begin the next field
 
 
 def _is_well_formed(
@@ -176,6 +177,7 @@ def resolve_transfer(
     recipes: RecipeResolver,
     complaints: Complaints,
     *,
+    datasets: Mapping[str, Dataset],
     pretrains: Sequence[Pretrain],
 ) -> Transfer:
     """The transfer of the entry at a position of the list; complains about errors and continues.
@@ -186,6 +188,7 @@ def resolve_transfer(
         labels: the sweep's label spaces.
         recipes: resolve recipes.
         complaints: collects errors.
+        datasets: the sweep's data sets.
         pretrains: the sweep's blocks, resolved.
     """
     path: Path = ("transfer", position)
@@ -196,8 +199,9 @@ def resolve_transfer(
     _check_fractions(path, entry, complaints)
     measured = measured_blocks((*path, "pretrain"), entry.pretrain, pretrains, complaints)
     check_epochs((*path, "from_checkpoints"), entry.from_checkpoints or (), measured, complaints)
+    target = labels.get(entry.target)
     search, cells = _search_and_cells(
-        path, entry, recipes, complaints, measured=measured, target=labels.get(entry.target)
+        path, entry, recipes, complaints, measured=measured, target=target, datasets=datasets
     )
     return Transfer(
         name=entry.name,
@@ -218,17 +222,22 @@ def resolve_transfer(
 
 
 def with_baselines(pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> dict[str, tuple[str, ...]]:
-    """By block, the label spaces that it pretrains for the baselines of transfers alone."""
-    return {
-        pretrain.name: tuple(
-            dict.fromkeys(
-                item.target
-                for item in transfer
-                if item.baselines and pretrain.name in item.pretrains and item.target not in pretrain.labels
-            )
-        )
-        for pretrain in pretrains
-    }
+    """By block, the label spaces that it pretrains for baselines alone: its own, and those of blocks that start from it
+    on the same label space.
+    """
+    blocks = {pretrain.name: pretrain for pretrain in pretrains}
+    found: dict[str, dict[str, None]] = {name: {} for name in blocks}
+    for pretrain in pretrains:
+        wanted = [item.target for item in transfer if item.baselines and pretrain.name in item.pretrains]
+        block: Pretrain | None = pretrain
+        passed: set[str] = set()
+        while block is not None and block.name not in passed:  # a circle is complained of elsewhere
+            passed.add(block.name)
+            wanted = [target for target in wanted if target not in block.labels]
+            found[block.name].update(dict.fromkeys(wanted))
+            origin = block.initial_from
+            block = blocks.get(origin.pretrain) if origin is not None and not origin.labels else None
+    return {name: tuple(targets) for name, targets in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +275,7 @@ def _search_and_cells(
     *,
     measured: Sequence[Pretrain],
     target: LabelSpace | None,
+    datasets: Mapping[str, Dataset],
 ) -> tuple[Search | None, tuple[Cell, ...]]:
     """The search or grid that chooses values, and the recipes to run."""
     spec, where = entry.search, (*path, "search")
@@ -284,7 +294,7 @@ def _search_and_cells(
         check_grace(search, recipe, where, complaints)
         return search, (Cell(recipe=recipe),)
     recipe = recipes.resolve((*path, "recipe"), given, entry.protocol)
-    probe = judging_probe(recipe, target)
+    probe = judging_probe(recipe, target, datasets)
     if spec.over == "pretrain":
         search = pretrain_search(where, spec, measured, recipes.of(""), complaints, probe=probe)
         return search, (Cell(recipe=recipe),)

@@ -164,7 +164,7 @@ class Pretrain:
     keep: Mapping[str, Any] = field(default_factory=dict)
     """Checkpoints that become part of the artifact, and so of its identity; empty = none."""
     baselines: tuple[str, ...] = ()
-    """Label spaces that are pretrained for the baselines of transfers alone."""
+    """Label spaces that are pretrained for baselines alone: its own, or those of blocks that start from this one."""
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     written_recipe: str | Mapping[str, Any] = field(default_factory=dict)
     """The recipe as the file has it, with fields that this block does not read: a search may vary what reads them."""
@@ -417,10 +417,14 @@ class ResolvedSweep:
         return {block.name: block for block in self.pretrains}[name]
 
     def trained(self, pretrain: Pretrain) -> tuple[str, ...]:
-        """The label spaces whose backbones are pretrained by jobs of their own, not as trials of a search."""
+        """The label spaces whose backbones are pretrained by jobs of their own, with every seed.
+
+        Not those that trials of a search alone train, nor baselines of other blocks: these need some seeds alone.
+        """
         measuring = [item for item in self.transfer if pretrain.name in item.pretrains]
-        if not any(item.searches_backbones for item in measuring):
-            return pretrain.labels
+        searched = {
+            name for item in measuring for name in pretrain.labels if item.searches_backbones and item.measures(name)
+        }
         needed = {
             name
             for item in measuring
@@ -428,7 +432,11 @@ class ResolvedSweep:
             if (not item.searches_backbones and item.measures(name)) or (item.baselines and name == item.target)
         }
         needed |= {name for item in self.analyses if pretrain.name in item.pretrains for name in item.spaces(pretrain)}
-        return tuple(name for name in pretrain.labels if name in needed)
+        # Where every transfer searches, what none of them searches has no user.
+        is_usual = not measuring or not all(item.searches_backbones for item in measuring)
+        own = [name for name in pretrain.labels if name in needed or (is_usual and name not in searched)]
+        asked = dict.fromkeys(item.target for item in measuring if item.baselines)
+        return (*own, *(name for name in asked if name in pretrain.baselines))
 
 
 # --------------------------------------------------------------------------------------------------------------- policy

@@ -237,13 +237,18 @@ def test_probe_with_dropout_drops_while_the_head_learns_and_keeps_the_statistics
     assert head(0.0) != dropped
 
 
-def test_probe_of_changing_images_sends_no_more_than_a_micro_batch_through_the_backbone(
-    tiny: TinyTraining, pretrained: JobResult, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("fields", [{"augment": "flip"}, {"dropout": 0.5}], ids=str)
+@pytest.mark.parametrize(("limits", "seed"), [({"micro_batch": 8}, 5), ({"memory_retries": 1}, 6)], ids=str)
+def test_probe_of_changing_features_sends_no_more_than_a_micro_batch_through_the_backbone(
+    tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], limits: dict[str, int], seed: int
 ) -> None:
+    """With dropout it was the whole batch, also after that had not fitted."""
     sizes: list[int] = []
 
     def note(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         if not torch.is_inference_mode_enabled():  # which validation is
+            if len(given[0]) > 8:
+                raise torch.OutOfMemoryError("out of memory")
             sizes.append(len(given[0]))
 
     def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
@@ -252,9 +257,11 @@ def test_probe_of_changing_images_sends_no_more_than_a_micro_batch_through_the_b
         return backbone, num_features
 
     monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
-    execution, recipe = Execution(deterministic=True, micro_batch=8), {"epochs": 1, "augment": "flip"}
-    wanted: dict[str, Any] = {"model": BATCHNORM, "recipe": recipe, "space": DEPTH1, "backbone": pretrained.key}
-    tiny.run(tiny.training(JobKind.PROBE, execution=execution, **wanted))
+    plain = {"name": "test_resnet", "image_size": 16, "kwargs": {}}
+    origin = tiny.run(tiny.training(model=plain, recipe={"epochs": 0.5}))
+    execution, recipe = Execution(deterministic=True, **limits), {"epochs": 1, **fields}
+    wanted: dict[str, Any] = {"model": plain, "recipe": recipe, "space": DEPTH1, "backbone": origin.key}
+    tiny.run(tiny.training(JobKind.PROBE, seed=seed, execution=execution, **wanted))
     assert sizes == [8] * 12  # 6 batches of 16
 
 

@@ -16,7 +16,15 @@ import torch
 from safetensors.torch import load
 
 from orchestrator.core.activity import RankActivity
-from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.core.contract import (
+    Evaluation,
+    Execution,
+    ExecutionContext,
+    JobRequest,
+    JobResult,
+    Progress,
+    Watch,
+)
 from orchestrator.core.errors import BadDataError, PreemptedError, UserError
 from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
@@ -34,6 +42,7 @@ from workloads.data.index import SampleIndex
 from workloads.data.split_targets import SplitTargets, unseen_notes
 from workloads.features.artifact import FeatureTable
 from workloads.jobs import knn, probe
+from workloads.jobs.target_probe import judge_committed
 from workloads.labels.label_map import LabelMap
 from workloads.run import execute
 from workloads.runtime import ranks
@@ -119,6 +128,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
 
 
 PROBE = "probe/logistic/levels/depth2/seed0/fraction1/seed0"
+BOTH = "probe/both/levels/depth2/seed0/seed0"
 NEAR = "knn/near/levels/depth2/seed0/fraction1/seed0"
 ONLINE = "probe/online/levels/depth2/seed0/seed0"
 
@@ -193,6 +203,22 @@ def test_logistic_probe_chose_what_its_record_says_was_best(ran: Ran) -> None:
     best = min(selection, key=lambda row: (row["select_error"], row["select_loss"]))
     assert (record.metrics["selected_l2"], record.metrics["select_error"]) == (best["l2"], best["select_error"])
     assert [row["l2"] for row in selection] == sorted((row["l2"] for row in selection), reverse=True)
+
+
+def test_search_is_judged_by_what_the_cached_probe_of_its_transfer_finds(ran: Ran) -> None:
+    """It saw the centre alone, whatever ``views`` the transfer's probe has."""
+    job, look = ran.job(BOTH), ran.job("embed/levels/depth2/seed0/tree/val").identity["parameters"]
+    inputs = {role: job.identity["inputs"][role] for role in ("index", "labels")}
+    parameters = {**job.identity["parameters"], "look": look, "has_all_views": True}
+    judge = {"parameters": parameters, "inputs": inputs, "location": {}}
+    told: list[Evaluation] = []
+    watch = Watch(rungs=(), tell=told.append, probe=judge)
+    context = ExecutionContext(store=ran.store, scratch=ran.folder / "scratch", cache=ran.folder / "cache", watch=watch)
+    judge_committed(ran.request(ran.job("pretrain/levels/depth2/seed0")), context)
+    names = ("val_error", "val_loss", "select_error", "select_loss", "train_loss")
+    (found,), metrics = told, ran.metrics(BOTH)
+    assert {name: found.metrics[f"target_{name}"] for name in names} == {name: metrics[name] for name in names}
+    assert metrics["train_loss"] != ran.metrics(PROBE)["train_loss"]
 
 
 def test_neighbours_chose_what_their_record_says_was_best(ran: Ran) -> None:

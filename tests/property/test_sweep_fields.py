@@ -19,6 +19,7 @@ from pydantic import BaseModel
 from orchestrator.core.hyper_parameters import PARAMETERS
 from orchestrator.core.ids import canonical_json, sha256_hex
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.storage.protocol import is_name
 from orchestrator.sweepfile.fields import Strict
 from orchestrator.sweepfile.load import canonical_text
 from orchestrator.sweepfile.notify import ClusterNotifySpec
@@ -64,6 +65,7 @@ def test_field_changes_its_jobs_and_exactly_their_descendants(field: str) -> Non
     change = CHANGES[field]
     before, after = plan(*change.given).by_name(), plan_of(*change.given, *change.overrides)
     jobs = after.by_name()
+    assert all(map(is_name, jobs))
     common = before.keys() & jobs.keys()
     changed = {name for name in common if before[name].key != jobs[name].key}
     if change.role is Role.EXECUTION:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import UserError
 from tests.tiny_training import RECIPE
+from workloads.data.order import total_steps
 from workloads.train.recipe import Recipe
 from workloads.train.schedule import Calendar, LearningRate
 
@@ -36,6 +37,8 @@ def test_calendar_any_run_ends_epochs_in_order_and_the_last_at_the_end(epochs: f
         # Epochs much smaller than a batch share steps; otherwise epoch e ends next to sample e * N.
         if len(ends) == math.ceil(epochs):
             assert abs(end * batch - number * size) <= batch / 2
+        if batch <= size:
+            assert calendar.ended_epoch(end) == number
 
 
 @given(EPOCHS, SIZES, SIZES, st.integers(1, 5))
@@ -47,7 +50,8 @@ def test_calendar_evaluations_are_epoch_ends_and_include_the_last_step(
     calendar = _calendar(epochs, size, batch, eval_every_epochs=every)
     evaluated = [step for step in range(1, calendar.total_steps + 1) if calendar.is_evaluated(step)]
     assert evaluated[-1] == calendar.total_steps
-    assert evaluated[:-1] == [end for end in calendar.epoch_ends[every - 1 :: every] if end < calendar.total_steps]
+    ends = {total_steps(epoch, size, batch) for epoch in range(every, math.ceil(epochs), every)}
+    assert evaluated[:-1] == sorted(end for end in ends if 0 < end < calendar.total_steps)
 
 
 @given(EPOCHS, SIZES, st.integers(1, 20))

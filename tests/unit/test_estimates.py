@@ -11,6 +11,7 @@ from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.estimates import estimate, known_accelerator
+from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.planning.estimate.flops import PEAKS, Fit, Machine, find_accelerator, network_of, start_s, steady_s
 from orchestrator.planning.estimate.history import EstimateSource, Measurement, SpeedHistory, measure
 from orchestrator.planning.estimate.prices import PriceTable
@@ -26,7 +27,7 @@ from orchestrator.sweepfile.parse.tree import parse_tree
 from orchestrator.sweepfile.problems import validate
 from orchestrator.sweepfile.sweep import SweepSpec, resolve_sweep
 from tests.golden_refusals import count_here
-from tests.planning_cases import TEXT, plan_of
+from tests.planning_cases import TEXT, named_blocks, plan_of
 from workloads.train import step_metrics
 
 PRETRAIN = "pretrain/levels/depth2/seed0"
@@ -378,7 +379,17 @@ def test_outlook_counts_a_result_of_two_names_once(tmp_path: Path) -> None:
         sweep = parse_sweep(text, "sweep.yaml", shipped_recipes())
         plan = build_plan(sweep, store_uri=tmp_path.as_uri())
         hours.append(make_preview(sweep, plan, fleet=None).estimates.cpu_hours)
-        repeated.append(repeated_jobs(plan))
+        repeated.append(set(repeated_jobs(plan)))
     assert repeated == [set(), {job for job in plan.by_name() if job.startswith("finetune/again/")}]
     assert len(repeated[1]) == 4
     assert hours[1] == pytest.approx(hours[0])
+
+
+def test_outlook_lets_the_followers_of_a_repeated_job_wait_for_the_one_that_runs(tmp_path: Path) -> None:
+    fleet, times = Fleet(nodes=(Resources(cpus=64.0),)), []
+    for names in (("a",), ("a", "b")):
+        sweep = parse_sweep(named_blocks(*names), "sweep.yaml", shipped_recipes())
+        found = make_preview(sweep, build_plan(sweep, store_uri=tmp_path.as_uri()), fleet=fleet)
+        assert found.makespan is not None
+        times.append((found.makespan.seconds, found.makespan.bound_s, found.path.seconds, len(found.path.jobs)))
+    assert times[1] == pytest.approx(times[0])

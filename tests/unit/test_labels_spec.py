@@ -147,6 +147,24 @@ def test_clusters_within_classes_of_which_a_sample_has_several_are_refused() -> 
         plan_of(*within, "datasets.counted.multi_label=true", "pretrain.first.recipe.loss=sigmoid")
 
 
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("split.split", "split.split=2"),
+        ("rnd.random.within", "rnd.random.within=plain/leaf"),
+        ("rnd.classes", "rnd.classes={num: 3}"),
+        ("", "rnd.random.seed=1"),
+    ],
+)
+def test_ids_within_classes_of_which_a_sample_has_several_are_refused(place: str, change: str) -> None:
+    """They were planned, and their `labels` job failed."""
+    changes = (f"labels.{change.partition('.')[0]}.dataset=counted", f"labels.{change}")
+    assert plan_of(*changes).jobs  # each sample has one class
+    match = rf"labels\.{re.escape(place)}: samples of 'counted' have several classes each, .* whole set, by random"
+    with pytest.raises(SpecError, match=match) if place else nullcontext():
+        plan_of(*changes, "datasets.counted.multi_label=true", "pretrain.first.recipe.loss=sigmoid")
+
+
 def test_labels_that_nobody_can_count_are_refused() -> None:
     tree = parse_tree(HEAD + "  a: {dataset: tree, binary: [0]}" + TAIL, "sweep.yaml")
     with pytest.raises(SpecError, match="can only be counted where the data set can be read"):
@@ -161,7 +179,8 @@ name: photos
 datasets: {photos: {convert: CONVERT, num_train: 800, num_val: 72, num_classes: 4, levels: {}}}
 labels: {mine: {dataset: photos, taxonomy: {table: TABLE, levels: [family, genus]}, num_classes: [2, 3]CLASSES}}
 """
-SPLITS, LISTING = ("train", "val"), "a" * 64
+SHARD = ShardEntry(name="0.tar", size_bytes=1, sha256="0" * 64, num_samples=800)
+SHARDS, LISTING = {"train": (SHARD,), "val": (SHARD,)}, "a" * 64
 CELLS = {"name": "c0 c1 c2 c3", "family": "cats cats dogs dogs", "genus": "lynx lynx fox wolf"}
 
 
@@ -214,10 +233,9 @@ def test_labels_that_leave_out_classes_say_how_many_samples_they_have(tmp_path: 
 
 @pytest.mark.parametrize(("names", "num_labelled"), [("[c0, c1]", 794), ("[c1, c2]", 7)])
 def test_labels_that_leave_out_counted_classes_need_a_batch_of_samples(names: str, num_labelled: int) -> None:
-    shards = {split: (ShardEntry(name="0.tar", size_bytes=1, sha256="0" * 64, num_samples=800),) for split in SPLITS}
     counts = {"train": (790, 4, 3, 3)}
     described = DatasetFile(
-        splits=shards, num_classes=4, levels={}, classes_sha256="c" * 64, digest="d" * 64, class_counts=counts
+        splits=SHARDS, num_classes=4, levels={}, classes_sha256="c" * 64, digest="d" * 64, class_counts=counts
     )
     rows = [{"class": number, "name": f"c{number}"} for number in range(4)]
     survey = Survey(described=described, class_table=rows, classes_uri="file:///c.json", classes_sha256="c" * 64)
@@ -255,19 +273,21 @@ def test_labels_of_a_declared_listing_need_a_nested_table(tmp_path: Path) -> Non
         ),
         ([{"group": " "}, {"group": "a"}, {"group": "b"}], "class 0 .* has no value at level 'group'; complete"),
         ([{"group": ""}] * 3, "'group' is not a level of data set 'photos'"),
+        ([{"a group": "a"}, {"a group": "a"}, {"a group": "b"}], "'a group' cannot be in the name of a job: .*column"),
     ],
 )
-def test_labels_level_without_a_value_for_each_class_is_refused_when_the_sweep_is_loaded(
+def test_labels_level_without_a_value_for_each_class_or_a_name_is_refused_when_the_sweep_is_loaded(
     cells: list[dict[str, str]], message: str
 ) -> None:
+    level = next(iter(cells[-1]))
     classes = [{"class": number, "name": f"c{number}", **cell} for number, cell in enumerate(cells)]
     listed = {"num_samples": {"train": 800, "val": 72}, "num_classes": 3, "levels": level_counts(classes)}
     survey = Survey(listed={"listing": LISTING, "multi_label": False, **listed, "classes": classes})
-    text = """\
+    text = f"""\
 version: 1
 name: photos
-datasets: {photos: {convert: {format: csv, source: /photos, level_columns: [group]}}}
-labels: {mine: {dataset: photos, hierarchy: [group]}}
+datasets: {{photos: {{convert: {{format: csv, source: /photos, level_columns: [{level}]}}}}}}
+labels: {{mine: {{dataset: photos, hierarchy: [{level}]}}}}
 """
     tree = parse_tree(text + TAIL, "sweep.yaml")
     with pytest.raises(SpecError, match=rf"sweep.yaml:4:\d+: labels\.mine\.hierarchy\[0\]: .*{message}"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator.planning.graph.diff import ABSENT, Change, FieldChange, causes, changes, diff_plans, nearest
+from orchestrator.planning.graph.plan import Plan
 from tests.builders import make_job, make_plan
 from tests.planning_cases import TEXT, plan_of
 
@@ -70,6 +73,33 @@ def test_diff_renamed_transfer_keeps_its_results() -> None:
     diff = diff_plans(plan_of(), plan_of(TEXT.replace("name: top", "name: summit")))
     assert diff.counts[Change.RENAMED] == 4
     assert diff.counts[Change.ADDED] == diff.counts[Change.REMOVED] == diff.counts[Change.REKEYED] == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("a=1", "a=1 b=1", {"b": ("added", "")}),
+        ("a=1 b=1", "a=1 c=1", {"c": ("renamed", "b")}),
+        ("a=1 b=1", "c=1 d=1", {"c": ("renamed", "a"), "d": ("renamed", "b")}),
+        ("a=1 b=1", "a=2 c=1", {"a": ("rekeyed", ""), "c": ("renamed", "b")}),
+        ("a=1 b=2", "a=2 b=1", {"a": ("renamed", "b"), "b": ("renamed", "a")}),
+        ("a=1 b=2", "a=1 b=1", {"b": ("rekeyed", "")}),
+    ],
+)
+def test_diff_job_is_renamed_only_if_its_former_name_is_not_its_own_any_more(
+    old: str, new: str, expected: dict[str, tuple[str, str]]
+) -> None:
+    """A job that stayed was called the former one of an equal job that came, and to be stopped."""
+
+    def plan(jobs: str) -> Plan:
+        pairs = [job.split("=") for job in jobs.split()]
+        return make_plan(*(make_job(f"pretrain/{name}", key=key) for name, key in pairs))
+
+    changed = [job for job in diff_plans(plan(old), plan(new)).jobs if job.change is not Change.UNCHANGED]
+    found = {job.name: (job.change.value, job.old_name) for job in changed}
+    assert {
+        name.partition("/")[2]: (how, former.partition("/")[2]) for name, (how, former) in found.items()
+    } == expected
 
 
 def test_diff_document_is_plain() -> None:

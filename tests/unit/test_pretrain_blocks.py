@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.sweepfile import parse_sweep
@@ -81,6 +84,46 @@ def test_backbone_of_another_block_is_an_input_and_planned_first() -> None:
     names = list(jobs)
     assert names.index(origin.name) < names.index(started.name)
     assert len(names) == len(set(names)) == 4 + 8 + 8
+
+
+CHAINED = 'model: {name: test_vit, image_size: 32}, labels: ["b/*"]'
+CHAIN = f"""\
+version: 1
+name: chain
+datasets:
+  big: {{builtin: synthetic-hierarchy, branching: [2, 4], num_train: 4096, num_val: 256}}
+  small: {{builtin: synthetic-hierarchy, branching: [2, 4], num_train: 256, num_val: 64}}
+labels:
+  b: {{dataset: big, hierarchy: [depth1, depth2]}}
+  s: {{dataset: small, hierarchy: [depth1]}}
+pretrain:
+  first: {{{CHAINED}, recipe: {RECIPE}, seeds: [0, 1]}}
+  second: {{{CHAINED}, init: {{pretrain: first}}, recipe: {RECIPE}, seeds: [0, 1]}}
+  third: {{{CHAINED}, init: {{pretrain: second}}, recipe: {RECIPE}, seeds: [1]}}
+transfer:
+  - {{name: top, target: s/depth1, protocol: finetune, recipe: {RECIPE}, pretrain: [third], baselines: [retrain]}}
+"""
+
+
+def test_baseline_of_a_block_that_starts_from_others_is_theirs_too() -> None:
+    """They were planned without a check of their recipes, and compared as if the file had listed them."""
+    jobs = plan_of(CHAIN).by_name()
+    blocks = ("first", "second", "third")
+    baselines = {name for name, job in jobs.items() if job.facets.get("baseline") == "one_pass"}
+    assert baselines == {f"pretrain/{block}/s/depth1/seed1" for block in blocks}
+    assert {name for name in jobs if name.startswith("pretrain/")} == baselines | {
+        f"pretrain/{block}/b/depth{depth}/seed{seed}"
+        for block in blocks
+        for depth in (1, 2)
+        for seed in (0, 1)
+        if (block, seed) != ("third", 0)
+    }
+    with pytest.raises(SpecError) as refused:
+        plan_of(CHAIN.replace("batch_size: 64", "batch_size: 1024", 1))
+    (problem,) = refused.value.problems
+    assert "pretrain.first.recipe.batch_size: batch_size 1024 is more than the 256 training samples of" in problem
+    named = plan_of(CHAIN.replace("{pretrain: first}", "{pretrain: first, labels: b/depth1}"))
+    assert not [name for name in named.by_name() if name.startswith("pretrain/first/s/")]
 
 
 def test_backbone_of_the_same_block_on_another_level_is_an_input() -> None:

@@ -25,6 +25,7 @@ from orchestrator.sweepfile.parse.tree import parse_tree
 from orchestrator.sweepfile.plugin_uses import PluginSources, PluginUses
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import (
+    KnnSpec,
     RecipeResolver,
     RecipeSpec,
     check_labels_of,
@@ -217,6 +218,8 @@ def space(num_classes: int, rule: Mapping[str, Any]) -> LabelSpace:
         (1, {"hierarchy": "depth1"}, False, "softmax", "has a single class: there is nothing to tell apart"),
         (2, {"hierarchy": "depth1"}, True, "softmax", "recipe.loss: samples of 'levels/depth1' have several classes"),
         (2, {"hierarchy": "depth1"}, True, "sigmoid", ""),
+        (2, {"hierarchy": "depth1"}, True, "votes", ""),
+        (1, {"hierarchy": "depth1"}, False, "votes", "has a single class"),
         (2, {"modulo": 2}, True, "softmax", "recipe.loss: samples of 'levels/depth1' have several classes"),
         (2, {"wordnet": {"level": 1, "paths": "first"}}, True, "softmax", "have several classes"),
         (2, {"wordnet": {"contains": "n00004258"}}, True, "softmax", ""),
@@ -229,7 +232,8 @@ def test_label_space_that_a_recipe_cannot_learn_is_refused_at_plan_time(
     num_classes: int, rule: Mapping[str, Any], multi_label: bool, loss: str, message: str
 ) -> None:
     complaints = Complaints(parse_tree("recipe: {}", "sweep.yaml"))
-    recipe = RecipeSpec.model_validate({**MINIMAL, "loss": loss}).resolved()
+    spec = KnnSpec() if loss == "votes" else RecipeSpec.model_validate({**MINIMAL, "loss": loss})
+    recipe = spec.resolved()
     check_labels_of(("recipe",), recipe, space(num_classes, rule), dataset(64, multi_label=multi_label), complaints)
     if not message:
         complaints.raise_any()

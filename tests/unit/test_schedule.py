@@ -111,6 +111,15 @@ def test_half_an_epoch_of_warm_up_and_half_of_rest_fit_into_one_epoch_of_one_ste
     assert rates(30, epochs=1, warmup_epochs=0.5, constant_epochs=0.5, schedule="linear") == [0.8]
 
 
+def test_epochs_that_share_a_step_keep_their_numbers() -> None:
+    """The second step was taken for the end of the second epoch, although it ends the fourth and the fifth."""
+    calendar = Calendar.of(Recipe.from_mapping({**RECIPE, "batch_size": 8192, "epochs": 9}), 4000)
+    assert calendar.epoch_ends == (1, 2, 3, 4)
+    assert [calendar.ended_epoch(step) for step in (1, 2, 3)] == [2, 4, 6]
+    ends = {every: [step for step in (1, 2, 3) if calendar.is_epoch_end(step, every)] for every in (1, 2, 5, 7)}
+    assert ends == {1: [1, 2, 3], 2: [1, 2, 3], 5: [2], 7: [3]}
+
+
 @pytest.mark.parametrize(("every", "expected"), [(1, [33, 67, 100, 133, 167]), (2, [67, 133]), (4, [133])])
 def test_checkpoints_by_epochs_follow_their_cadence(every: int, expected: list[int]) -> None:
     calendar = Calendar.of(Recipe.from_mapping({**RECIPE, "batch_size": BATCH, "epochs": 6}), SAMPLES)

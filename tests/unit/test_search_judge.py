@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,10 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.recipe import LogisticSpec
 from tests.tiny_training import BATCHNORM, RECIPE, TinyTraining
 from workloads.jobs.target_probe import TargetProbe
+from workloads.jobs.training import Judge, Subject
 from workloads.run import execute
+from workloads.train.recipe import Recipe
+from workloads.train.schedule import Calendar
 
 SHORT = {"epochs": 3, "batch_size": 16, "norm_group": 16, "warmup_epochs": 0, "average": "ema", "average_decay": 0.9}
 LOOK = {"resize": None, "interpolation": "bilinear", "decoder": "pillow", "mean": None, "std": None, "view": "center"}
@@ -99,6 +103,17 @@ def test_trial_tells_the_first_evaluation_after_each_rung_and_the_last_one(tiny)
     assert [one.epoch for one in told] == [2.0, 4.0, 5.0]
     assert told[-1].metrics["select_error"] == read_record(tiny.store, request.key).metrics["select_error"]
     assert all(0 <= one.metrics["select_error"] <= 1 for one in told)
+
+
+def test_rung_counts_epochs_that_are_smaller_than_a_batch():
+    """Two of them end with each step here, and a step was taken for an epoch."""
+    told: list[Evaluation] = []
+    calendar = Calendar.of(Recipe.from_mapping({**RECIPE, "epochs": 9, "batch_size": 192}), 96)
+    subject = Subject(calendar=calendar, epochs=9, backbone=torch.nn.Identity(), averaged=nullcontext, select=dict)
+    judge = Judge(Watch(rungs=(4.0,), tell=told.append), subject, None)
+    for step in range(1, 6):
+        judge(step, {})
+    assert [(one.step, one.epoch) for one in told] == [(2, 4.0), (5, 9)]
 
 
 def test_trial_that_is_stopped_at_a_rung_resumes_from_there(tiny):

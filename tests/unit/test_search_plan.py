@@ -23,6 +23,7 @@ from orchestrator.tracking.attachments import best_backbone
 from tests.builders import request_of
 from tests.integration.search_jobs import SWEEP, search_request
 from tests.scheduler_cases import after, decide
+from tests.sweep_fields import plan_of as plan_of_all_fields
 
 RANDOM = "{random: {}, space: {lr: {log: [0.01, 1.0]}}, trials: 9, concurrent: 8}"
 OVER_LABELS = "{asha: {}, over: labels, concurrent: 2}"
@@ -144,6 +145,21 @@ def test_first_rung_of_each_block_is_its_own_first_validation(search: str, inter
     assert rungs == {("every1", 1), ("every5", 5)}
 
 
+@pytest.mark.parametrize(("multi_label", "loss"), [("true", "sigmoid"), ("false", "softmax")])
+def test_probe_that_judges_a_search_takes_as_many_classes_as_samples_have(multi_label: str, loss: str) -> None:
+    """It took one of data whose samples have several, and every trial failed."""
+    plan = plan_of_all_fields(
+        f"datasets.counted.multi_label={multi_label}",
+        f"pretrain.first.recipe.loss={loss}",
+        "transfer.seek.target=plain/leaf",
+        f"transfer.seek.recipe={{epochs: 2, batch_size: 64, lr: 0.1, loss: {loss}}}",
+        "transfer.seek.search.over=pretrain",
+        "resources.pretrain.gpus=1",
+    )
+    (search,) = [job for job in plan.jobs if job.kind is JobKind.SEARCH]
+    assert search.identity["parameters"]["probe"]["recipe"]["loss"] == loss
+
+
 def test_features_of_a_searched_backbone_are_apart_from_those_of_a_label_space_of_its_name() -> None:
     jobs = build_plan(parse_sweep(ALIKE, "sweep.yaml", {}), store_uri="file:///store").jobs
     before: dict[str, str] = {}
@@ -153,6 +169,30 @@ def test_features_of_a_searched_backbone_are_apart_from_those_of_a_label_space_o
         assert set(job.identity["inputs"].values()) <= {before[need] for need in job.needs}, job.name
         before[job.name] = job.key
     assert {"embed/search/animals/seed0/tree/train", "embed/animals/seed0/tree/train"} <= before.keys()
+
+
+@pytest.mark.parametrize(
+    ("other", "trained"),
+    [
+        ("", set()),
+        (
+            "  - {name: other, target: animals, labels: [animals], protocol: probe, recipe: *cached}\n",
+            {"pretrain/animals/seed0", "pretrain/stones/seed0"},
+        ),
+    ],
+)
+def test_label_spaces_that_no_search_trains_are_pretrained_as_usual_beside_a_transfer_without_one(
+    other: str, trained: set[str]
+) -> None:
+    text = ALIKE[: ALIKE.index("  - {name: other")].replace(
+        "plants: {dataset: tree, modulo: 3}", "plants: {dataset: tree, modulo: 3}, stones: {dataset: tree, modulo: 4}"
+    )
+    text = text.replace("[animals, plants]", "[animals, plants, stones]").replace(
+        "{over: labels, asha: {}}", "{over: pretrain, asha: {}, space: {lr: [0.1, 0.2]}}\n    labels: [plants]"
+    )
+    jobs = build_plan(parse_sweep(text + other, "sweep.yaml", {}), store_uri="file:///store").by_name()
+    assert {name for name in jobs if name.startswith("pretrain/")} == trained
+    assert {name for name in jobs if name.startswith("search/")} == {"search/animals/plants/seed0"}
 
 
 def test_two_different_jobs_of_one_name_are_refused() -> None:
@@ -263,6 +303,14 @@ def test_combined_recipe_of_a_resolved_one_is_itself(tmp_path):
     recipe = plan_of(tmp_path, RANDOM).by_name()["pretrain/levels/depth1/seed0"].identity["parameters"]["recipe"]
     assert combined(recipe, {}, "") == recipe
     assert combined(recipe, {"optimizer": "adamw"}, "")["optimizer"] == "adamw"
+
+
+def test_number_of_trials_over_labels_may_be_written_and_changes_no_key(tmp_path):
+    recipe = "{epochs: 9, batch_size: 16, lr: 0.1}"
+    one, other = (
+        plan_of(tmp_path, f"{{asha: {{}}, over: labels{trials}}}", recipe=recipe) for trials in ("", ", trials: 2")
+    )
+    assert [job.key for job in one.jobs] == [job.key for job in other.jobs]
 
 
 def test_concurrency_changes_no_key(tmp_path):

@@ -121,6 +121,12 @@ transfer: [{{name: t, target: digit/digit, protocol: finetune, recipe: {{epochs:
 def test_recipe_at_the_limits_is_accepted() -> None:
     limits = "lr: 1e-3, warmup_epochs: 2, norm_group: 16, momentum: 0, mean: [0, -1, 1]"
     assert parse(GOOD.replace("lr: 1e-3", limits)).pretrains[0].recipe["norm_group"] == 16
+    # A recipe without a batch size is checked with one that fits it.
+    shared = "recipes: {large: {norm_group: 64, data_groups: 8, lr: 0.3, epochs: 2}}\npretrain:\n"
+    text = GOOD.replace(f"  recipe: {RECIPE}", "  recipe: {base: large, batch_size: 512}").replace(
+        "pretrain:\n", shared, 1
+    )
+    assert parse(text).pretrains[0].recipe["data_groups"] == 8
 
 
 def test_reserved_kwargs_are_those_of_the_data_plane() -> None:

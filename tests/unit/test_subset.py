@@ -9,6 +9,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
+from orchestrator.sweepfile.parse.tree import parse_tree
+from orchestrator.sweepfile.problems import Complaints
+from orchestrator.sweepfile.subset import thinned
+from orchestrator.sweepfile.values import Dataset
 from workloads.data.index import SplitIndex
 from workloads.data.order import SampleOrder
 from workloads.data.subset import SampleView, Subset
@@ -57,6 +61,34 @@ def test_subset_smaller_limits_are_contained_in_larger_ones(
     inner, outer = (chosen(Subset(**limits, seed=seed)) for limits in (smaller, larger))
     assert np.isin(inner, outer).all()
     assert (np.diff(outer) > 0).all()
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.integers(0, 2),
+    st.floats(0.01, 1.0),
+    st.one_of(st.none(), st.integers(1, 9)),
+)
+def test_subset_that_can_be_taken_is_not_refused_at_plan_time(
+    sizes: list[int], unlabelled: int, fraction: float, cap: int | None
+) -> None:
+    leaves = np.repeat(np.arange(-1, len(sizes)), [unlabelled, *sizes])
+    limits: dict[str, Any] = {"fraction": fraction} | ({} if cap is None else {"max_per_class": cap})
+    split = SplitIndex.in_memory(leaves=leaves)
+    kept = len(chosen(Subset(**limits), split))
+    assert len(chosen(Subset(**limits, num_samples=kept), split)) == kept
+    dataset = Dataset(
+        name="photos",
+        readable="",
+        parameters={},
+        levels={},
+        num_classes=len(sizes),
+        num_train=len(leaves),
+        multi_label=unlabelled > 0,
+    )
+    complaints = Complaints(parse_tree("subset: {}", "sweep.yaml"))
+    part = thinned(dataset, {**limits, "num_samples": kept}, ("subset",), complaints)
+    assert (part.num_train, complaints.problems) == (kept, ())
 
 
 def test_subset_other_seed_takes_other_samples() -> None:

@@ -128,6 +128,15 @@ def test_overrides_apply_in_their_order() -> None:
     assert value("name=a", "name=b")["name"] == "b"
 
 
+def test_override_of_several_values_goes_with_a_transfer_that_says_it_has_no_grid() -> None:
+    text = TEXT.replace("lr: 0.1}}", "lr: 0.1}, grid: null}")
+    entries = read(text, "transfer.top.recipe.lr=0.2,0.3").tree.value["transfer"]
+    assert [(entry.get("grid"), entry["recipe"]) for entry in entries] == [
+        ({"lr": [0.2, 0.3]}, "probe"),
+        (None, {"base": "probe", "lr": 0.1}),
+    ]
+
+
 def test_override_null_brings_back_the_default() -> None:
     assert "lr" not in value("transfer.low.recipe.lr=null")["transfer"][1]["recipe"]
 
@@ -259,3 +268,21 @@ datasets:
     }
     assert found.portable["datasets"]["b"]["classes"] == "${env:WHERE}/classes.json"
     assert not found.is_own_text  # or the file that is kept would name other places elsewhere
+
+
+@pytest.mark.parametrize("name", ["", "big"])
+def test_weights_in_a_factor_are_places_as_those_of_a_block(name: str) -> None:
+    """A path there was not read as one, and the environment could not name it."""
+    values = '{mae: {init: {uri: w/mae.pth}}, own: {init: {uri: "${env:WHERE}/own.pth"}}, none: {}}'
+    block = f"{{labels: [a], factors: {{start: {values}}}}}"
+    text = f"version: 1\npretrain: {f'{{{name}: {block}}}' if name else block}\n"
+    found = read_document(text, "studies/sweep.yaml", environment={"WHERE": "s3://w"}, folder="/home/ada")
+    assert [one.get("init", {}).get("uri") for one in found.tree.value["pretrain"].values()] == [
+        "file:///home/ada/studies/w/mae.pth",
+        "s3://w/own.pth",
+        None,
+    ]
+    with pytest.raises(SpecError, match=r"'\${env:WHERE}' is not allowed here"):
+        read_document(
+            text.replace("uri: w/mae.pth", "sha256: '${env:WHERE}'"), "sweep.yaml", environment={"WHERE": "a"}
+        )

@@ -10,6 +10,7 @@ from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, othe
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.transfer import cell_name
 from orchestrator.sweepfile.values import ResolvedSweep
+from orchestrator.sweeps.request_handling import check_plan
 
 HEAD = """\
 version: 1
@@ -175,16 +176,31 @@ def test_grid_selected_on_validation_trains_on_everything_and_says_so() -> None:
 def test_grid_over_a_shipped_recipe_by_name() -> None:
     jobs = measuring(plan_of(f"{TOP}, protocol: knn, grid: {{temperature: [0.07, 0.2], k: [[1, 5], [10]]}}"))
     assert [job.facets["cell"] for job in jobs][:4] == [
-        "temperature=0.07,k=1;5",
+        "temperature=0.07,k=1_5",
         "temperature=0.07,k=10",
-        "temperature=0.2,k=1;5",
+        "temperature=0.2,k=1_5",
         "temperature=0.2,k=10",
     ]
 
 
 def test_cell_name_holds_nothing_that_paths_or_tables_trip_over() -> None:
-    chosen = {"betas": [0.9, 0.99], "freeze": "back/bone x", "nesterov": True, "lr": 1e-5}
-    assert cell_name(chosen) == "betas=0.9;0.99,freeze=backbonex,nesterov=true,lr=1e-05"
+    chosen = {"betas": [0.9, 0.99], "freeze": "back/bone;x, y", "nesterov": True, "lr": 1e-5}
+    assert cell_name(chosen) == "betas=0.9_0.99,freeze=backbonex_y,nesterov=true,lr=1e-05"
+
+
+def test_jobs_that_are_named_by_lists_can_be_submitted() -> None:
+    """Their names had a sign that no object of a store may have, so that all but the last step took them."""
+    mean = "mean: [0.485, 0.456, 0.406]"
+    plan = plan_of(
+        f"{TOP}, protocol: knn, grid: {{k: [[1, 5], [10, 20]]}}",
+        f"name: tuned, target: levels/depth1, protocol: finetune, recipe: {{{STEPS}, lr: 0.1, optimizer: adamw}}, "
+        "grid: {betas: [[0.9, 0.99], [0.9, 0.999]]}",
+        f"name: near, target: levels/depth1, protocol: knn, recipe: {{{mean}}}",
+        f"name: line, target: levels/depth1, protocol: probe, recipe: {{base: cached-probe, {mean}}}",
+        head=HEAD.replace("lr: 1e-3", "lr: 1e-3, std: [0.2, 0.2, 0.2]"),
+    )
+    assert check_plan(plan, sweep="small", store_uri="file:///store") == ""
+    assert "embed/levels/depth2/seed0/tree/train/mean=0.485_0.456_0.406" in plan.by_name()
 
 
 def test_baselines_pretrain_on_the_target_and_measure_it_alike() -> None:

@@ -112,11 +112,12 @@ class ProbeTask(ImageTask):
         self, images: Generator[TrainInputs, None, None], first: int
     ) -> Generator[TrainInputs, None, None]:
         recipe, execution = self._job.recipe, self._job.request.execution
-        size = max(1, (execution.micro_batch or EVAL_BATCH_SIZE) >> execution.memory_retries)
-        if recipe.dropout:  # its masks follow from the forward passes
-            size = recipe.batch_size
         with closing(images):
             for number, batch in enumerate(images, start=first):
+                # Masks of dropout follow from the forward passes: without a setting there is one for the whole share.
+                share = len(batch.inputs)
+                whole = share if recipe.dropout else min(share, EVAL_BATCH_SIZE)
+                size = max(1, (execution.micro_batch or whole) >> execution.memory_retries)
                 with self._dropping(number):
                     features_BF = torch.cat([self._features(some) for some in torch.split(batch.inputs, size)])
                 yield TrainInputs(inputs=features_BF, targets=batch.targets)

@@ -40,6 +40,8 @@ from workloads.train.recipe import Recipe
 
 PREFIX: Final = "target_"
 """Before the names of what a probe of the target says of a pretraining: ``target_val_error``."""
+_CENTER: Final = "center"
+"""The view of images as they are: of validation samples, and by default of training samples."""
 
 
 class TargetProbe:
@@ -88,8 +90,17 @@ class TargetProbe:
         location = request.execution.data_location
         index = SampleIndex.open(context.store, request.inputs["index"], context.cache, location)
         label_map = LabelMap.open(context.store, request.inputs["labels"])
-        tables = {split: self._table(index, label_map, split, backbone) for split in ("train", "val")}
+        tables = {"val": self._table(index, label_map, "val", backbone)}
+        has_all = request.parameters.get("has_all_views", False)
+        for view in request.parameters["recipe"]["views"] if has_all else [_CENTER]:
+            role = "train" if view == _CENTER else f"train_{view}"
+            tables[role] = self._table(index, label_map, "train", self._behind(view, backbone))
         return CachedSamples.of(request, context, tables, self._arithmetic.device)
+
+    def _behind(self, view: str, backbone: FrozenBackbone) -> FrozenBackbone:
+        """The same network, which sees images as an embed job of the view does."""
+        look = replace(backbone.preprocessing, is_mirrored=view == "mirrored")
+        return FrozenBackbone(backbone.network, backbone.num_features, look, self._arithmetic.device)
 
     def _table(self, index: SampleIndex, label_map: LabelMap, split: str, backbone: FrozenBackbone) -> FeatureTable:
         """Features of a split. Of training samples only those that the probe's subset keeps are computed."""

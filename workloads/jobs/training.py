@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import time
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
@@ -335,4 +334,4 @@ class Judge:
         """Number of the epoch that ends with a step; the length of the training at its end."""
         calendar = self._subject.calendar
         is_last = step == calendar.total_steps
-        return self._subject.epochs if is_last else float(bisect_left(calendar.epoch_ends, step) + 1)
+        return self._subject.epochs if is_last else float(calendar.ended_epoch(step))

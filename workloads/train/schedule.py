@@ -27,6 +27,8 @@ class Calendar:
     batch_size: int
     total_steps: int
     epoch_ends: tuple[int, ...]
+    last_epochs: tuple[int, ...]
+    """Number, from 1, of the last epoch that ends with each: epochs that are smaller than a batch may share a step."""
     eval_every_epochs: int
 
     @classmethod
@@ -36,13 +38,15 @@ class Calendar:
         if total < 1:
             message = f"{recipe.epochs:g} epochs of {num_samples} samples give no batch of {recipe.batch_size}; "
             raise UserError(message + "raise recipe.epochs or lower recipe.batch_size")
-        whole = (total_steps(epoch, num_samples, recipe.batch_size) for epoch in range(1, math.ceil(recipe.epochs)))
-        ends = tuple(sorted({end for end in whole if 0 < end < total} | {total}))
+        last = math.ceil(recipe.epochs)
+        whole = {total_steps(epoch, num_samples, recipe.batch_size): epoch for epoch in range(1, last)}
+        ends = {end: epoch for end, epoch in whole.items() if 0 < end < total} | {total: last}
         return cls(
             num_samples=num_samples,
             batch_size=recipe.batch_size,
             total_steps=total,
-            epoch_ends=ends,
+            epoch_ends=tuple(ends),
+            last_epochs=tuple(ends.values()),
             eval_every_epochs=recipe.eval_every_epochs,
         )
 
@@ -50,10 +54,15 @@ class Calendar:
         """Passes over the training split that ``step`` updates have made."""
         return step * self.batch_size / self.num_samples
 
+    def ended_epoch(self, step: int) -> int:
+        """Number, from 1, of the epoch that ends with this step; of several the nearest one."""
+        return round(self.epoch(step))
+
     def is_epoch_end(self, step: int, every_epochs: int = 1) -> bool:
         """Whether an epoch ends with this step whose number, from 1, is a multiple of ``every_epochs``."""
         place = bisect_left(self.epoch_ends, step)
-        return self.epoch_ends[place] == step and (place + 1) % every_epochs == 0
+        before = self.last_epochs[place - 1] if place else 0
+        return self.epoch_ends[place] == step and self.last_epochs[place] // every_epochs > before // every_epochs
 
     def is_evaluated(self, step: int) -> bool:
         """Whether the validation split is evaluated at this step; the last step always is."""

@@ -263,8 +263,11 @@ class TimeLeft:
     """Jobs that the cluster cannot run."""
 
 
-def _without(plan: Plan, twins: Mapping[str, str]) -> Plan:
-    """The plan in which other jobs need the one that makes a result in place of its twins, by name."""
+def without_twins(plan: Plan, twins: Mapping[str, str]) -> Plan:
+    """The plan in which other jobs need the one that makes a result in place of its twins, by name.
+
+    A twin takes no time of its own: whoever needs it would seem to start at once.
+    """
     if not twins:
         return plan
     needs = {job.name: tuple(dict.fromkeys(twins.get(need, need) for need in job.needs)) for job in plan.jobs}
@@ -290,7 +293,7 @@ def time_left(
         fleet: the nodes of the cluster.
         done: jobs that need not run (any more), also because they failed.
         running_left_s: seconds left of running jobs, as they report them.
-        measured_s: seconds that ended jobs took, from launch to end.
+        measured_s: seconds that ended jobs took at full size, from launch to end.
         elapsed_s: seconds since the launch of running jobs that do not report the time left.
     """
     elapsed = elapsed_s or {}
@@ -310,5 +313,5 @@ def time_left(
             continue
         expected_s = durations_s.get(job.name, 0.0) * ratios.ratio(job.duration_class)
         left[job.name] = max(0.0, running_left_s.get(job.name, expected_s - elapsed.get(job.name, 0.0)))
-    makespan = list_schedule(_without(plan, twins), left, fleet, running=running)
+    makespan = list_schedule(without_twins(plan, twins), left, fleet, running=running)
     return TimeLeft(seconds=makespan.seconds, corrected_by=ratios.by_kind, left_s=left, never=makespan.never)

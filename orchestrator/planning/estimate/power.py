@@ -11,16 +11,16 @@ two variances for every label space; they are pooled over the label spaces of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import cache
 from itertools import combinations
 from typing import Final, Self
 
 from orchestrator.core.job_kinds import TRANSFER_KINDS
-from orchestrator.planning.graph.design import Cell, PlanDesign, backbones_of, sharing_between
-from orchestrator.planning.graph.pairing import Sharing
+from orchestrator.planning.graph.design import Cell, PlanDesign
+from orchestrator.planning.graph.pairing import pretraining_of, sharing_between
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.sweepfile.values import LABELS_FACTOR
 
@@ -298,8 +298,10 @@ def least_shift(freedom: int, level: float, power: float = TARGET_POWER, *, is_p
 class _PlannedRow:
     """A row of a table of the report, as it is planned."""
 
-    values: Mapping[str, str] | None
-    """By factor; None where rows are label spaces, which are compared by pairs."""
+    is_label_space: bool
+    """Rather than a combination of factors: label spaces are compared by pairs."""
+    backbone: Job | None
+    """Of a combination the first pretraining; None where searches find its backbones."""
     seeds: set[str] = field(default_factory=set)
     """Pretrain seeds."""
     is_baseline: bool = False
@@ -328,13 +330,12 @@ def weak_designs(plan: Plan) -> Iterator[str]:
     """Warnings of transfers whose seeds cannot find any plausible difference, and what would."""
     design = PlanDesign.of(plan)
     rows = design.rows_of(plan)
-    sharing = partial(sharing_between, design, backbones_of(plan, design))
     make = Comparisons.of_spaces if rows == (LABELS_FACTOR,) else Comparisons.of_combinations
     alike: dict[_Question, list[str]] = {}
     for place, found in _planned_tables(plan, design, rows).items():
         comparisons = make(len(found), has_baseline=any(row.is_baseline for row in found.values()))
         if comparisons.total:
-            alike.setdefault(_question(found, comparisons, sharing), []).append(place[0])
+            alike.setdefault(_question(found, comparisons), []).append(place[0])
     for question, transfers in alike.items():
         if question.least() > _IMPLAUSIBLE_STDS:
             yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(question)}"
@@ -342,24 +343,24 @@ def weak_designs(plan: Plan) -> Iterator[str]:
 
 def _planned_tables(plan: Plan, design: PlanDesign, rows: Sequence[str]) -> dict[Cell, dict[Cell, _PlannedRow]]:
     """The tables of the report and their rows, as of the plan."""
-    baseline = design.baseline_of(plan)
+    baseline, jobs = design.baseline_of(plan), plan.by_name()
     tables: dict[Cell, dict[Cell, _PlannedRow]] = {}
     for job in plan.jobs:
         if job.kind in TRANSFER_KINDS:
             values = None if rows == (LABELS_FACTOR,) else design.values_of(job)
             place, row = _row_of(values, rows, job)
-            found = tables.setdefault(place, {}).setdefault(row, _PlannedRow(values=values))
+            table = tables.setdefault(place, {})
+            if row not in table:
+                backbone = None if values is None else pretraining_of(job, jobs)
+                table[row] = _PlannedRow(is_label_space=values is None, backbone=backbone)
+            found = table[row]
             found.seeds.add(str(job.facets.get("pretrain_seed", 0)))
             is_named = row == tuple(baseline.get(name) for name in rows)
             found.is_baseline |= is_named or job.facets.get("baseline") == "retrain"
     return tables
 
 
-def _question(
-    found: Mapping[Cell, _PlannedRow],
-    comparisons: Comparisons,
-    sharing: Callable[[Mapping[str, str], Mapping[str, str]], Sharing],
-) -> _Question:
+def _question(found: Mapping[Cell, _PlannedRow], comparisons: Comparisons) -> _Question:
     """Of the comparison with most seeds; the report tests those of rows that share nothing by Welch's test."""
     rows = list(found.values())
     pairs: Iterable[tuple[_PlannedRow, _PlannedRow]] = combinations(rows, 2)
@@ -368,7 +369,9 @@ def _question(
     counts = [
         (seeds_compared(one.seeds, other.seeds, is_paired=is_paired), is_paired)
         for one, other in pairs
-        for is_paired in [one.values is None or other.values is None or bool(sharing(one.values, other.values))]
+        for is_paired in [
+            one.is_label_space or other.is_label_space or bool(sharing_between(one.backbone, other.backbone))
+        ]
     ]
     num_seeds = max(num for num, _ in counts)
     return _Question(num_seeds=num_seeds, comparisons=comparisons, is_paired=(num_seeds, False) not in counts)

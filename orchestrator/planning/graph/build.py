@@ -84,7 +84,7 @@ class _PlanBuilder:
         for name in used:
             self._label_space(sweep.labels[name])
         for pretrain in sweep.pretrains:
-            for space in (*sweep.trained(pretrain), *pretrain.baselines):
+            for space in sweep.trained(pretrain):
                 for seed in pretrain.seeds:
                     self._pretrain(pretrain, sweep.labels[space], seed)
         for transfer in sweep.transfer:

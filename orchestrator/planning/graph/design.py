@@ -11,8 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from orchestrator.core.job_kinds import JobKind
-from orchestrator.planning.graph.pairing import Sharing, makes_backbone, sharing_of
+from orchestrator.planning.graph.pairing import makes_backbone
 from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR
 
@@ -91,23 +90,6 @@ class PlanDesign:
     def is_ordered(self, factor: str) -> bool:
         """Whether all values of a factor are numbers, which have an order and distances."""
         return all(number_of(value) is not None for value in self.factors[factor])
-
-
-def backbones_of(plan: Plan, design: PlanDesign) -> dict[Cell, Job]:
-    """A pretraining of each cell, by its value of every factor; a cell that only searches make has none."""
-    found: dict[Cell, Job] = {}
-    for job in plan.jobs:
-        if job.kind is JobKind.PRETRAIN and (values := design.values_of(job)) is not None:
-            found.setdefault(tuple(values[name] for name in design.factors), job)
-    return found
-
-
-def sharing_between(
-    design: PlanDesign, backbones: Mapping[Cell, Job], first: Mapping[str, str], second: Mapping[str, str]
-) -> Sharing:
-    """What the backbones of two cells share; nothing where searches make one: they may end with different recipes."""
-    one, other = (backbones.get(tuple(values[name] for name in design.factors)) for values in (first, second))
-    return Sharing.NOTHING if one is None or other is None else sharing_of(one.identity, other.identity)
 
 
 def number_of(value: str) -> float | None:

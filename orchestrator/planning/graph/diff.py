@@ -107,9 +107,9 @@ class Change(StrEnum):
     ADDED = "added"
     REMOVED = "removed"
     REKEYED = "rekeyed"
-    """Same name, another key: it has to run again."""
+    """Same name, another key: it has to run again, unless another job has that key."""
     RENAMED = "renamed"
-    """Same key, another name: its result stays."""
+    """Same key, another name in place of one that is gone: its result stays."""
     UNCHANGED = "unchanged"
 
 
@@ -140,6 +140,12 @@ class PlanDiff:
         """Number of jobs by change."""
         counts = Counter(job.change for job in self.jobs)
         return {change: counts[change] for change in Change}
+
+    @property
+    def has_new_keys(self) -> bool:
+        """Whether the new plan has a key that the old one lacks, whose job has to run."""
+        former = {job.old_key for job in self.jobs}
+        return any(job.new_key and job.new_key not in former for job in self.jobs)
 
     def __repr__(self) -> str:
         return f"<PlanDiff: {', '.join(f'{number} {change.value}' for change, number in self.counts.items())}>"
@@ -173,14 +179,16 @@ def _changes(old: Plan, new: Plan) -> Iterator[JobChange]:
     def find_new(key: str) -> Mapping[str, Any] | None:
         return new_keys[key].identity if key in new_keys else None
 
+    gone = _gone(old, after)
     taken = set()
     for job in new.jobs:
         same = before.get(job.name)
         if same is not None and same.key == job.key:
             yield _change(job, Change.UNCHANGED, same)
-        elif job.key in old_keys:
-            taken.add(old_keys[job.key].name)
-            yield _change(job, Change.RENAMED, old_keys[job.key])
+        elif gone.get(job.key):
+            former = gone[job.key].pop(0)
+            taken.add(former.name)
+            yield _change(job, Change.RENAMED, former)
         elif same is not None:
             fields = tuple(causes(same.identity, job.identity, find_old, find_new))
             yield _change(job, Change.REKEYED, same, fields)
@@ -189,6 +197,15 @@ def _changes(old: Plan, new: Plan) -> Iterator[JobChange]:
     for job in old.jobs:
         if job.name not in after and job.name not in taken:
             yield JobChange(name=job.name, kind=job.kind.value, change=Change.REMOVED, old_key=job.key)
+
+
+def _gone(old: Plan, after: Mapping[str, Job]) -> dict[str, list[Job]]:
+    """By key the jobs that lose their names. One that keeps its name is not renamed, though a new one may be equal."""
+    found: dict[str, list[Job]] = {}
+    for job in sorted(old.jobs, key=lambda job: job.name in after):  # first those whose names nobody has any more
+        if job.name not in after or after[job.name].key != job.key:
+            found.setdefault(job.key, []).append(job)
+    return found
 
 
 def _change(job: Job, change: Change, old: Job | None, fields: tuple[FieldChange, ...] = ()) -> JobChange:

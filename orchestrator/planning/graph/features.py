@@ -112,7 +112,7 @@ def _preprocessing_of_pretraining(pretrain: Pretrain) -> dict[str, Any]:
 
 
 def _text(value: object) -> str:
-    return ";".join(f"{item:g}" for item in value) if isinstance(value, list | tuple) else str(value)
+    return "_".join(f"{item:g}" for item in value) if isinstance(value, list | tuple) else str(value)
 
 
 def embed_job(space: LabelSpace, embedding: Embedding, split: str, sweep: ResolvedSweep) -> Draft:

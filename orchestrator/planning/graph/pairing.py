@@ -67,12 +67,26 @@ def backbone_identity(job: Job, jobs: Mapping[str, Job]) -> Mapping[str, Any] | 
     return {"parameters": found.identity["parameters"]["trial"]["parameters"], "inputs": found.identity["inputs"]}
 
 
+def pretraining_of(job: Job, jobs: Mapping[str, Job]) -> Job | None:
+    """The pretraining behind a transfer; None where a search found its backbone.
+
+    It is asked of each transfer, since another one, or an analysis, may pretrain the same cell without a search.
+    """
+    found = backbone_of(job, jobs)
+    return None if found is None or found.kind is JobKind.SEARCH else found
+
+
 def makes_backbone(job: Job) -> bool:
     """Whether it is a pretraining, or a search whose trials are pretrainings."""
     if job.kind is not JobKind.SEARCH:
         return job.kind is JobKind.PRETRAIN
     trial: Mapping[str, Any] = job.identity["parameters"].get("trial", {})
     return bool(trial.get("kind") == JobKind.PRETRAIN.value)
+
+
+def sharing_between(first: Job | None, second: Job | None) -> Sharing:
+    """What two ``pretraining_of`` share; nothing where a search found one: searches may end with different recipes."""
+    return Sharing.NOTHING if first is None or second is None else sharing_of(first.identity, second.identity)
 
 
 def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:

@@ -60,10 +60,11 @@ def dispositions(
     return {job.name: dispose(job) for job in plan.jobs}
 
 
-def repeated_jobs(plan: Plan) -> set[str]:
-    """Names of jobs with the key of a job before them: of several names for one result the first one runs."""
+def repeated_jobs(plan: Plan) -> dict[str, str]:
+    """Jobs with the key of a job before them, and that job: of several names for one result the first one runs."""
     first: dict[str, str] = {}
-    return {job.name for job in plan.jobs if first.setdefault(job.key, job.name) != job.name}
+    made_by = {job.name: first.setdefault(job.key, job.name) for job in plan.jobs}
+    return {name: maker for name, maker in made_by.items() if maker != name}
 
 
 def count_by_kind(plan: Plan, found: Mapping[str, Disposition]) -> dict[str, Counter[Disposition]]:

@@ -151,6 +151,8 @@ def _probe(sweep: ResolvedSweep, transfer: Transfer, search: Search, pretrain: P
         "code_version": KINDS[JobKind.PROBE].code_version,
         "model": model,
         "recipe": search.probe,
+        # Searches of before judged by the centre view alone: they end by it, and others do not take their results.
+        **({} if search.probe.get("views", ["center"]) == ["center"] else {"has_all_views": True}),
         "look": {"model": model, "view": "center", **features.preprocessing()},
         "seed": transfer.seeds[0],
         **subset_parameters(transfer.subset),

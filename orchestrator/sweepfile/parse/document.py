@@ -29,7 +29,8 @@ from orchestrator.sweepfile.parse.tree import Path, Tree, parse_tree, pattern_pa
 SCALES = ("tiny",)
 _URIS = re.compile(
     r"store|datasets\.[^.]+\.(?:from|classes|shards(?:\..+)?)"
-    r"|labels\.[^.]+\.clusters\.embed\.init\.uri|pretrain\.(?:[^.]+\.)?init\.uri"
+    r"|labels\.[^.]+\.clusters\.embed\.init\.uri"
+    r"|pretrain\.(?:[^.]+\.)?(?:factors\.[^.]+\.[^.]+\.)?init\.uri"
 )
 """Fields that hold URIs: a path there becomes one."""
 _PATHS = re.compile(

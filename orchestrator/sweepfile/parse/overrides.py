@@ -143,7 +143,8 @@ def _with_grid(tree: Tree, override: _Override) -> Tree:
     _, item, _, field = override.path
     tree = _over(tree, ("transfer", item, "grid", field), list(override.values), override.here)
     for position, entry in enumerate(tree.value["transfer"]):
-        recipe = entry.get("recipe") if isinstance(entry, dict) and field in entry.get("grid", {}) else None
+        grid = entry.get("grid") if isinstance(entry, dict) else None
+        recipe = entry.get("recipe") if isinstance(grid, dict) and field in grid else None
         if isinstance(recipe, dict) and field in recipe:
             tree = _over(tree, ("transfer", str(position), "recipe", field), None, override.here)
     return tree

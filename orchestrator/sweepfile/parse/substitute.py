@@ -40,7 +40,7 @@ _ENV_PATHS = tuple(
         r"(?:tracking|resources|compute|policy)(?:\..+)?",
         r"datasets\.[^.]+\.(?:from|classes|shards(?:\..+)?|convert\.(?:source|labels|root))",
         r"labels\.[^.]+\.(?:wordnet\.file|classes\.file|taxonomy\.table|clusters\.embed\.init\.uri)",
-        r"pretrain\.(?:[^.]+\.)?init\.uri",
+        r"pretrain\.(?:[^.]+\.)?(?:factors\.[^.]+\.[^.]+\.)?init\.uri",
     )
 )
 _REFERENCE_PATHS = re.compile(r"notify\.[0-9]+\.(?:webhook|secret|slack|email\.password)")
