@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.pairing import pretraining_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.inputs import Committed
 from orchestrator.report.results import AnalysisPicture, AnalysisReport, AnalysisRow, RankCorrelation, Table
@@ -33,7 +34,7 @@ def build_analyses(
         if job.kind is JobKind.ANALYZE:
             grouped.setdefault(str(job.facets["analysis"]), []).append(job)
     found = {name: [job for job in jobs if job.name in committed] for name, jobs in grouped.items()}
-    errors = _errors(plan, tables)
+    errors = _errors(plan, tables) if found else {}
     return tuple(
         AnalysisReport(
             name=name,
@@ -94,14 +95,17 @@ def _place(job: Job) -> tuple[str, str, str]:
 
 
 def _errors(plan: Plan, tables: Sequence[Table]) -> dict[str, dict[_Backbone, float]]:
-    """By transfer: the error of each backbone, a mean over transfer seeds, with all of the labels."""
+    """By transfer: the error of each pretrained backbone, a mean over transfer seeds, with all of the labels."""
     lasts, jobs, found = _last_epochs(plan), plan.by_name(), dict[str, dict[_Backbone, list[float]]]()
     for table in tables:
         if table.fraction and float(table.fraction) < 1:
             continue
         for result in (result for row in table.rows for result in row.results):
+            job = jobs[result.job]
+            if pretraining_of(job, jobs) is None:
+                continue  # what a search found has the facets of the backbones that are analysed, and is none of them
             # By the run and not by the names of table and row: with factors these are combinations of values.
-            backbone = _backbone(jobs[result.job], lasts)
+            backbone = _backbone(job, lasts)
             if backbone is not None:
                 of_transfer = found.setdefault(table.transfer, {})
                 of_transfer.setdefault(backbone, []).append(result.metrics[table.metric])

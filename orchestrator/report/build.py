@@ -86,13 +86,13 @@ def _grid(builder: TableBuilder, table: Table, spaces: Mapping[str, Cells], *, i
 def _grid_cell(
     builder: TableBuilder, place: TablePlace, row: Row, value: str, cells: Cells, *, is_headline: bool
 ) -> AblationCell:
-    results = builder.results(cells.get(value, ()))
+    results, first = builder.results(cells.get(value, ())), next(iter(cells.values()))[0]
     return AblationCell(
         num_expected=len(cells.get(value, ())),
         summary=builder.summarize(results),
         select_error=mean_metric(results, SELECT_METRIC),
         is_selected=row.selected_by is not None and value == row.cell,
-        published=builder.published.find(place, row.label_space, is_headline=is_headline, cell=value),
+        published=builder.published_of(place, first, is_headline=is_headline, cell=value),
     )
 
 

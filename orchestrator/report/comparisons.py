@@ -46,7 +46,7 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
     there = [row for row in table.rows if row.results]
     values = [values_of(row, table.metric) for row in there]
     baseline = table.baseline_row
-    is_large = isinstance(table, FactorTable) and len(there) > MAX_ROWS_ALL_PAIRS
+    is_large = not has_all_pairs(table)
     find = _with_baseline if is_large else _all_pairs
     pairs = find(there, values, baseline, is_paired or _all_paired)
     num_unpaired = sum(not is_paired(pair.first, pair.second) for pair in pairs) if is_paired else 0
@@ -63,6 +63,11 @@ def compared(table: Compared, bounds: MetricRange | None = None, is_paired: IsPa
     )
     table = replace(table, comparisons=comparisons, family=_family(comparisons, flags, fit))
     return replace(table, rows=tuple(_related(row, table, baseline, has_all=not is_large) for row in table.rows))
+
+
+def has_all_pairs(table: Table) -> bool:
+    """Whether every pair of rows with results is compared; of many combinations each is with the baseline alone."""
+    return not isinstance(table, FactorTable) or sum(bool(row.results) for row in table.rows) <= MAX_ROWS_ALL_PAIRS
 
 
 def planned_comparisons(table: Table) -> Comparisons:

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.planning.graph.design import PlanDesign, backbones_of, sharing_between
-from orchestrator.planning.graph.pairing import Sharing
+from orchestrator.planning.graph.design import PlanDesign
+from orchestrator.planning.graph.pairing import Sharing, pretraining_of, sharing_between
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import EffectTable, Pairing, Report, Result, Table, TablePlace
 from orchestrator.report.statistics.effects import DesignCell, FactorialDesign, balanced_means
+from orchestrator.report.statistics.intervals import bounds_of
 from orchestrator.report.statistics.summaries import SeedPair
 from orchestrator.sweepfile.values import LABELS_FACTOR
 
@@ -32,10 +33,8 @@ class FactorLayout:
     """Factors of the rows; ``labels`` alone for the tables of a sweep without other factors."""
     baseline: Mapping[str, str]
     """Of every factor the value that others are compared with; of ``labels`` only where the sweep names one."""
-    backbones: Mapping[Values, Job]
-    """A pretraining of each cell, by its value of every factor; a cell that only searches make has none, and shares
-    nothing with others: searches may end with different recipes.
-    """
+    jobs: Mapping[str, Job]
+    """Of the plan, by name."""
 
     @classmethod
     def of(cls, plan: Plan) -> FactorLayout:
@@ -45,7 +44,7 @@ class FactorLayout:
             design=design,
             rows=design.rows_of(plan),
             baseline=design.baseline_of(plan),
-            backbones=backbones_of(plan, design),
+            jobs=plan.by_name(),
         )
 
     @property
@@ -81,9 +80,11 @@ class FactorLayout:
         """Whether the values are of the design: backbones that only a baseline of a transfer needs are not."""
         return all(value in self.design.factors[name] for name, value in values.items())
 
-    def sharing(self, first: Mapping[str, str], second: Mapping[str, str]) -> Sharing:
-        """What the backbones of two cells share."""
-        return sharing_between(self.design, self.backbones, first, second)
+    def pretraining_of(self, transfer: Job) -> Job | None:
+        """The pretraining behind a transfer, by which its row or cell shares something with others; None where a search
+        found the backbone.
+        """
+        return pretraining_of(transfer, self.jobs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +95,8 @@ class _Cell:
     """By factor."""
     runs: Mapping[SeedPair, float]
     planned: Collection[SeedPair]
+    transfer: Job
+    """The first one."""
 
 
 def effect_tables(
@@ -116,7 +119,7 @@ def effect_tables(
             values = layout.values_of(some[0])
             if values is not None and layout.is_cell(values):
                 runs, metric = _runs(row.results, table.metric), table.metric
-                cell = _Cell(values=values, runs=runs, planned=set(map(seeds, some)))
+                cell = _Cell(values=values, runs=runs, planned=set(map(seeds, some)), transfer=some[0])
                 cells.setdefault(replace(table.place, pretrain=""), []).append(cell)
     return tuple(_effect_table(layout, place, metric, found) for place, found in cells.items())
 
@@ -125,8 +128,9 @@ def _effect_table(layout: FactorLayout, place: TablePlace, metric: str, found: S
     names = layout.design.varied
     unique = {tuple(cell.values[name] for name in names): cell for cell in found}
     cells = [DesignCell(values=values, runs=cell.runs) for values, cell in unique.items()]
-    shared = _Shared(layout, [cell.values for cell in unique.values()])
-    effects = _factorial(layout, cells, shared).effects()
+    shared = _Shared(layout, [(cell.values, cell.transfer) for cell in unique.values()])
+    bounds = bounds_of(metric, (value for cell in cells for value in cell.runs.values()))
+    effects = _factorial(layout, cells, shared).effects(bounds)
     main = [effect for effect in effects.contrasts if len(effect.factors) == 1]
     return EffectTable(
         place=place,
@@ -172,7 +176,7 @@ def planned_design(layout: FactorLayout, jobs: Iterable[Sequence[Job]], seeds: S
         if values is not None and layout.is_cell(values):
             found[tuple(values[name] for name in layout.design.varied)] = (values, some)
     cells = [DesignCell(values=cell, runs=dict.fromkeys(map(seeds, some), 0.0)) for cell, (_, some) in found.items()]
-    return _factorial(layout, cells, _Shared(layout, [values for values, _ in found.values()]))
+    return _factorial(layout, cells, _Shared(layout, [(values, some[0]) for values, some in found.values()]))
 
 
 def _runs(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:
@@ -182,15 +186,16 @@ def _runs(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:
 class _Shared:
     """What all matched cells of two values of a factor share."""
 
-    def __init__(self, layout: FactorLayout, cells: Sequence[Mapping[str, str]]) -> None:
-        self._layout = layout
+    def __init__(self, layout: FactorLayout, cells: Iterable[tuple[Mapping[str, str], Job]]) -> None:
+        """``cells`` are the values of each by factor, and a transfer of it."""
         self._known: dict[tuple[str, str, str], Sharing] = {}
-        self._cells: dict[str, dict[str, dict[Values, Mapping[str, str]]]] = {}
+        self._backbones: dict[str, dict[str, dict[Values, Job | None]]] = {}
+        backbones = [(values, layout.pretraining_of(transfer)) for values, transfer in cells]
         for name in layout.design.varied:
-            by_value = self._cells.setdefault(name, {})
-            for cell in cells:
-                rest = tuple(value for other, value in cell.items() if other != name)
-                by_value.setdefault(cell[name], {})[rest] = cell
+            by_value = self._backbones.setdefault(name, {})
+            for values, backbone in backbones:
+                rest = tuple(value for other, value in values.items() if other != name)
+                by_value.setdefault(values[name], {})[rest] = backbone
 
     def of(self, factor: str, first: str, second: str) -> Sharing:
         """Between two values, whatever the other factors."""
@@ -201,10 +206,10 @@ class _Shared:
         return self._known[key]
 
     def _find(self, factor: str, first: str, second: str) -> Sharing:
-        one, other = self._cells[factor].get(first, {}), self._cells[factor].get(second, {})
+        one, other = self._backbones[factor].get(first, {}), self._backbones[factor].get(second, {})
         found, is_matched = Sharing.all_of_it(), False
         for rest in one.keys() & other.keys():
-            found, is_matched = found & self._layout.sharing(one[rest], other[rest]), True
+            found, is_matched = found & sharing_between(one[rest], other[rest]), True
         return found if is_matched else Sharing.NOTHING
 
 

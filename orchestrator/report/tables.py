@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS, JobKind
 from orchestrator.core.metrics import RECORDED_METRICS
 from orchestrator.planning.estimate.prices import PriceTable
-from orchestrator.planning.graph.pairing import backbone_of
+from orchestrator.planning.graph.pairing import backbone_of, pretraining_of, sharing_between
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.comparisons import compared
 from orchestrator.report.factors import FactorLayout
@@ -321,7 +321,8 @@ class TableBuilder:
             row_values=tuple(tuple(cell[name] for name in self._layout.rows) for cell in cells.values()),
         )
         factors = replace(factors, baseline=baseline if baseline in cells else "", one_pass=None)
-        return compared(factors, bounds, lambda one, other: bool(self._layout.sharing(cells[one], cells[other])))
+        backbones = {row: pretraining_of(next(iter(some.values()))[0], self._jobs) for row, some in spaces.items()}
+        return compared(factors, bounds, lambda one, other: bool(sharing_between(backbones[one], backbones[other])))
 
     def _cells_of_rows(self, spaces: Mapping[str, Cells]) -> dict[str, Mapping[str, str]]:
         """The values of every row of a table of combinations; empty for a table of label spaces."""
@@ -352,7 +353,7 @@ class TableBuilder:
             difference=None,
             absent=dict(Counter(why for job in jobs if (why := self._why_absent(job)) is not None)),
             compute=self._compute([job for some in cells.values() for job in some]),
-            published=self._published(place, jobs[0], is_headline=place in self._headlines),
+            published=self.published_of(place, jobs[0], is_headline=place in self._headlines),
             cell=selection.cell if selection else "",
             selected_by=selection.criterion if selection else None,
             others=tuple(result for other, some in found.items() if other != cell for result in some),
@@ -377,10 +378,10 @@ class TableBuilder:
         values = self._layout.values_of(jobs[0]) if self._layout.has_factor_rows else None
         return self.series(row) if values is None else ", ".join(values[name] for name in self._layout.rows[1:])
 
-    def _published(self, place: TablePlace, job: Job, *, is_headline: bool) -> Published | None:
-        """Of a row: it is addressed by the facets of its jobs, also where rows are combinations."""
+    def published_of(self, place: TablePlace, job: Job, *, is_headline: bool, cell: str = "") -> Published | None:
+        """Of a row, or of a cell of its grid: by the facets of its jobs, also where rows are combinations."""
         place = replace(place, pretrain=str(job.facets.get("pretrain", "")))
-        return self.published.find(place, str(job.facets["label_space"]), is_headline=is_headline)
+        return self.published.find(place, str(job.facets["label_space"]), is_headline=is_headline, cell=cell)
 
     def _num_val(self, spaces: Mapping[str, Cells]) -> int | None:
         """Validation samples of the runs of a table, where any of them says it; the fewest."""

@@ -23,7 +23,7 @@ from orchestrator.planning.estimate.power import (
     seeds_needed,
 )
 from orchestrator.planning.estimate.prices import PriceTable
-from orchestrator.planning.graph.pairing import makes_backbone
+from orchestrator.planning.graph.pairing import makes_backbone, sharing_between
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report, compute_report
 from orchestrator.report.comparisons import planned_comparisons, values_of
@@ -434,13 +434,14 @@ def _first_and_unpaired(plan: Plan, table: Table, rows: Collection[str]) -> tupl
         return table.baseline if table.baseline in names else next(iter(names), ""), ()
     layout = FactorLayout.of(plan)
     jobs = {row: next(iter(some.values()))[0] for row, some in group_transfers(plan.jobs, layout)[table.place].items()}
-    cells = {row: values for row in names if row in jobs and (values := layout.values_of(jobs[row])) is not None}
-    if table.baseline in cells:
+    cells = [row for row in names if row in jobs and layout.values_of(jobs[row]) is not None]
+    made = {row: layout.pretraining_of(jobs[row]) for row in cells}
+    if table.baseline in made:
         first = table.baseline
     else:
-        pairs = ((one, other) for one, other in combinations(cells, 2) if layout.sharing(cells[other], cells[one]))
+        pairs = ((one, other) for one, other in combinations(cells, 2) if sharing_between(made[one], made[other]))
         first = next(pairs, (next(iter(cells), ""),))[0]
-    return first, tuple(row for row, cell in cells.items() if row != first and not layout.sharing(cell, cells[first]))
+    return first, tuple(row for row in cells if row != first and not sharing_between(made[row], made[first]))
 
 
 # ------------------------------------------------------------------------------------------------------------- costs

@@ -183,6 +183,21 @@ def test_plan_whose_rows_share_nothing_is_warned_of_by_welchs_test():
     assert "find, in 3 comparisons (Welch's t tests over pretrain seeds, Bonferroni), only" in told
 
 
+def test_rows_of_searched_backbones_are_independent_samples_whatever_else_pretrains_them():
+    """They were pairs, also in the report, once another transfer measured the cells without a search."""
+    search = "transfer.top.search={over: pretrain, random: {}, space: {batch_size: [32, 64]}}"
+    transfer = FACTORS[FACTORS.index("{name: top") : FACTORS.rindex("]")]
+    text = FACTORS.replace(transfer, f"{transfer}, {transfer.replace('top', 'plain')}")
+    plan = plan_of(search, ONE_FACTOR[0], ONE_FACTOR[2], "pretrain.seeds=[0, 1]", text=text)
+    told = dict(line.split(":", 1) for line in weak_designs(plan))
+    assert {name: "Welch's" in line for name, line in told.items()} == {"top": True, "plain": False}
+    found = {one.transfer: one for one in answer_power(plan, PowerQuestion(difference=0.02, std=0.005))}
+    assert {name: (one.is_paired, one.unpaired) for name, one in found.items()} == {
+        "top": (False, ("mixup", "cutmix")),
+        "plain": (True, ()),
+    }
+
+
 def blocks_with(*seeds_of_blocks):
     """A sweep of blocks with other optimizers, and these seeds."""
     rest = "model: {name: test_vit, image_size: 32}, labels: [levels/depth1]"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -20,6 +21,7 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.analyses import analyses_html, analysis_figures, analysis_tables
 from orchestrator.report.render.files import render_files
+from orchestrator.report.render.notebook import report_html
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import AnalysisPicture, AnalysisReport, Report
 from orchestrator.report.statistics.summaries import spearman
@@ -94,6 +96,9 @@ def test_numbers_are_a_line_for_each_metric_and_label_space_with_a_column_for_ea
     ]
     assert "0 = collapsed" in table.caption
     assert "n: pretrain seeds, with the interval of the last checkpoint" in table.caption
+    in_notebook = report_html(replace(report(), tables=()))
+    assert f"<h5>{table.title}</h5>" in in_notebook
+    assert "no result yet" not in in_notebook
 
 
 def test_rows_are_means_over_seeds_with_an_interval_by_label_space_and_checkpoint() -> None:
@@ -168,6 +173,25 @@ def test_correlations_of_a_sweep_with_factors_are_over_all_cells_and_within_each
     assert by_block["speed-slow"].coefficient == pytest.approx(1)
     assert any("all" in line for table in analysis_tables(analyses[0]) for line in table.rows)
     assert not analyses[1].correlations  # of backbones compared with each other, none has an error of its own
+
+
+def test_errors_of_searched_backbones_are_not_correlated_with_what_was_found_in_others() -> None:
+    """Both have the same label spaces and seeds, and are different networks."""
+    search = "search: {over: pretrain, random: {}, space: {lr: [1e-3, 1e-2]}}"
+    searched = f"  - {{name: searched, target: levels/depth1, protocol: probe, recipe: cached-probe, {search}}}\n"
+    head, rest = SWEEP.partition("transfer: ")[0], SWEEP[SWEEP.index("analyze:") :]
+    plain = "  - {name: top, target: levels/depth1, protocol: probe, recipe: cached-probe}\n"
+    for others, correlated in (("", set()), (plain, {"top"})):
+        text = f"{head}transfer:\n{searched}{others}{rest}"
+        both = build_plan(parse_sweep(text, "s.yaml", shipped_recipes()), store_uri="file:///store")
+        found = {}
+        for number, job in enumerate(both.jobs):
+            if job.kind is JobKind.PROBE:
+                found[job.name] = Committed(metrics={"val_error": 0.001 * number})
+            elif job.facets.get("analysis") == "structure":
+                found[job.name] = Committed(metrics={"nc1": float(number)})
+        (structure,) = compute_report(both, found).analyses
+        assert {one.transfer for one in structure.correlations} == correlated
 
 
 def test_spearman_takes_ties_at_their_mean_rank() -> None:

@@ -9,6 +9,7 @@ from pandas import DataFrame
 from scipy import stats
 from statsmodels.stats.anova import AnovaRM  # type: ignore[import-untyped]
 
+from orchestrator.report.statistics.corrections import corrected
 from orchestrator.report.statistics.effects import (
     DesignCell,
     FactorialDesign,
@@ -16,6 +17,7 @@ from orchestrator.report.statistics.effects import (
     balanced,
     balanced_means,
 )
+from orchestrator.report.statistics.intervals import RATE
 from orchestrator.report.statistics.summaries import SeedPair, paired_difference
 
 LEVELS = {"optimizer": ("sgd", "lamb"), "mix": ("none", "mixup", "cutmix"), "data": ("all", "tenth")}
@@ -144,6 +146,36 @@ def test_two_cells_give_exactly_the_paired_difference_of_two_label_spaces():
         expected.high,
         expected.p_value,
     )
+
+
+def _cells_of_errors(levels, *errors):
+    """Of each cell its errors by pretraining seed; None: no run."""
+    return [
+        DesignCell(
+            values=values,
+            runs={SeedPair(pretrain=seed, transfer=0): error for seed, error in enumerate(some) if error is not None},
+        )
+        for values, some in zip(product(*levels.values()), errors, strict=True)
+    ]
+
+
+def test_interval_that_errors_cannot_have_is_none_of_an_effect_and_ends_where_errors_do():
+    """Of two seeds; by the subtracted errors over the seeds that count, which all but two of sgd's are not."""
+    cells = _cells_of_errors(TWO_CELLS, (0.3, 0.3), (0.3, 0.3), (0.1, 0.9), (0.9, 0.1))
+    both = [("optimizer", "lamb", "sgd"), ("data", "tenth", "all")]
+    for is_paired in (True, False):
+        design = _design(cells, TWO_CELLS, is_paired=lambda *_, found=is_paired: found)
+        interaction = _contrast(design.effects(RATE), *both).difference
+        unlimited = _contrast(design.effects(), *both).difference
+        assert (interaction.low, interaction.high) == (max(-2.0, unlimited.low), min(2.0, unlimited.high))
+        assert unlimited.family_low < -1
+        assert (interaction.family_low, interaction.family_high) == (None, None)
+        assert interaction.p_family == unlimited.p_family
+    levels = {"optimizer": ("sgd", "lamb")}
+    first, second = _cells_of_errors(levels, (0.5, 0.5, *[0.01] * 7), (0.52, 0.47))
+    found = _design([first, second], levels).effects(RATE).contrasts[0].difference
+    (expected,) = corrected([paired_difference(second.runs, first.runs)])
+    assert (found.family_low, found.family_high) == pytest.approx((expected.family_low, expected.family_high))
 
 
 def test_missing_cell_leaves_matched_ones_and_no_test_of_whole_factors():

@@ -19,6 +19,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.files import SIMULATION_FILES, render_files
+from orchestrator.report.render.notebook import report_html
 from orchestrator.report.render.page import render_page
 from orchestrator.report.render.simulations import draw_simulations, page_document, simulation_tables
 from orchestrator.report.render.terminal import render_terminal
@@ -187,6 +188,14 @@ def test_report_shows_cells_claims_and_the_papers_numbers() -> None:
     page = render_page(report, plan, Learning(curves={}))
     assert b"simulations-section" in page
     assert b'"isLogX":false' in page
+
+
+def test_notebook_has_the_tables_of_a_sweep_of_simulations_alone() -> None:
+    shown, empty = (report_html(report_of(num_blocks=number)[1]) for number in (2, 0))
+    assert "no result yet" not in shown
+    assert "<h5>Simulation gran (x): m</h5>" in shown
+    assert "-1 (theorem 5)" in shown
+    assert "no result yet" in empty
 
 
 METHODS = """\

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from orchestrator.report.render.numbers import TOO_FEW
 from orchestrator.report.render.other_tables import pairs_table
 from orchestrator.report.render.page import render_page
 from orchestrator.report.render.terminal import render_terminal
+from orchestrator.report.results import FactorTable
 from orchestrator.report.statistics.corrections import corrected, within
 from orchestrator.report.statistics.intervals import MetricRange
 from orchestrator.report.statistics.summaries import SeedPair, mean_in_common, paired_differences
@@ -454,6 +456,22 @@ def test_label_spaces_that_cannot_be_tested_against_the_baseline_are_counted():
     first = verdict(_report(means).tables[0])[0]
     assert first.startswith("lower than the baseline levels/depth1 at 95 %: levels/depth2 -")
     assert "; 1 of 2 label spaces cannot be tested against the baseline" in first
+
+
+def test_many_combinations_that_are_not_tested_say_why():
+    """They were said to share no two pretrain seeds, which they do: each is compared with the baseline alone."""
+    table = _report(_sweeps(Scenario(num_seeds=2, stds=(1.0,) * 2), 1)[:, :, 0]).tables[0]
+    rows = [replace(table.rows[number % 2], label_space=f"r{number}") for number in range(66)]
+    start = "nothing is tested: more than 64 values are compared with the baseline only, and "
+    of_one_seed = "nothing is tested: no value shares two pretrain seeds with the baseline r0, so the noise between "
+    for first, baseline, said in (
+        (rows[0], "", f"{start}there is none (report.baseline)"),
+        (replace(rows[0], results=(), summary=None), "r0", f"{start}the baseline r0 has no result"),
+        (replace(rows[0], results=rows[0].results[:1]), "r0", f"{of_one_seed}seeds is unknown"),
+    ):
+        whole = {field.name: getattr(table, field.name) for field in fields(table)}
+        whole |= {"rows": (first, *rows[1:]), "baseline": baseline, "row_factors": ("x",), "row_values": ()}
+        assert verdict(compared(FactorTable(**whole))) == (said,)
 
 
 def test_differences_without_spread_are_not_tested():

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE_TEXT
+from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE_TEXT, MAX_ROWS_ALL_PAIRS
+from orchestrator.report.comparisons import has_all_pairs
 from orchestrator.report.render.columns import (
     contrast_text,
     describe_effects,
@@ -149,8 +150,15 @@ def _tie(table: Table) -> str:
 
 
 def _untested(table: Table, family: Family) -> str:
+    is_large = not has_all_pairs(table)
+    if is_large and table.baseline_row is None:
+        lacks = f"the baseline {table.baseline} has no result" if table.baseline else "there is none (report.baseline)"
+        why = f"more than {MAX_ROWS_ALL_PAIRS} {table.noun}s are compared with the baseline only, and {lacks}"
+        return f"nothing is tested: {why}"
     if family.max_pretrain_seeds < 2:
         why = f"no two {table.noun}s share two pretrain seeds"
+        if is_large:
+            why = f"no {table.noun} shares two pretrain seeds with the baseline {table.baseline}"
     else:
         why = "every difference is the same for all seeds"
     return f"nothing is tested: {why}, so the noise between seeds is unknown"
@@ -254,17 +262,18 @@ def _is_pooled(difference: PairedDifference | None) -> bool:
 def _of_factors(table: EffectTable) -> tuple[str, ...]:
     """What is established of the factors, from the one family of their effects."""
     tested = [effect for effect in table.contrasts if effect.difference.p_family is not None]
+    lacking = _not_compared(table)
     if not tested:
+        if not any(_has_matched_cells(table, factor) for factor in table.factors):
+            return ("nothing is tested: no two cells with results differ in one factor alone",)
         why = "no two values share two pretrain seeds, or their differences are the same for all seeds"
-        return (f"nothing is tested: {why}",)
+        return (f"nothing is tested: {why}", *lacking)
     corrected = f"corrected for {len(tested)} contrast{'s' * (len(tested) > 1)}"
     main = [effect for effect in tested if len(effect.factors) == 1]
     interactions = [effect for effect in tested if len(effect.factors) > 1]
-    values = (
-        "value" if all(effect in tested for effect in table.contrasts if len(effect.factors) == 1) else "tested value"
-    )
-    none = f"no {values} of a factor differs from another one {_SURELY}"
-    sentences = [f"{_sides(main, table) or none}; {corrected}"]
+    is_whole = not lacking and all(effect in tested for effect in table.contrasts if len(effect.factors) == 1)
+    none = f"no {'' if is_whole else 'tested '}value of a factor differs from another one {_SURELY}"
+    sentences = [f"{_sides(main, table) or none}; {corrected}", *lacking]
     if interactions:
         found = [effect for effect in interactions if effect.difference.is_established]
         told = ", ".join(_effect_size(effect, table) for effect in found[:_MAX_NAMES])
@@ -289,6 +298,27 @@ def _of_factors(table: EffectTable) -> tuple[str, ...]:
         names = ", ".join(unpaired[:_MAX_NAMES])
         sentences.append(f"independent samples, tested by Welch's t (their runs share only the seed number): {names}")
     return tuple(sentences)
+
+
+def _not_compared(table: EffectTable) -> list[str]:
+    """Factors without any main effect, and why."""
+    compared = {effect.factors for effect in table.contrasts}
+    lacking = [factor for factor in table.factors if (factor,) not in compared]
+    alone = [factor for factor in lacking if not _has_matched_cells(table, factor)]
+    apart = [factor for factor in lacking if factor not in alone]
+    it = "it" if len(alone) == 1 else "one of them"
+    reasons = (
+        (alone, f"no two cells with results differ in {it} alone"),
+        (apart, "no two cells that are compared match and share a pretrain seed"),
+    )
+    return [f"not tested: {', '.join(factors)} ({why})" for factors, why in reasons if factors]
+
+
+def _has_matched_cells(table: EffectTable, factor: str) -> bool:
+    """Whether two cells with results differ in this factor alone; without such cells it has no effect."""
+    place = list(table.factors).index(factor)
+    rests = [cell[:place] + cell[place + 1 :] for cell in table.cells]
+    return len(set(rests)) < len(rests)
 
 
 def _sides(effects: Sequence[Effect], table: EffectTable) -> str:

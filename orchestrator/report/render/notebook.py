@@ -1,4 +1,6 @@
-"""A report as notebooks show it: the verdict, the table of each transfer, and its curve, which is interactive."""
+"""A report as notebooks show it: the verdict, the tables of transfers, simulations and analyses, and the curve, which
+is interactive.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,11 @@ from html import escape
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from orchestrator.report.render.analyses import analysis_tables
 from orchestrator.report.render.answers import headline
 from orchestrator.report.render.columns import TextTable, describe_transfer, result_records, text_table
 from orchestrator.report.render.curves import FactorAxis, curve_points, draw_curve, encode_svg, factor_lines
+from orchestrator.report.render.simulations import simulation_tables
 from orchestrator.report.results import FactorTable, Report, Table
 from orchestrator.report.statistics.intervals import is_fraction
 
@@ -62,15 +66,18 @@ def report_figure(report: Report) -> Figure:
 
 
 def report_html(report: Report) -> str:
-    """A fragment of HTML: the verdict, a table per transfer, and the curve.
+    """A fragment of HTML: the verdict, a table per transfer, those of simulations and analyses, and the curve.
 
     The curve is a picture that plotly.js replaces by one with values under the pointer. The script comes from plotly's
     own server, and browsers check that it is the very file of the installed package.
     """
-    parts = [
-        f"<h4>Report of sweep {escape(report.sweep)}</h4><p><b>{escape(headline(report) or 'no result yet')}</b></p>"
-    ]
-    parts += [_table_html(text_table(table), table) for table in report.headlines]
+    simulations = [table for found in report.simulations for table in simulation_tables(found)]
+    analyses = [table for analysis in report.analyses for table in analysis_tables(analysis)]
+    is_measured = bool(analyses) or any(cell.estimates for found in report.simulations for cell in found.cells)
+    told = headline(report) or ("" if is_measured else "no result yet")
+    parts = [f"<h4>Report of sweep {escape(report.sweep)}</h4>"]
+    parts += [f"<p><b>{escape(told)}</b></p>"] if told else []
+    parts += [_table_html(table) for table in (*map(text_table, report.headlines), *simulations, *analyses)]
     parts += [f"<p>{len(report.missing)} results are missing.</p>"] if report.missing else []
     return "".join([*parts, *_curve_html(report)])
 
@@ -110,17 +117,16 @@ def _line(points: Sequence[tuple[float, float, float, str]]) -> dict[str, Any]:
     return {"x": x, "y": y, "error_y": {"type": "data", "array": std, "thickness": 1.2}, "text": names}
 
 
-def _table_html(text: TextTable, table: Table) -> str:
+def _table_html(text: TextTable) -> str:
     head = "".join(f"<th style='{_CELL}'>{escape(name)}</th>" for name in text.header)
     rows = []
     for index, cells in enumerate(text.rows):
         style = ' style="font-weight: bold; background: #e5f4ec"' if index == text.best else ""
         shown = "".join(f"<td style='{_CELL}; white-space: nowrap'>{escape(cell)}</td>" for cell in cells)
         rows.append(f"<tr{style}>{shown}</tr>")
-    title = escape(describe_transfer(table))
     caption = f"<p style='color: #5a6675; font-size: 85%'>{escape(text.caption)}</p>" if text.caption else ""
     drawn = f"<table style='font-size: 85%'><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f"<h5>{title}</h5><div style='overflow-x: auto'>{drawn}</div>{caption}"
+    return f"<h5>{escape(text.title)}</h5><div style='overflow-x: auto'>{drawn}</div>{caption}"
 
 
 def _curve_html(report: Report) -> Iterator[str]:

@@ -228,18 +228,21 @@ def corrected(
     return family
 
 
-def within(found: PairedDifference, bounds: MetricRange | None, reference: float) -> PairedDifference:
+def within(
+    found: PairedDifference, bounds: MetricRange | None, reference: float, *, num_differences: int = 1
+) -> PairedDifference:
     """The difference with intervals that the metric can have, where ``reference`` is the mean of what was subtracted,
     over the same runs.
 
     A simultaneous interval that contains 0, is wider than half of what the metric can be, and reaches beyond what is
     possible from ``reference`` says only that seeds are too few: it is left out, and its p-value stays. ``reference``
     cuts no interval, since it is an estimate and the true mean may lie beyond. One that excludes 0 ends at +-100
-    points of a rate.
+    points of a rate, and at +-200 of an interaction, which consists of two differences (``num_differences``).
     """
     if bounds is None:
         return found
-    possible = MetricRange(low=bounds.low - bounds.high, high=bounds.high - bounds.low)
+    largest = num_differences * (bounds.high - bounds.low)
+    possible = MetricRange(low=-largest, high=largest)
     found = replace(found, low=possible.clip(found.low), high=possible.clip(found.high))
     if found.family_low is None or found.family_high is None:
         return found

@@ -22,14 +22,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.planning.estimate.power import CONFIDENCE, Noise
-from orchestrator.report.statistics.corrections import corrected
-from orchestrator.report.statistics.intervals import NO_SPREAD, Floats, estimate_columns
+from orchestrator.report.statistics.corrections import corrected, within
+from orchestrator.report.statistics.intervals import NO_SPREAD, Floats, MetricRange, estimate_columns
 from orchestrator.report.statistics.summaries import SHARED_BASELINE, PairedDifference, SeedPair
 
 MAX_VALUES_ALL_PAIRS = 8
@@ -148,20 +149,25 @@ class FactorialDesign:
         ).reshape(len(pairs), len(cells))
         self._columns = {cell.values: column for column, cell in enumerate(cells)}
 
-    def effects(self) -> Effects:
-        """All main effects and two-way interactions as one family."""
-        found = self.contrasts()
-        family = corrected([effect.difference for effect in found], list(map(self.is_asked, found)))
+    def effects(self, bounds: MetricRange | None = None) -> Effects:
+        """All main effects and two-way interactions as one family; ``bounds`` are those of the metric, if any."""
+        found = self._contrasts()
+        family = corrected([effect.difference for effect, _ in found], [self.is_asked(effect) for effect, _ in found])
         contrasts = [
-            replace(effect, difference=difference)
-            for effect, difference in zip(found, family, strict=True)
+            replace(effect, difference=within(difference, bounds, subtracted(), num_differences=len(effect.factors)))
+            if bounds
+            else replace(effect, difference=difference)
+            for (effect, subtracted), difference in zip(found, family, strict=True)
             if difference
         ]
         return Effects(contrasts=tuple(contrasts), tests=tuple(self._variance_tests()))
 
     def contrasts(self) -> list[Effect]:
         """The main effects by factor, then the two-way interactions, before they are corrected as a family."""
-        return [effect for effect in (*self._main_effects(), *self._interactions()) if effect is not None]
+        return [effect for effect, _ in self._contrasts()]
+
+    def _contrasts(self) -> list[_Contrast]:
+        return [found for found in (*self._main_effects(), *self._interactions()) if found is not None]
 
     def is_asked(self, effect: Effect) -> bool:
         """Whether it is a main effect against the reference, which has the baseline's share of the level."""
@@ -169,7 +175,7 @@ class FactorialDesign:
             return False
         return effect.references == (self._references[self._factors.index(effect.factors[0])],)
 
-    def _main_effects(self) -> Iterator[Effect | None]:
+    def _main_effects(self) -> Iterator[_Contrast | None]:
         for place, factor in enumerate(self._factors):
             cells = self._by_rest((place,))
             levels, reference = self._levels[place], self._references[place]
@@ -183,7 +189,7 @@ class FactorialDesign:
                 samples = [terms] if paired else [[term] for term in terms]
                 yield self._effect((factor,), (value,), (other,), samples)
 
-    def _interactions(self) -> Iterator[Effect | None]:
+    def _interactions(self) -> Iterator[_Contrast | None]:
         for first, second in combinations(range(len(self._factors)), 2):
             cells = self._by_rest((first, second))
             a, c = self._references[first], self._references[second]
@@ -209,7 +215,7 @@ class FactorialDesign:
 
     def _effect(
         self, factors: tuple[str, ...], values: Values, references: Values, samples: list[list[_Term]]
-    ) -> Effect | None:
+    ) -> _Contrast | None:
         columns = [cells for sample in samples for _, cells in sample]
         rests = [rest for rest in columns[0] if all(rest in some for some in columns)]
         parts = [self._combined(sample, rests) for sample in samples]
@@ -223,7 +229,7 @@ class FactorialDesign:
         chosen = np.flatnonzero(matched)[cells]
         used = [self._of_seeds(part, some)[:, chosen] for part, some in zip(parts, seeds, strict=True)]
         of_contrast = [cell[rests[place]] for cell in columns for place in chosen]
-        return Effect(
+        effect = Effect(
             factors=factors,
             values=values,
             references=references,
@@ -233,6 +239,7 @@ class FactorialDesign:
             num_seeds=min(int(some[:, matched].any(axis=1).sum()) for some in present),
             is_paired=len(samples) == 1,
         )
+        return effect, partial(self._subtracted, samples, used, [rests[place] for place in chosen])
 
     def _by_seed(self, present_PC: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Whether a pretraining seed has any run of each column."""
@@ -251,6 +258,11 @@ class FactorialDesign:
         for sign, cells in sample:
             total = total + sign * self._runs_PC[:, [cells[rest] for rest in rests]]
         return total
+
+    def _subtracted(self, samples: Sequence[Sequence[_Term]], used: Sequence[Floats], rests: Sequence[Values]) -> float:
+        """Mean of all terms but the first, as a number that was subtracted from it, over the runs that count."""
+        of_first = np.where(np.isfinite(used[0]), self._combined(samples[0][1:], rests), np.nan)
+        return -math.fsum(float(np.nanmean(_seed_means(part, self._groups))) for part in (of_first, *used[1:]))
 
     def _difference(self, parts: Sequence[Floats], scale: float) -> PairedDifference:
         """``scale`` is the largest of the values that were subtracted: below its rounding there is no spread."""
@@ -345,6 +357,8 @@ def _all_paired(*_: str) -> bool:
 
 _Term = tuple[int, Mapping[Values, int]]
 """Sign of a part of a contrast, and its cells by the values of the other factors."""
+_Contrast = tuple[Effect, Callable[[], float]]
+"""An effect, and what computes the mean of what was subtracted: only intervals of rates need it."""
 
 
 def _samples(terms: Sequence[_Term], first_paired: bool, second_paired: bool) -> list[list[_Term]]:  # noqa: FBT001
