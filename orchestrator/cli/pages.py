@@ -33,7 +33,9 @@ def address_lines(cluster: str) -> list[str]:
 
 
 def compare_link(store: ObjectStore, plan: Plan) -> str:
-    """The page that compares the levels; empty while nothing is published, or nothing serves pages."""
+    """The page that compares the levels; empty while nothing is published, and where no page or no level is."""
+    if not any("level" in job.facets for job in plan.jobs):
+        return ""  # the page would show no run, as of a sweep of simulations alone
     return find_compare_link(store, plan.sweep, *tracking_and_pages(plan))
 
 

@@ -22,6 +22,8 @@ from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.draft import DatasetUse, MetricPoint, generated_digest
+from orchestrator.tracking.facts import RunIdentity
+from orchestrator.tracking.memory import RunMemory
 
 _MAX_PARAM_CHARACTERS = 6000
 _BACKBONE = "backbone.safetensors"
@@ -179,6 +181,8 @@ class JobContent:
     """Whether no parameter is missing because it is not known yet."""
     said: Mapping[str, int] = field(default_factory=dict)
     """How far the run's history goes with these points, as ``RunMemory.said`` has it."""
+    analyses: Mapping[str, str] = field(default_factory=dict)
+    """Those that the points are of, as ``RunMemory.analyses`` has them."""
 
 
 def read_all(read: Callable[[Given], Found], things: Sequence[Given]) -> list[Found]:
@@ -212,6 +216,19 @@ class ContentReader:
             if (backbone := analysed_backbone(job, self._jobs)) is not None:
                 self._analyses.setdefault(backbone.name, []).append(job)
 
+    def backbones_of(self, runs: Iterable[RunIdentity]) -> set[RunIdentity]:
+        """The backbones that some of these jobs analyse: their runs show the analyses, which end long after them."""
+        jobs = [job for name, key in runs if (job := self._jobs.get(name)) is not None and job.key == key]
+        found = (analysed_backbone(job, self._jobs) for job in jobs)
+        return {(backbone.name, backbone.key) for backbone in found if backbone is not None}
+
+    def outdated(self, runs: Iterable[RunMemory]) -> list[RunIdentity]:
+        """Those of the plan's backbones that may show what one of its analyses found before it was changed."""
+        analyses = [job for some in self._analyses.values() for job in some]
+        keys, names = {job.key for job in analyses}, {job.facets["analysis"] for job in analyses}
+        mixed = [run for run in runs if any(key not in keys and run.analyses[key] in names for key in run.analyses)]
+        return [(run.job, run.key) for run in mixed if run.job in self._jobs and self._jobs[run.job].key == run.key]
+
     def segments(self, job: Job) -> list[MetricSegment]:
         """The job's metric segments of which anything counts."""
         return list_segments(self._store, job.key)
@@ -232,10 +249,11 @@ class ContentReader:
         points = list(_new_points(self._store, segments, said))
         # A parameter of MLflow is final, and a changed design may call the values of the same run otherwise.
         tags = {name: str(value) for name, value in job.facets.items() if name.startswith(FACTOR_PREFIX)}
+        analyses = self._ended_analyses(job) if view.state.is_done else []
         if view.state.is_done:
             points += self._final_points(job, view, record, segments)
             tags |= self._record_tags(job, record)
-            points += self._analysis_points(job)
+            points += self._analysis_points(analyses)
         granularity, datasets = self._granularity(job), self._datasets(job)
         digest = datasets[0].digest if datasets else dataset_digest(record) if record else ""
         return JobContent(
@@ -245,6 +263,7 @@ class ContentReader:
             datasets=() if is_described else datasets,
             is_complete=granularity is not None or not counts_classes(job),
             said=last_steps(segments),
+            analyses={analysis.key: str(analysis.facets["analysis"]) for analysis in analyses},
         )
 
     def _final_points(
@@ -259,9 +278,11 @@ class ContentReader:
             if math.isfinite(value) and said.get(name) != value:
                 yield MetricPoint(name=name, value=value, step=step, at_s=at_s)
 
-    def _analysis_points(self, backbone: Job) -> Iterator[MetricPoint]:
+    def _ended_analyses(self, backbone: Job) -> list[Job]:
+        return [job for job in self._analyses.get(backbone.name, ()) if self._views[job.name].state.is_done]
+
+    def _analysis_points(self, ended: Sequence[Job]) -> Iterator[MetricPoint]:
         """Metrics of the analyses of a backbone that have ended: curves over epochs, as ``structure/nc1``."""
-        ended = [job for job in self._analyses.get(backbone.name, ()) if self._views[job.name].state.is_done]
         for job, record in zip(ended, read_all(self._records.read, [job.key for job in ended]), strict=True):
             metrics, at_s = _final_metrics(self._views[job.name], record)
             for name, value in metrics.items():

@@ -7,9 +7,11 @@ trials below those of their jobs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import Final
 
 from orchestrator.storage.open import is_same_place
 from orchestrator.tracking.facts import SWEEP_RUN, RunFacts, RunIdentity
@@ -20,6 +22,7 @@ STORE_TAG = "store"
 is all that runs of earlier versions have."""
 _MAX_DIGEST_CHARACTERS = 32
 """MLflow keeps 36; the whole digest stands in the profile."""
+_NOT_IN_METRICS: Final = re.compile(r"[^/\w.\- :]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,11 @@ class RunDraft:
 def generated_digest(parameters: Mapping[str, object]) -> str:
     """Digest of a built-in data set: of what generates it."""
     return sha256(json.dumps(parameters, sort_keys=True).encode()).hexdigest()
+
+
+def metric_name(name: str) -> str:
+    """A metric's name in the characters that MLflow takes: some hold a level, which a column of a table may name."""
+    return _NOT_IN_METRICS.sub("_", name)
 
 
 def milliseconds(at_s: float) -> int:

@@ -17,7 +17,8 @@ from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.plan import FACTOR_PREFIX, Plan
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR
-from orchestrator.tracking.facts import SUPERSEDED, SWEEP_JOB
+from orchestrator.tracking.draft import metric_name
+from orchestrator.tracking.facts import SUPERSEDED, SWEEP_JOB, SWEEP_RUN, owner_of
 from orchestrator.tracking.memory import Memory, MemoryFile
 
 _TAG_PREFIX = "mlflow.sharedViewState."
@@ -52,12 +53,12 @@ def _view(plan: Plan) -> dict[str, Any]:
     num_transfers = sum("transfer" in job.facets for job in plan.jobs)
     compared = "transfer" if num_transfers else "level"
     # The page loads so many runs. The sweep's, which has no error and would be the last by that, started first.
-    is_small = num_transfers < _MAX_RUNS
+    is_small, metric = num_transfers < _MAX_RUNS, metric_name(plan.metric)
     return {
         "searchFilter": (
             f"tags.sweep = '{plan.sweep}' AND tags.state != '{SUPERSEDED}' AND params.{compared} LIKE '%'"
         ),
-        "orderByKey": f"metrics.`{plan.metric}`" if is_small else "attributes.start_time",
+        "orderByKey": f"metrics.`{metric}`" if is_small else "attributes.start_time",
         "orderByAsc": better_of(plan.metric) is Better.LOWER or not is_small,
         "startTime": "ALL",
         "lifecycleFilter": "Active",
@@ -65,7 +66,7 @@ def _view(plan: Plan) -> dict[str, Any]:
         "datasetsFilter": [],
         "selectedColumns": [
             *(f"params.`{name}`" for name in (*_factor_params(plan), *_FACETS)),
-            f"metrics.`{plan.metric}`",
+            f"metrics.`{metric}`",
         ],
         "runsHiddenMode": "SHOW_ALL",
         "compareRunCharts": _charts(plan),
@@ -85,7 +86,7 @@ def _factor_params(plan: Plan) -> dict[str, bool]:
 
 
 def _charts(plan: Plan) -> list[dict[str, Any]]:
-    metric = plan.metric
+    metric = metric_name(plan.metric)
     transfers = {job.facets["transfer"] for job in plan.jobs if "transfer" in job.facets}
     # Not the level: those of random ids are numbers, which MLflow leaves out of an axis of words.
     factors = _factor_params(plan)
@@ -153,12 +154,15 @@ def find_compare_link(store: ObjectStore, sweep: str, tracking_uri: str, ui_url:
     return compare_url(ui_url, experiment_id, sweep) if experiment_id and ui_url else ""
 
 
-def find_run_links(store: ObjectStore, sweep: str, tracking_uri: str, ui_url: str) -> dict[str, str]:
-    """``run_url`` by job name, of all jobs that are published; the sweep's own under ``SWEEP_JOB``."""
-    memory = _memory(store, sweep, tracking_uri)
+def find_run_links(store: ObjectStore, plan: Plan, tracking_uri: str, ui_url: str) -> dict[str, str]:
+    """``run_url`` by job name, of all jobs of the plan that are published; the sweep's own under ``SWEEP_JOB``."""
+    memory = _memory(store, plan.sweep, tracking_uri)
     if not ui_url:
         return {}
-    return {run.job: run_url(ui_url, memory.experiment_id, run.run_id) for run in memory.runs}
+    # A name also has the runs of the keys that it had in earlier revisions.
+    current = {SWEEP_RUN, *((job.name, job.key) for job in plan.jobs)}
+    runs = [run for run in memory.runs if owner_of((run.job, run.key)) in current]
+    return {run.job: run_url(ui_url, memory.experiment_id, run.run_id) for run in runs}
 
 
 def _memory(store: ObjectStore, sweep: str, tracking_uri: str) -> Memory:

@@ -25,6 +25,8 @@ _IF_SET = frozenset({"sending", "doubtful"})
 """Fields of a run that are stored only if they have a value: earlier versions, which do not know them, read a memory
 that has one as they read a damaged one.
 """
+_BESIDE = frozenset({"analyses"})
+"""Fields of a run that are stored beside the memory, which earlier versions pass over."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -48,6 +50,8 @@ class RunMemory:
     """As ``said``, of a write that may have been cut off: the run may show these steps, too."""
     doubtful: bool = False
     """Whether the run was found on the server, not FINISHED, and not written since: nobody knows what it shows."""
+    analyses: dict[str, str] = field(default_factory=dict)
+    """Of a backbone: names by key of the analyses whose metrics the run may show."""
 
     @property
     def shown(self) -> dict[str, int]:
@@ -65,7 +69,8 @@ class RunMemory:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form; as earlier versions read it, unless a write was cut off or the run is doubtful."""
-        return {name: value for name in self.__slots__ if (value := getattr(self, name)) or name not in _IF_SET}
+        stored = (name for name in self.__slots__ if name not in _BESIDE)
+        return {name: value for name in stored if (value := getattr(self, name)) or name not in _IF_SET}
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
@@ -153,6 +158,8 @@ class MemoryFile:
         document = {"version": MEMORY_VERSION, "nonce": secrets.token_hex(8), "memory": memory.to_json()}
         # Beside the memory: earlier versions pass over what they do not know here, and refuse it in there.
         document |= {"experiment": memory.experiment} if memory.experiment else {}
+        analyses = {run.run_id: run.analyses for run in memory.runs if run.analyses}
+        document |= {"analyses": analyses} if analyses else {}
         # Without indentation: with it, Python's encoder takes ten times as long.
         content = seal(self._name, json.dumps(document, sort_keys=True).encode())
         self._memory = None
@@ -171,6 +178,8 @@ def _parse(name: str, content: bytes) -> Memory:
             return Memory()
         memory = Memory.from_json(document["memory"])
         memory.experiment = str(document.get("experiment", ""))
+        for run in memory.runs:
+            run.analyses = dict(document.get("analyses", {}).get(run.run_id, {}))
         return memory
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         _LOG.warning("%s is damaged (%s): what it held is found again on the tracking server", name, error)

@@ -24,7 +24,6 @@ from orchestrator.tracking.content import (
     ContentReader,
     JobContent,
     RecordCache,
-    analysed_backbone,
     last_steps,
     read_all,
     sweep_params,
@@ -96,6 +95,8 @@ class Publication:
         """What a search of this pass has found, by experiment, until it is used."""
         self._looked_at_s: dict[RunIdentity, float] = {}
         self._segments: dict[RunIdentity, list[MetricSegment]] = {}
+        self._outdated: list[RunIdentity] = []
+        """See ``ContentReader.outdated``."""
         self._refused: list[RunsRefusedError] = []
         self._unsaved: list[str] = []
         """Runs made since the memory was last saved."""
@@ -156,12 +157,8 @@ class Publication:
         )
         self._look_at_running(facts)
         has_news = {run.identity for run in facts if self._has_news(run)}
-        # The run of a backbone shows its analyses too, which end long after it.
-        for name, key in tuple(has_news):
-            job = self._jobs.get(name)
-            backbone = None if job is None or job.key != key else analysed_backbone(job, self._jobs)
-            if backbone is not None:
-                has_news.add((backbone.name, backbone.key))
+        self._outdated = self._reader.outdated(self._runs.values())
+        has_news |= self._reader.backbones_of(has_news) | set(self._outdated)
         return [run for run in facts if run.identity in has_news]
 
     def _look_at_running(self, facts: Sequence[RunFacts]) -> None:
@@ -265,7 +262,14 @@ class Publication:
                     self._forget_attachments()
 
     def _discard_superseded(self, changed: list[RunFacts]) -> None:
-        """Replace runs that show steps which a later attempt repeated: MLflow cannot take a metric back."""
+        """Replace runs that show steps which a later attempt repeated, or what an analysis found before it was changed:
+        MLflow cannot take a metric back. Files of the model registry, and so their runs, stay.
+        """
+        registered = self._server.registered_runs(self._plan.sweep) if self._outdated else set()
+        for run in [self._runs[identity] for identity in self._outdated]:
+            run.analyses = {}
+            if run.run_id not in registered:
+                self._memory.discarded.append(self._drop((run.job, run.key)))
         known = [facts for facts in changed if facts.identity in self._runs and not facts.is_superseded]
         told = [facts for facts in known if (run := self._runs[facts.identity]).doubtful or run.shown]
         read_all(self._list_segments, told)
@@ -412,7 +416,7 @@ class Publication:
             self._source.resent.add(run_id)
         if content is not None:
             run.described, run.said, run.sending = content.is_complete, dict(content.said), {}
-            run.doubtful = False
+            run.analyses, run.doubtful = {**run.analyses, **content.analyses}, False
 
     # ----------------------------------------------------------------------------------------------------------- jobs
     def _publish_jobs(self, experiment_id: str, some: Sequence[RunFacts]) -> bool:
@@ -434,8 +438,9 @@ class Publication:
             # Of a doubtful run nobody needs to know it: once there are several attempts, it is replaced.
             if content is None or not content.points or run is None or run.doubtful:
                 continue
-            if content.said not in (run.said, run.sending):
-                run.sending, is_ahead = dict(content.said), True
+            analyses = {**run.analyses, **content.analyses}
+            if analyses != run.analyses or content.said not in (run.said, run.sending):
+                run.analyses, run.sending, is_ahead = analyses, dict(content.said), True
         if is_ahead:
             self._save()
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from orchestrator.tracking.draft import PARENT_TAG, STORE_TAG, DatasetUse, FoundRun, RunDraft, milliseconds
+from orchestrator.tracking.draft import PARENT_TAG, STORE_TAG, DatasetUse, FoundRun, RunDraft, metric_name, milliseconds
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -135,7 +135,9 @@ class RunWriter:
         known = {} if is_new or not draft.params else self._client.get_run(run_id).data.params
         params = [Param(*item) for item in draft.params.items() if item[0] not in known]
         tags = [] if is_new or draft.only_points else [RunTag(*item) for item in draft.all_tags.items()]
-        points = [Metric(point.name, point.value, milliseconds(point.at_s), point.step) for point in draft.points]
+        points = [
+            Metric(metric_name(point.name), point.value, milliseconds(point.at_s), point.step) for point in draft.points
+        ]
         for metrics, labels in _calls(points, [*params, *tags]):
             self._client.log_batch(
                 run_id,

@@ -334,6 +334,11 @@ class TrackingServer:
             name, value = version.unless_tagged
             return next((str(found.version) for found in known if found.tags.get(name) == value), "")
 
+    def registered_runs(self, model: str) -> set[str]:
+        """Runs that hold the files of a version of a registered model."""
+        with failures_named(f"reading the registered model {model!r}", self.shown):
+            return {str(found.run_id) for found in self._client.search_model_versions(f"name = '{model}'")}
+
     def register(self, version: ModelVersion) -> None:
         """Make files of a run the newest version of a model, which the alias `best` points to from now on."""
         from mlflow.exceptions import MlflowException

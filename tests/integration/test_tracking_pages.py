@@ -130,7 +130,7 @@ def test_pages_sweep_has_its_jobs_nested_below_it(study: Study, browser_page: Pa
 
 
 def test_pages_run_of_a_backbone_shows_its_facts(study: Study, browser_page: Page) -> None:
-    links = find_run_links(study.store, "study", study.uri, study.server.url)
+    links = find_run_links(study.store, study.plan, study.uri, study.server.url)
     browser_page.goto(links["pretrain/levels/depth2/seed0"])
     for text in ("Finished", "granularity", "depth2", "label_space", "key"):
         browser_page.get_by_text(text, exact=True).first.wait_for(timeout=_PATIENCE_MS)

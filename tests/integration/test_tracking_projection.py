@@ -162,7 +162,7 @@ def test_links_compare_url_names_experiment_and_view():
 
 def test_links_are_found_in_the_store_once_published(client, store, plan, uri):
     assert find_compare_link(store, plan.sweep, uri, "http://host") == ""
-    assert find_run_links(store, plan.sweep, uri, "http://host") == {}
+    assert find_run_links(store, plan, uri, "http://host") == {}
     SampleJournal(store, plan).run(plan.jobs[0])
     assert Publisher(store, uri).publish_once(plan.sweep)
 
@@ -172,7 +172,7 @@ def test_links_are_found_in_the_store_once_published(client, store, plan, uri):
     )
     assert find_compare_link(store, plan.sweep, uri, "") == ""
     run_id = runs_by_job(client, plan)[plan.jobs[0].name].info.run_id
-    links = find_run_links(store, plan.sweep, uri, "http://host")
+    links = find_run_links(store, plan, uri, "http://host")
     assert links[plan.jobs[0].name] == run_url("http://host", experiment.experiment_id, run_id)
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{share_key(plan.sweep)}"])
     parallel = next(chart for chart in view["compareRunCharts"] if chart["type"] == "PARALLEL")
@@ -345,6 +345,60 @@ def test_publisher_analyses_are_curves_by_epoch_on_the_run_of_their_backbone(cli
         assert history(backbone, "last/nc1") == [(10, 1.0)]
         assert history(f"analyze/structure/levels/depth1/seed{seed}/epoch5", "nc1") == [(5, 0.2)]
     assert not any("alike" in name for run in runs_by_job(client, plan).values() for name in run.data.metrics)
+
+
+def test_publisher_analysis_that_was_changed_leaves_nothing_on_the_run_of_its_backbone(client, store, uri, monkeypatch):
+    text = ANALYSED.replace("curves-of-analyses", "changed-analyses")
+    plan, changed = (
+        build_plan(parse_sweep(one, "s.yaml", shipped_recipes()), store_uri=store.uri)
+        for one in (text, text.replace("name: structure,", "name: structure, split: train,"))
+    )
+    keys, backbone = {job.key for job in plan.jobs}, plan.by_name()["pretrain/levels/depth1/seed0"]
+    journal, publisher = SampleJournal(store, plan), Publisher(store, uri)
+    journal.run_all()
+    assert publisher.publish_once(plan.sweep)
+    runs = [runs_by_job(client, plan)[backbone.name]]
+
+    def submit(plan: Plan, revision: int) -> list[tuple[int, float]]:
+        done = {job.key for job in journal.plan.jobs}
+        journal.accept(replace(plan, revision=revision))
+        for job in plan.jobs:
+            if job.key not in keys:
+                commit(store, job, {"nc1": 9.0}, sweep=plan.sweep)
+                keys.add(job.key)
+            if job.key not in done:
+                journal.reuse(job)
+        assert publisher.publish_once(plan.sweep)
+        runs.append(client.search_runs([runs[0].info.experiment_id], f"tags.key = '{backbone.key}'")[0])
+        return [(point.step, point.value) for point in client.get_metric_history(runs[-1].info.run_id, "structure/nc1")]
+
+    found = [(2, 0.5), (5, 0.2), (10, 0.1)]
+    assert submit(changed, 2) == [(2, 9.0), (5, 9.0), (10, 9.0)]
+    assert submit(plan, 3) == found
+    assert submit(plan, 4) == found
+    monkeypatch.setattr(TrackingServer, "registered_runs", lambda *_: {runs[-1].info.run_id})
+    submit(changed, 5)
+    ids = [run.info.run_id for run in runs]
+    assert ids[2] == ids[3] == ids[4], "nothing was changed, and then the model registry has its files"
+    assert len(set(ids)) == 3
+
+
+def test_publisher_levels_with_characters_that_mlflow_refuses_have_metrics(client, store, uri):
+    text = ANALYSED.replace("curves-of-analyses", "levels-of-tables")
+    plan = build_plan(parse_sweep(text, "s.yaml", shipped_recipes()), store_uri=store.uri)
+    backbone, analysis = _job(plan, JobKind.PRETRAIN), _job(plan, JobKind.ANALYZE)
+    line = {"step": 5, "epoch": 1.0, "at_s": START_S, "metrics": {"val_level_error_Family (Latin)": 0.5}}
+    store.put(metrics_segment(backbone.key, 1, 0, 5), json.dumps(line).encode())
+    commit(store, analysis, {"distance_Family (Latin)": 2.0}, sweep=plan.sweep)
+    journal = SampleJournal(store, plan)
+    for job in plan.jobs:
+        journal.reuse(job) if job is analysis else journal.run(job)
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    runs = runs_by_job(client, plan)
+    assert [runs[job.name].info.status for job in (backbone, analysis)] == ["FINISHED", "FINISHED"]
+    assert runs[backbone.name].data.metrics["val_level_error_Family _Latin_"] == 0.5
+    for name, shown in ((analysis.name, ""), (backbone.name, f"{analysis.facets['analysis']}/")):
+        assert runs[name].data.metrics[f"{shown}distance_Family _Latin_"] == 2.0
 
 
 # --------------------------------------------------------------------------------------------------------------- trials

@@ -528,7 +528,8 @@ def test_publish_by_hand_of_what_is_published_asks_the_server(finished, tracking
 def test_memory_that_nothing_is_unfinished_in_is_read_by_earlier_versions(store):
     file = MemoryFile(store, "sample", "http://tracking")
     file.load()
-    file.save(Memory(runs=[RunMemory(job="pretrain/a", key="k", run_id="r")], experiment_id="7", experiment="first"))
+    run = RunMemory(job="pretrain/a", key="k", run_id="r", analyses={"nc1-key": "structure"})
+    file.save(Memory(runs=[run], experiment_id="7", experiment="first"))
     (stat,) = store.list_objects("sweeps/sample/tracking/")
     document = json.loads(store.get(stat.name))
     known = {"job", "key", "run_id", "status", "fingerprint", "described", "said"}
@@ -536,6 +537,7 @@ def test_memory_that_nothing_is_unfinished_in_is_read_by_earlier_versions(store)
     assert "experiment" not in document["memory"]
     file.forget()
     assert file.load().experiment == "first"
+    assert file.load().runs == [run]
 
 
 class _CrashedError(BaseException):

@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.tracking.links import find_run_links, share_key
+from orchestrator.tracking.links import find_run_links, run_url, share_key
 from orchestrator.tracking.memory import MemoryFile
 from orchestrator.tracking.publication import Publisher
 from tests.gc_store import with_own_key
@@ -76,6 +76,8 @@ def test_revision_finished_run_of_an_earlier_one_is_marked_and_leaves_the_view(c
     journal.reuse(job)
     _publish_all(later, plan)
     assert client.get_run(before.info.run_id).data.tags["state"] == "reused"
+    linked = find_run_links(store, plan, tracking_uri, "http://host")
+    assert linked[job.name] == run_url("http://host", experiment.experiment_id, before.info.run_id)
 
 
 def test_revision_is_told_once_whoever_publishes(client, store, plan, tracking_uri):
@@ -124,7 +126,7 @@ def test_revision_with_another_experiment_has_all_runs_there(client, store, plan
         assert _jobs_in(client, "second") == expected
     assert _jobs_in(client, "first") == ["(sweep)", plan.jobs[0].name]
     second = client.get_experiment_by_name("second").experiment_id
-    links = find_run_links(store, plan.sweep, tracking_uri, "http://host")
+    links = find_run_links(store, plan, tracking_uri, "http://host")
     assert sorted(links) == expected
     runs = {run.info.run_id for run in client.search_runs([second])}
     assert {link.rpartition("/")[2] for link in links.values()} == runs

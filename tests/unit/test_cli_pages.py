@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.cli.commands.report import ReportOptions, show_report
@@ -12,6 +14,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.probe import probe_store
 from orchestrator.tracking.links import compare_url
 from orchestrator.tracking.memory import Memory, MemoryFile
+from tests.builders import make_job
 from tests.sample_journal import SampleJournal
 from tests.sample_sweep import sample_plan
 
@@ -56,3 +59,5 @@ def test_status_and_report_end_with_the_link_once_the_sweep_is_published(store, 
     assert capsys.readouterr().out.endswith(told)
     show_report(plan.sweep, ReportOptions(store=store.uri))
     assert capsys.readouterr().out.endswith(told)
+    simulated = make_job("theory/gran/seeds0-9", facets={"simulation": "gran"})
+    assert compare_line(store, replace(plan, jobs=(simulated,))) == ""

@@ -85,7 +85,8 @@ NO_PATHS = ("a//b", "loss/", "a/./b", "a/..")
 
 
 def bad(parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext) -> Iterator[Any]:
-    kinds = {"nan": {"end": float("nan")}, "text": {"end": "x"}, "list": [1.0], "seed": {"seed": 1.0}}
+    kinds = {"nan": {"end": float("nan")}, "text": {"end": "x"}, "list": [1.0]}
+    kinds |= {name: {name: 1.0} for name in ("seed", "num_seeds")}
     kinds |= {f"path{number}": {name: 1.0} for number, name in enumerate(NO_PATHS)}
     yield from (kinds[parameters["what"]] for _ in seeds) if parameters["what"] in kinds else ()
 
@@ -231,6 +232,7 @@ def main() -> None:
         ("text", "is 'x' for seed 0; yield numbers"),
         ("list", "yielded list for seed 0"),
         ("seed", "calls a metric 'seed'"),
+        ("num_seeds", "calls a metric 'num_seeds'"),
         *((f"path{number}", f"calls a metric '{name}'") for number, name in enumerate(NO_PATHS)),
         ("none", "ended before seed 0"),
     ],
@@ -299,7 +301,7 @@ def test_resumed_job_is_measured_by_the_seeds_of_its_last_attempt(tmp_path: Path
         run_job(job, context_of(tmp_path, should_stop=lambda: next(answers)))
     run_job(job, context_of(tmp_path, report=reported.append))
     told = [(one.step, one.eta_s > 0) for one in reported if one.phase == "simulate"]
-    assert told == [(2, True), (3, False)]
+    assert told == [(1, False), (2, True), (3, False)]
     record = read_record(context_of(tmp_path).store, job.key)
     summary = {**record.summary, "measured": {**record.summary["measured"], "work_s": 8.0}}
     assert summary["rows_of_earlier_attempts"] == 1

@@ -14,6 +14,7 @@ import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from pydantic import ValidationError
+from torch.nn import functional
 
 from workloads.theory import feature_learning, in_context, modular_addition, shared_private, two_layer
 from workloads.theory.feature_learning import FeatureLearningParameters, HypercubeParameters
@@ -162,6 +163,18 @@ def test_two_gradient_steps_find_the_relevant_bits_that_fixed_features_miss() ->
     assert 0.6 < fixed["test_accuracy"] < 0.9
     assert fixed["cosine"] < 0.6
     assert unstructured["test_accuracy"] < 0.57
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-50, 2.0**-110])
+def test_cosines_do_not_depend_on_the_length_of_weights(scale: float) -> None:
+    inputs_ND = torch.randn(20, 5, generator=two_layer.stream(3))
+    data = feature_learning.LabelledBits(inputs_ND=inputs_ND, signs_N=torch.ones(20), scale=1.0)
+    mean_D = inputs_ND.sum(0)
+    weights_MD = torch.stack([mean_D, mean_D + 0.1, -3 * mean_D, torch.zeros(5)])
+    assert torch.equal(two_layer.unit_rows(scale * weights_MD), functional.normalize(weights_MD, dim=1))
+    assert two_layer.largest_cosine(scale * weights_MD, mean_D) == pytest.approx(1.0)
+    assert two_layer.largest_cosine(scale * weights_MD[3:], mean_D) == 0.0
+    assert feature_learning._clustered_share(scale * weights_MD, data) == 0.75
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 RUNS_PART: Final = "runs.parquet"
 SEED_COLUMN: Final = "seed"
+NUM_SEEDS: Final = "num_seeds"
+"""The metric of the record that counts the rows."""
 _READ = _MANIFEST, _ROWS = "manifest.json", "rows.json"
 _FLUSH_EVERY_S, _FLUSH_SHARE = 0.5, 0.001
 """Seconds between two writes, and the least share of the time that the attempt has run: each leaves a folder, which the
@@ -82,6 +84,8 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
             num_resumed, began_s = len(finished.rows), time.perf_counter()
             todo = [seed for seed in seeds if seed not in finished.rows]
             saved = SavedObjects(device=device)
+            # Before the first seed, which may take hours: the limits of `setup` are not for it.
+            context.report(Progress(phase="simulate", step=num_resumed, total_steps=len(seeds)))
             running = iter(simulation.function(given, todo, saved) if todo else ())
             for seed, metrics in _each_seed(simulation.name, running, todo):
                 finished.add(seed, metrics, saved.take(seed))
@@ -125,7 +129,7 @@ def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
                 f"the simulation {name!r} calls a metric {metric!r}; use letters, digits, '_', '-', '.' and '/', no "
                 "empty part, '.' or '..' between slashes, and"
             )
-            raise UserError(f"{message} another name than {SEED_COLUMN!r}")
+            raise UserError(f"{message} another name than {SEED_COLUMN!r} and {NUM_SEEDS!r}")
         try:
             plain[metric] = float(value)
         except (TypeError, ValueError) as error:
@@ -138,9 +142,9 @@ def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
 
 
 def _is_metric(name: str) -> bool:
-    """Whether the table of runs and MLflow can both hold a metric of this name."""
+    """Whether the table of runs, the record and MLflow can all hold a metric of this name."""
     is_well_formed = _METRIC.fullmatch(name) is not None and _NO_PARTS.isdisjoint(name.split("/"))
-    return is_well_formed and name != SEED_COLUMN
+    return is_well_formed and name not in {SEED_COLUMN, NUM_SEEDS}
 
 
 def _tick(request: JobRequest, context: ExecutionContext, *, done: int, total: int, eta_s: float) -> None:
@@ -163,7 +167,7 @@ def _commit(
     }
     fingerprint = numerics_fingerprint(device, num_threads=request.execution.num_threads, micro_batch=0)
     summary = {"metrics": columns, "fingerprint": fingerprint, "rows_of_earlier_attempts": num_resumed}
-    metrics = {**means, "num_seeds": float(len(finished.rows))}
+    metrics = {**means, NUM_SEEDS: float(len(finished.rows))}
     return publish(writer, request, metrics=metrics, summary=summary)
 
 

@@ -37,6 +37,7 @@ from workloads.theory.two_layer import (
     smoothed_clipped_relu,
     stream,
     train,
+    unit_rows,
 )
 
 _CHUNK: Final = 5_000
@@ -330,7 +331,7 @@ def _fit_linearised(
 
 def _clustered_share(weights_MD: Tensor, data: LabelledBits) -> float:
     mean_D = data.signs_N @ data.inputs_ND
-    cosines_M = functional.normalize(weights_MD, dim=1) @ functional.normalize(mean_D, dim=0)
+    cosines_M = unit_rows(weights_MD) @ functional.normalize(mean_D, dim=0)
     return float((cosines_M.abs() > _CLUSTERED).float().mean())
 
 

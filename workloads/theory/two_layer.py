@@ -73,10 +73,19 @@ def sign_accuracy(scores_N: Tensor, signs_N: Tensor) -> float:
     return float((scores_N * signs_N > 0).float().mean())
 
 
+def unit_rows(weights_MD: Tensor) -> Tensor:
+    """The weights of each neuron divided by their length, however short they are; zeros stay zeros.
+
+    ``normalize`` divides by 1e-12 at least, and one gradient step of a wide network leaves less. Powers of two bring
+    every row to the size of 1 first: they round nothing, so rows of usual lengths keep their bits.
+    """
+    exponents_M1 = torch.frexp(weights_MD.abs().amax(dim=1, keepdim=True)).exponent
+    return functional.normalize(torch.ldexp(weights_MD, -exponents_M1.clamp_min(-126)), dim=1)
+
+
 def largest_cosine(weights_MD: Tensor, direction_D: Tensor) -> float:
-    """The largest cosine between a neuron's weights and a direction; NaN if all weights are zero."""
-    cosines = functional.normalize(weights_MD, dim=1) @ functional.normalize(direction_D, dim=0)
-    return float(cosines.max())
+    """The largest cosine between a neuron's weights and a direction; that of a neuron without weights is 0."""
+    return float((unit_rows(weights_MD) @ functional.normalize(direction_D, dim=0)).max())
 
 
 def batches(num_samples: int, batch_size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -158,4 +158,4 @@ def _write(directory: Path, files: Mapping[str, bytes]) -> None:
 
 def _run_links(store: ObjectStore, plan: Plan) -> dict[str, str]:
     """Addresses of the tracked runs by job."""
-    return find_run_links(store, plan.sweep, *tracking_and_pages(plan))
+    return find_run_links(store, plan, *tracking_and_pages(plan))
