@@ -148,7 +148,12 @@ join_cluster() {
   until head=$(head_address) && [[ -n $head ]] && answers "$head"; do
     [[ -z $told ]] || return 0
     [[ -z $has_joined ]] || ! is_over || return 0
-    ((SECONDS < deadline)) || { say "error: no head at '$head' within $join_s s"; return 1; }
+    ((SECONDS < deadline)) || {
+      # Not before: a head that is only starting has yet to take away what the former one left.
+      ! is_over || { say "the head has ended: no sweep is unfinished"; return 0; }
+      say "error: no head at '$head' within $join_s s"
+      return 1
+    }
     sleep 2
   done
   export RAY_ADDRESS=$head

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from orchestrator.cluster.check_launcher import is_bought_on_spot
+from orchestrator.cluster.check_launcher import is_bought_on_spot, most_of
 from orchestrator.core.checks import Check, ConcernError
 from orchestrator.core.errors import UserError
 
@@ -25,6 +25,7 @@ class InstanceDemand:
     node_type: str
     instance_type: str
     count: int
+    is_head: bool
     is_spot: bool
     settings: Mapping[str, Any] = field(repr=False)
 
@@ -57,7 +58,7 @@ def aws_checks(config: Mapping[str, Any], make: NewClient = new_client) -> Itera
     after = ("region", "account")
     questions = {
         "instance types": lambda: check_offers(wanted, config, make("ec2", region)),
-        "quota": lambda: check_quotas(wanted, make("ec2", region), make("service-quotas", region)),
+        "quota": lambda: check_quotas(wanted, config, make("ec2", region), make("service-quotas", region)),
         "machine images": lambda: check_machine_images(wanted, make("ec2", region)),
         "roles": lambda: check_roles(wanted, make("iam", region)),
     }
@@ -75,6 +76,7 @@ def demands(config: Mapping[str, Any]) -> Iterator[InstanceDemand]:
             node_type=name,
             instance_type=str(settings.get("InstanceType", "")),
             count=int(most),
+            is_head=is_head,
             is_spot=is_bought_on_spot(settings),
             settings=settings,
         )
@@ -112,19 +114,30 @@ def check_offers(wanted: list[InstanceDemand], config: Mapping[str, Any], ec2: A
     return f"{', '.join(types)} are offered"
 
 
-def check_quotas(wanted: list[InstanceDemand], ec2: Any, quotas: Any) -> str:  # noqa: ANN401 - boto3's
+def check_quotas(
+    wanted: list[InstanceDemand],
+    config: Mapping[str, Any],
+    ec2: Any,  # noqa: ANN401 - boto3's
+    quotas: Any,  # noqa: ANN401 - boto3's
+) -> str:
     """Raises ``UserError`` where the account's quota of vCPUs is below what the cluster may grow to."""
     sizes = _num_vcpus(wanted, ec2)
     pages = quotas.get_paginator("list_service_quotas").paginate(ServiceCode="ec2")
     limits = {one["QuotaName"]: float(one["Value"]) for page in pages for one in page["Quotas"]}
-    needed: dict[str, float] = defaultdict(float)
+    heads: dict[str, int] = defaultdict(int)
+    workers: dict[str, list[tuple[int, int]]] = {}
     for one in wanted:
         name = next((name for name in limits if covers(name, one.instance_type, is_spot=one.is_spot)), "")
         if not name:
             raise ConcernError(
                 f"no quota is known for {one.instance_type}; look at Service Quotas before a large sweep"
             )
-        needed[name] += one.count * sizes[one.instance_type]
+        kinds, size = workers.setdefault(name, []), sizes[one.instance_type]
+        if one.is_head:
+            heads[name] += size
+        else:
+            kinds.append((size, one.count))
+    needed = {name: heads[name] + most_of(kinds, config.get("max_workers", 0)) for name, kinds in workers.items()}
     short = [
         f"{name}: {limits[name]:.0f} of {count:.0f} vCPUs" for name, count in needed.items() if limits[name] < count
     ]

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from orchestrator.cluster.check_launcher import is_bought_on_spot
+from orchestrator.cluster.check_launcher import is_bought_on_spot, most_of
 from orchestrator.core.checks import Check, ConcernError
 from orchestrator.core.errors import UserError
 
@@ -129,14 +128,19 @@ def fetch_document(url: str) -> Mapping[str, Any]:
 
 def _needed(config: Mapping[str, Any], limits: Collection[str]) -> dict[str, int]:
     """GPUs that the cluster may grow to, by the name of their quota among those of the region."""
-    needed: dict[str, int] = defaultdict(int)
+    most = int(config.get("max_workers", 0))
+    heads: dict[str, int] = defaultdict(int)
+    workers: dict[str, list[tuple[int, int]]] = {}
     for name, one in (config.get("available_node_types") or {}).items():
         settings = one.get("node_config") or {}
-        is_head = name == config.get("head_node_type")
-        most = 1 if is_head else int(min(one.get("max_workers", math.inf), config.get("max_workers", 0)))
-        for gpu, count in gpus_of(settings).items():
-            needed[_metric(gpu, limits, is_spot=is_bought_on_spot(settings))] += most * count
-    return dict(needed)
+        for gpu, size in gpus_of(settings).items():
+            metric = _metric(gpu, limits, is_spot=is_bought_on_spot(settings))
+            kinds = workers.setdefault(metric, [])
+            if name == config.get("head_node_type"):
+                heads[metric] += size
+            else:
+                kinds.append((size, int(one.get("max_workers", most))))
+    return {metric: heads[metric] + most_of(kinds, most) for metric, kinds in workers.items()}
 
 
 def _metric(gpu: str, limits: Collection[str], *, is_spot: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -226,6 +226,19 @@ def check_price(name: str, labels: Mapping[str, object]) -> None:
             f"{name} has the label {PRICE_LABEL}: {labels[PRICE_LABEL]!r}, which is not a number from 0 up; write what "
             'the whole node costs for an hour, such as "24.00", or what sweeps cost there stays unknown'
         )
+
+
+def most_of(kinds: Iterable[tuple[int, int]], max_workers: int) -> int:
+    """The most that the workers of a cluster take of one quota.
+
+    ``kinds`` are those that it counts: what one worker takes, and how many of that kind there may be. All kinds
+    together may have ``max_workers``, and the largest ones take the most.
+    """
+    taken, left = 0, max_workers
+    for size, count in sorted(kinds, reverse=True):
+        taken += size * min(count, left)
+        left -= min(count, left)
+    return taken
 
 
 def is_bought_on_spot(node_config: Mapping[str, Any]) -> bool:

@@ -33,7 +33,7 @@ from orchestrator.core.checks import ConcernError, Verdict, run_checks
 from orchestrator.core.errors import UserError
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
-VCPUS = {"m7i.xlarge": 4, "p5.48xlarge": 192, "c6id.8xlarge": 32}
+VCPUS = {"m7i.xlarge": 4, "p5.4xlarge": 16, "p5.48xlarge": 192, "c6id.8xlarge": 32}
 QUOTAS = {
     "All P5 Spot Instance Requests": 1536.0,
     "Running On-Demand P instances": 384.0,
@@ -114,14 +114,31 @@ def test_demand_is_what_the_cluster_may_grow_to(aws):
 
 
 def test_quota_that_suffices_is_told(aws, sized, quotas_client):
-    told = check_quotas(list(demands(aws)), sized, quotas_client())
+    told = check_quotas(list(demands(aws)), aws, sized, quotas_client())
     assert "All P5 Spot Instance Requests: 1536 of 1536 vCPUs" in told
 
 
 def test_quota_that_is_too_small_is_refused_with_what_is_needed(aws, sized, quotas_client):
     few = quotas_client(**{"All P5 Spot Instance Requests": 0.0})
     with pytest.raises(UserError, match="All P5 Spot Instance Requests: 0 of 1536 vCPUs; ask for more"):
-        check_quotas(list(demands(aws)), sized, few)
+        check_quotas(list(demands(aws)), aws, sized, few)
+
+
+@pytest.mark.parametrize(("limit", "is_enough"), [(8 * 192 - 1, False), (8 * 192, True)])
+def test_kinds_of_workers_share_the_bound_of_all_workers(aws, sized, quotas_client, limit, is_enough):
+    """The head is none of them, and the largest workers take the most."""
+    aws["max_workers"] = 8
+    types = aws["available_node_types"]
+    types["gpu-spot-small"] = copy.deepcopy(types["gpu-spot"]) | {"max_workers": 8}
+    types["gpu-spot-small"]["node_config"]["InstanceType"] = "p5.4xlarge"
+    client = quotas_client(**{"All P5 Spot Instance Requests": float(limit)})
+    if is_enough:
+        assert f"P5 Spot Instance Requests: {limit} of {limit} vCPUs" in check_quotas(
+            list(demands(aws)), aws, sized, client
+        )
+        return
+    with pytest.raises(UserError, match=f"P5 Spot Instance Requests: {limit} of 1536 vCPUs"):
+        check_quotas(list(demands(aws)), aws, sized, client)
 
 
 @pytest.mark.parametrize(
@@ -295,6 +312,11 @@ def test_gcp_quota_is_compared_by_market(gcp):
         check_quota(gcp, lambda url: fetch(url, **{**enough, "PREEMPTIBLE_NVIDIA_H100_GPUS": 8}))
     with pytest.raises(ConcernError, match="tells no quota NVIDIA_H100_GPUS"):
         check_quota(gcp, lambda url: fetch(url, PREEMPTIBLE_NVIDIA_H100_GPUS=64))
+    gcp["max_workers"] = 8  # of both kinds together
+    gcp["available_node_types"]["more"] = gcp["available_node_types"]["gpu-spot"]
+    assert "PREEMPTIBLE_NVIDIA_H100_GPUS: 64 of 64" in check_quota(gcp, lambda url: fetch(url, **enough))
+    with pytest.raises(UserError, match="PREEMPTIBLE_NVIDIA_H100_GPUS: 63 of 64"):
+        check_quota(gcp, lambda url: fetch(url, **{**enough, "PREEMPTIBLE_NVIDIA_H100_GPUS": 63}))
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import subprocess
 import kubernetes_validate  # type: ignore[import-untyped] # it ships no types
 import pytest
 import yaml
+from pydantic import ByteSize, TypeAdapter
 from ray.autoscaler._private.kuberay.autoscaling_config import _node_type_from_group_spec
 
 from orchestrator.backends.ray.capacity import node_groups, node_labels
@@ -51,6 +52,9 @@ patches:
 KNOWN_WORKERS = """
 configMapGenerator: [{name: node-groups, behavior: replace, files: [raycluster.yaml=groups.yaml]}]
 """
+
+
+num_bytes = TypeAdapter(ByteSize).validate_python
 
 
 def copy_of(document):
@@ -262,6 +266,40 @@ def test_cluster_reaches_the_services_by_their_namespace():
     small = rendered(SERVICES / "overlays" / "small")
     ports = {port["port"] for name in ("s3", "mlflow") for port in named(small, "Service", name)["spec"]["ports"]}
     assert {port["port"] for port in rule["ports"]} == ports
+
+
+@pytest.mark.parametrize("folder", [KUBERAY, KUBERAY / "rayjob"], ids=lambda folder: folder.name)
+def test_caches_of_workers_end_below_the_size_at_which_their_pod_is_evicted(folder):
+    for _, spec in ray_clusters(rendered(folder)):
+        for group in spec["workerGroupSpecs"]:
+            pod = group["template"]["spec"]
+            (container,) = pod["containers"]
+            (limit,) = [one["emptyDir"]["sizeLimit"] for one in pod["volumes"] if one["name"] == "cache"]
+            variables = {one["name"]: one["value"] for one in container["env"]}
+            assert num_bytes(variables["ORCHESTRATOR_CACHE_BYTES"]) < num_bytes(f"{limit}B")
+            requested = container["resources"]["requests"]["ephemeral-storage"]
+            assert num_bytes(f"{requested}B") >= num_bytes(f"{limit}B")
+
+
+def test_queue_counts_all_that_the_pods_of_a_sweep_request():
+    (group,) = named(rendered(KUBERAY / "kueue"), "ClusterQueue", "pretraining")["spec"]["resourceGroups"]
+    (spec,) = [spec for _, spec in ray_clusters(rendered(KUBERAY / "rayjob"))]
+    pods = [template["spec"] for _, template in pod_templates(spec)]
+    asked = {name for pod in pods for one in pod["containers"] for name in one["resources"]["requests"]}
+    assert asked == set(group["coveredResources"])
+    for flavor in group["flavors"]:
+        assert [one["name"] for one in flavor["resources"]] == group["coveredResources"]
+
+
+@pytest.mark.parametrize(("code", "ended"), [(0, 0), (103, 0), (100, 100), (1, 1)])
+def test_sweep_that_was_cancelled_ends_its_job_and_one_that_failed_does_not(tmp_path, code, ended):
+    stand_in = tmp_path / "orchestrator"
+    stand_in.write_text(f"#!/bin/sh\nexit {code}\n")
+    stand_in.chmod(0o755)
+    entrypoint = named(rendered(KUBERAY / "rayjob"), "RayJob", "sweep")["spec"]["entrypoint"]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    done = subprocess.run(["sh", "-c", entrypoint], env={"PATH": path}, check=False)  # as Ray runs it
+    assert done.returncode == ended
 
 
 def test_workers_leave_before_their_pod_is_killed(cluster):

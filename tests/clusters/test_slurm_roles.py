@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -25,15 +27,25 @@ exit 1
 """
 
 
-def start(tmp_path: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run the script; it prints what a stand-in for ``srun`` was called with, at last the role of the allocation."""
+def start(tmp_path: Path, before: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run the script; it prints what a stand-in for ``srun`` was called with, at last the role of the allocation.
+
+    ``before`` is what ``srun`` does first. ``squeue`` says that the script was submitted a minute ago, and ``scontrol``
+    leaves the file ``requeued``.
+    """
     shared, programs = tmp_path / "shared", tmp_path / "bin"
-    shared.mkdir()
+    shared.mkdir(exist_ok=True)
     programs.mkdir()
     (shared / "address").write_text("10.0.0.1:6379")
-    stand_in = programs / "srun"
-    stand_in.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
-    stand_in.chmod(0o755)
+    submitted = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 60))
+    stand_ins = {
+        "srun": f'{before}\nprintf "%s\\n" "$@"',
+        "squeue": f"echo {submitted}",
+        "scontrol": f"touch {tmp_path}/requeued",
+    }
+    for name, text in stand_ins.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
     slurm = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_SUBMIT_DIR": str(ROOT)}
     ours = {"ORCHESTRATOR_STORE": "s3://bucket/prefix", "ORCHESTRATOR_SHARED": str(shared), "HOME": str(tmp_path)}
     path = f"{programs}:{os.environ['PATH']}"
@@ -78,15 +90,33 @@ def test_role_that_is_none_is_refused(tmp_path: Path) -> None:
     assert "write head or member" in done.stderr
 
 
-def run_node(folder: Path, *roles: str, serve_status: int = 0) -> subprocess.CompletedProcess[str]:
+@pytest.mark.parametrize(("age_s", "is_over"), [(0.0, True), (120.0, False)])
+def test_member_is_not_queued_again_once_the_head_has_ended_after_it_was_submitted(
+    tmp_path: Path, age_s: float, is_over: bool
+) -> None:
+    """A head that has ended before was another one: the member's own may be queued still."""
+    ended = tmp_path / "shared" / "ended"
+    ended.parent.mkdir()
+    ended.touch()
+    os.utime(ended, (time.time() - age_s, time.time() - age_s))
+    done = start(tmp_path, "kill -TERM $PPID", ORCHESTRATOR_ROLE="member")
+    assert "the allocation is taken back" in done.stdout, done.stderr
+    assert ended.exists() is is_over
+    assert (tmp_path / "requeued").exists() is not is_over
+
+
+def run_node(
+    folder: Path, *roles: str, serve_status: int = 0, script: Path = NODE_SCRIPT
+) -> subprocess.CompletedProcess[str]:
     """Run a node's script in an allocation, with stand-ins for Ray and the controller."""
     programs = {"ray": RAY, "python3": f"#!/bin/sh\nexit {serve_status}\n", "sleep": "#!/bin/sh\n"}
     (folder / "bin").mkdir()
     for name, text in programs.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
-    (folder / "shared").mkdir()
-    (folder / "shared" / "address").write_text("10.0.0.1:6379")
+    (folder / "shared").mkdir(exist_ok=True)
+    if script is NODE_SCRIPT:
+        (folder / "shared" / "address").write_text("10.0.0.1:6379")
     (folder / "token").write_text("0" * 64)
     variables = {
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
@@ -96,7 +126,7 @@ def run_node(folder: Path, *roles: str, serve_status: int = 0) -> subprocess.Com
         "ORCHESTRATOR_NODE_ADDRESS": "10.0.0.2",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
     }
-    words = ["bash", str(NODE_SCRIPT), *roles]
+    words = ["bash", str(script), *roles]
     return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=60)
 
 
@@ -108,6 +138,19 @@ def test_member_of_another_allocation_waits_for_a_head_that_is_lost_and_ends_wit
     done = run_node(tmp_path, "member", allocation)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "calls").read_text().split().count("start") == num_starts, done.stdout
+
+
+def test_member_that_starts_after_the_head_has_ended_does_not_wait_for_ever(tmp_path: Path) -> None:
+    """Its patience is over at once, and every try counts as a long one."""
+    text = NODE_SCRIPT.read_text()
+    for setting in ("start_s", "join_s"):
+        text = re.sub(rf"^{setting}=\d+", f"{setting}=-1", text, count=1, flags=re.MULTILINE)
+    (tmp_path / "node.sh").write_text(text)
+    (tmp_path / "shared").mkdir()
+    (tmp_path / "shared" / "ended").touch()
+    done = run_node(tmp_path, "member", "member", script=tmp_path / "node.sh")
+    assert done.returncode == 0, done.stderr
+    assert not (tmp_path / "calls").exists()
 
 
 @pytest.mark.parametrize(("serve_status", "is_told"), [(0, True), (101, False)])
