@@ -8,6 +8,7 @@ come from the table alone, so what a command imports costs no other command anyt
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from importlib import import_module
@@ -24,12 +25,17 @@ from orchestrator.core.schema_words import why_refused
 from orchestrator.core.security import redaction
 from orchestrator.services import settings_sources as configuration
 
+_NEGATIVE = re.compile(r"-\d")
 _SENTENCE = 200
 """Characters: the first sentence of every command's help, which is wrapped and never cut."""
 
 
 HANDED_ON = ("store", "output")
 """Options that may come before or after the command, to which they belong; a command without them refuses them."""
+
+
+TAKES_NUMBERS = ("priority",)
+"""Commands with an argument that may be a negative number, which looks like an option."""
 
 
 class Command(NamedTuple):
@@ -181,6 +187,21 @@ class NamedArgument(TyperArgument):
         return super().display_type_rich(ctx) if self.type_descriptor.is_choice else None
 
 
+class NumberCommand(TyperCommand):
+    """A command of ``TAKES_NUMBERS``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - a class that typer keeps private
+        """Read the values of a line; a negative number is an argument, and an unknown option is refused as ever."""
+        # Only beside a number: typer's own complaint of a mistyped option names the one that is meant.
+        ctx.ignore_unknown_options = any(_NEGATIVE.match(word) for word in args)
+        rest = super().parse_args(ctx, args)
+        arguments = [str(ctx.params.get(one.name)) for one in self.params if isinstance(one, TyperArgument)]
+        for word in arguments if ctx.ignore_unknown_options else ():
+            if word.startswith("-") and not _NEGATIVE.match(word):
+                ctx.fail(f"No such option: {word}")
+        return rest
+
+
 class CommandTable(TyperGroup):
     """The program's commands: lines of the table until one of them is called, which is then loaded."""
 
@@ -232,7 +253,7 @@ def load_command(name: str) -> Any:  # noqa: ANN401 - of a class that typer keep
     if isinstance(found, typer.Typer):
         alone.add_typer(found, name=name)
     else:
-        alone.command(name)(found)
+        alone.command(name, cls=NumberCommand if name in TAKES_NUMBERS else None)(found)
     made: Any = typer.main.get_command(alone)
     _name_arguments(made.commands[name])
     return made.commands[name]

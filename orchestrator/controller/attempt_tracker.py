@@ -32,6 +32,10 @@ RESUMED_GRACE_S = 60.0
 """Least time for a checkpoint after a new controller has found a preemption: nobody looked in between."""
 MAX_GAP_S = 30.0
 """Of the time between two polls, at most this counts."""
+_LONG_STEPS = dict.fromkeys(("simulate", "list"), 86_400.0)
+"""Phases that report nothing for hours, and their limits in seconds: only the author of a simulation knows how long a
+seed takes, and a source may be millions of files on a network file system. They hold cores alone.
+"""
 _ASK_EVERY_S = 10.0
 """A request may be lost on its way; asking again changes nothing."""
 
@@ -57,6 +61,7 @@ class HangLimits:
                 # These make no steps while they go on.
                 "evaluate": 3600.0,
                 "write": 1800.0,
+                **_LONG_STEPS,
             }
         )
     )
@@ -156,8 +161,10 @@ class Heartbeats:
 
     @property
     def silent_s(self) -> dict[str, float]:
-        """Seconds without a step or other work, by attempt."""
-        return {attempt_id: beat.silent_s for attempt_id, beat in self._beats.items()}
+        """Seconds without a step or other work, by attempt; 0 in phases that report nothing for hours."""
+        return {
+            attempt_id: 0.0 if beat.phase in _LONG_STEPS else beat.silent_s for attempt_id, beat in self._beats.items()
+        }
 
     def retain(self, attempt_ids: Collection[str]) -> None:
         """Forget all attempts but these."""

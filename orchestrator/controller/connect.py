@@ -21,9 +21,8 @@ from orchestrator.backends.ray.service import LoopActor
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.actor import ControllerActor, ControllerSettings, PublisherActor
 from orchestrator.controller.attempt_tracker import AttemptLimits
-from orchestrator.core.errors import ClusterError, ControllerError
+from orchestrator.core.errors import ClusterError, ControllerError, StorageError
 from orchestrator.storage.open import open_store
-from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.lease import LEASE_DURATION_S, read_lease
 
 CONTROLLER_NAME = "controller"
@@ -65,13 +64,12 @@ class WatchdogActor(LoopActor):
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings = ControllerSettings.from_json(settings)
-        self._store: ObjectStore | None = None
         super().__init__()
 
     def turn(self) -> float:
         """Ping the controller, and check its lease."""
         pong = revive_controller(self._settings)
-        if pong["turn_age_s"] > LEASE_DURATION_S and self._has_expired():
+        if pong["turn_age_s"] > LEASE_DURATION_S and _has_expired(self._settings):
             handle = _find(CONTROLLER_NAME, self._settings.namespace)
             if handle is not None:
                 # Its methods answer, but its loop is stuck. The store answers us, so the store is not the cause.
@@ -79,11 +77,18 @@ class WatchdogActor(LoopActor):
                 revive_controller(self._settings)
         return WATCH_EVERY_S
 
-    def _has_expired(self) -> bool:
-        if self._store is None:
-            self._store = open_store(self._settings.store_uri)
-        lease = read_lease(self._store, self._settings.cluster)
-        return lease is not None and time.time() > lease.expires_at_s
+
+def _has_expired(settings: ControllerSettings, *, without: bool = False) -> bool:
+    """Whether the lease of a cluster has expired; ``without`` is the answer for a cluster that never had one.
+
+    False if the store does not answer: then the controller waits for it, and a new one would wait, too, and know less.
+    """
+    try:
+        lease = read_lease(open_store(settings.store_uri), settings.cluster)
+    except StorageError as error:
+        _LOG.warning("whether the controller's lease has expired is unknown: %s", error)
+        return False
+    return without if lease is None else time.time() > lease.expires_at_s
 
 
 def ensure_controller(
@@ -184,9 +189,12 @@ def revive_controller(settings: ControllerSettings) -> dict[str, Any]:
         try:
             # A process that just starts, or restarts after its death, gets longer than one that was up.
             pong = _ping(handle, PING_TIMEOUT_S if has_answered else START_TIMEOUT_S)
-            if pong["turn_age_s"] <= HANGS_AFTER_S:
-                return _settled(handle, pong, deadline_s)
-            _end(handle, f"the controller's loop has not turned for {pong['turn_age_s']:.0f} s")
+            if pong["turn_age_s"] > HANGS_AFTER_S and _has_expired(settings, without=True):
+                pong = _ping(handle, PING_TIMEOUT_S)  # meanwhile the store may have answered it, too
+                if pong["turn_age_s"] > HANGS_AFTER_S:
+                    _end(handle, f"the controller's loop has not turned for {pong['turn_age_s']:.0f} s")
+                    continue
+            return _settled(handle, pong, deadline_s)
         except GetTimeoutError:
             _end(handle, "the controller does not answer")
             has_answered = False

@@ -95,16 +95,18 @@ JOBS: Final = _of_sweep("jobs", "Jobs of the sweep's plan, by state.", "state")
 READY_JOBS: Final = _of_sweep("ready_jobs", "Jobs that wait only for resources.")
 QUEUE_AGE: Final = _of_sweep(
     "queue_age_seconds",
-    "How long the first job of the queue has been ready without running; of several shapes, the longest.",
+    "How long the first job of the queue has been ready without running; of several shapes, the longest. Attempts that "
+    "wait for nodes are in the queue.",
     unit="s",
 )
 PROGRESS_AGE: Final = _of_sweep(
     "progress_age_seconds",
-    "Time since an attempt of the sweep began, ended or made a step. 0 while the sweep is paused or has ended.",
+    "Time since an attempt of the sweep began, ended or made a step. 0 while the sweep is paused or has ended, or all "
+    "of its attempts wait for nodes.",
     unit="s",
 )
 LIVE: Final = _of_sweep("live", "1 while the sweep has a plan that has not ended, else 0.")
-LIVE_ATTEMPTS: Final = _of_sweep("live_attempts", "Attempts that run now.")
+LIVE_ATTEMPTS: Final = _of_sweep("live_attempts", "Attempts that run now; those that wait for nodes do not.")
 GPUS: Final = _of_sweep("gpus", "GPUs that its running attempts hold.")
 CPUS: Final = _of_sweep("cpus", "CPUs that its running attempts hold.")
 GPU_HOURS: Final = _of_sweep("gpu_hours", "GPU-hours that its attempts used, running ones included.", unit="h")

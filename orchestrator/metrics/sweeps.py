@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.core.contract import Progress, Resources
+from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.metrics import catalog
 from orchestrator.metrics.catalog import Metric
 from orchestrator.metrics.exporter import Exporter
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.sweep_index import SweepIndex
-from orchestrator.state.snapshot import JobView, Snapshot
+from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 
 SUCCEEDED = "succeeded"
@@ -243,16 +243,16 @@ class SweepMetrics:
         labels = {"sweep": snapshot.sweep}
         for state in JobState:
             self._exporter.set(catalog.JOBS, snapshot.jobs.counts.get(state, 0), {**labels, "state": state.value})
-        held = _held(snapshot)
+        running = _running(snapshot)
         num_ready, queue_age_s = _queue(one, now)
         values: dict[Metric, float | None] = {
             catalog.READY_JOBS: num_ready,
             catalog.QUEUE_AGE: queue_age_s,
             catalog.PROGRESS_AGE: self._progress_age_s(one, now),
             catalog.LIVE: float(snapshot.state.is_live),
-            catalog.LIVE_ATTEMPTS: len(snapshot.live_attempts),
-            catalog.GPUS: held.gpus,
-            catalog.CPUS: held.cpus,
+            catalog.LIVE_ATTEMPTS: len(running),
+            catalog.GPUS: sum(attempt.resources.gpus for attempt in running),
+            catalog.CPUS: sum(attempt.resources.cpus for attempt in running),
             catalog.GPU_HOURS: account.gpu_hours(now),
             catalog.GOODPUT: account.goodput(now),
             catalog.BUDGET: snapshot.plan.policy.gpu_hour_budget if snapshot.plan else None,
@@ -269,7 +269,10 @@ class SweepMetrics:
         snapshot = one.snapshot
         if not snapshot.state.is_live or snapshot.state is SweepState.PAUSED:
             return 0.0
-        silent_s = [one.silent_s[live.attempt_id] for live in snapshot.live_attempts if live.attempt_id in one.silent_s]
+        running = _running(snapshot)
+        if snapshot.live_attempts and not running:  # all wait for nodes
+            return 0.0
+        silent_s = [one.silent_s[each.attempt_id] for each in running if each.attempt_id in one.silent_s]
         return max(0.0, min([now - self._moved_at_s.get(snapshot.sweep, now), *silent_s]))
 
 
@@ -282,18 +285,22 @@ def _shown(observed: Iterable[Observed], now: float) -> list[Observed]:
     return [one for one in found[:MAX_SWEEPS] if ended_s(one) <= SHOWN_AFTER_END_S]
 
 
-def _held(snapshot: Snapshot) -> Resources:
-    live = snapshot.live_attempts
-    return Resources(
-        cpus=sum(attempt.resources.cpus for attempt in live), gpus=sum(attempt.resources.gpus for attempt in live)
-    )
+def _running(snapshot: Snapshot) -> list[Attempt]:
+    """The live attempts that hold resources: not those that wait for nodes of the autoscaler."""
+    return [attempt for attempt in snapshot.live_attempts if not attempt.awaits_room]
 
 
 def _queue(one: Observed, now: float) -> tuple[int, float]:
-    """Ready jobs, and how long the first in line of some shape has been ready at most."""
+    """Ready jobs that do not run, and how long the first in line of some shape has been ready at most."""
     if one.index is None or one.snapshot.state is not SweepState.RUNNING:
         return 0, 0.0
     index = one.index
-    heads = [queue[0][1] for queue in index.queues.values()]
+    jobs = index.snapshot.jobs
+    without_room = [
+        index.places[name]
+        for name in jobs.running
+        if (attempt := jobs[name].attempt) is not None and attempt.awaits_room
+    ]
+    heads = [*without_room, *(queue[0][1] for queue in index.queues.values())]
     ages_s = [now - max(index.ready_since_s(place), index.not_before_s.get(place, 0.0)) for place in heads]
-    return sum(len(queue) for queue in index.queues.values()), max(0.0, *ages_s) if ages_s else 0.0
+    return len(without_room) + sum(map(len, index.queues.values())), max(0.0, *ages_s) if ages_s else 0.0

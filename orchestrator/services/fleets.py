@@ -41,7 +41,7 @@ class StatedCluster:
     @property
     def is_stated(self) -> bool:
         """Whether any of them is given."""
-        return bool(self.gpus or self.cpus)
+        return bool(self.gpus or self.gpus_per_node or self.cpus)
 
 
 def stated_fleet(stated: StatedCluster) -> Fleet:
@@ -49,6 +49,8 @@ def stated_fleet(stated: StatedCluster) -> Fleet:
     per_node = stated.gpus_per_node or min(DEFAULT_GPUS_PER_NODE, stated.gpus)
     if min(stated.gpus, stated.gpus_per_node, stated.cpus) < 0:
         raise UsageError("--gpus, --gpus-per-node and --cpus count things: give numbers from 1 up")
+    if stated.gpus_per_node and not stated.gpus:
+        raise UsageError("--gpus-per-node describes the nodes of --gpus: give --gpus too")
     if not stated.gpus:
         return Fleet(nodes=(Resources(cpus=float(stated.cpus)),), name=f"{stated.cpus} CPUs")
     sizes = [per_node] * (stated.gpus // per_node) + ([stated.gpus % per_node] if stated.gpus % per_node else [])

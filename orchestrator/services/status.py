@@ -31,6 +31,7 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.client import LiveProgress, read_progress, read_trouble, read_warnings
 from orchestrator.sweeps.lease import LeaseState, read_lease
+from orchestrator.sweeps.ledger import START_A_CONTROLLER
 from orchestrator.sweeps.quotas import ANYBODY, Cap, read_quotas
 
 MAX_LINES = 20
@@ -212,7 +213,7 @@ def _control_lines(status: SweepStatus, store: str) -> Iterator[str]:
         yield "Being cancelled: running jobs end after a checkpoint."
     if not status.is_served and not snapshot.state.is_final:
         since = f", the last one was seen {_ago(status)}" if status.lease is not None else ""
-        yield f"No controller serves this sweep{since}: no job starts until one runs; see: orchestrator up"
+        yield f"No controller serves this sweep{since}: no job starts until one runs; {START_A_CONTROLLER}"
     if status.num_messages:
         plural = "s wait" if status.num_messages > 1 else " waits"
         yield f"{status.num_messages} message{plural} for the controller (a submit or a request)."

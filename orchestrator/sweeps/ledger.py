@@ -52,6 +52,10 @@ one is stored when the sweep ends."""
 _JOBS_PER_SEGMENT = 50
 """Large sweeps: 50 jobs take as long to write as one segment, so that snapshots stay a small part of the work."""
 PROVENANCE_VERSION = 1
+START_A_CONTROLLER = (
+    "submit the sweep again (`orchestrator submit FILE -y`), or run `orchestrator serve` on the cluster's head"
+)
+"""What messages advise where no controller serves a sweep; a stack alone (``orchestrator up``) starts none."""
 _PROSE = ("message", "reason", "traceback")
 """Fields of events with free text; all others are names and numbers, which must not change."""
 _SEED = "seed"
@@ -402,8 +406,12 @@ def load_snapshot(store: ObjectStore, sweep: str) -> Snapshot:
 
 def load_plan(store: ObjectStore, sweep: str) -> Plan:
     """The current revision's plan. Raises ``NotFoundError`` if there is none (yet)."""
-    snapshot = load_snapshot(store, sweep)
+    return accepted_plan(load_snapshot(store, sweep))
+
+
+def accepted_plan(snapshot: Snapshot) -> Plan:
+    """The plan of a snapshot. Raises ``NotFoundError`` if there is none (yet)."""
     if snapshot.plan is None:
-        message = f"no controller has accepted a plan of sweep {sweep!r} yet; wait, or start one with `orchestrator up`"
+        message = f"no controller has accepted a plan of sweep {snapshot.sweep!r} yet; wait, or {START_A_CONTROLLER}"
         raise NotFoundError(message)
     return snapshot.plan

@@ -157,7 +157,7 @@ def test_gc_pin_of_what_is_no_key_and_no_checkpoint_is_refused(orchestrator, sto
 def test_gc_pin_of_a_checkpoint_keeps_it_whether_its_job_is_committed_or_not(
     orchestrator, store, plan, root, key
 ) -> None:
-    key = key or next(job.key for job in plan.jobs if job.kind is JobKind.PRETRAIN)
+    is_in_plan, key = not key, key or next(job.key for job in plan.jobs if job.kind is JobKind.PRETRAIN)
     kept = f"{checkpoints_folder(key)}/{CHECKPOINT}/manifest.json"
     store.put(kept, b"{}")
     age(root, 90_000)
@@ -165,6 +165,7 @@ def test_gc_pin_of_a_checkpoint_keeps_it_whether_its_job_is_committed_or_not(
     assert [pin["keys"] for pin in document(orchestrator("ls", "pins", "-o", "json"))] == [
         [f"{key}/checkpoints/{CHECKPOINT}"]
     ]
+    assert len(document(orchestrator("ls", "pins", "--sweep", SWEEP, "-o", "json"))) == is_in_plan
     assert store.exists(kept)
 
 

@@ -1,6 +1,7 @@
 """Classification of exceptions, and whole sweeps inside this process."""
 
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from orchestrator.backends.inprocess import InprocessBackend
 from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
-from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress, Resources
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress, Resources, Spot
 from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError, NumericsError, PreemptedError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import ArtifactWriter
@@ -105,6 +106,14 @@ def test_second_run_of_a_sweep_in_this_process_launches_nothing(tmp_path: Path) 
     snapshot = run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
     assert snapshot.state is SweepState.SUCCEEDED
     assert len(seen) == before
+
+
+def test_job_for_another_sort_of_node_runs_in_this_process(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    resources = Resources(cpus=1.0, gpus=8.0, accelerator="H100", spot=Spot.REQUIRE, labels=(("zone", "a"),))
+    plan = make_plan(replace(JOB, resources=resources), store_uri=store.uri)
+    snapshot = run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+    assert snapshot.state is SweepState.SUCCEEDED
 
 
 def test_run_after_an_interrupt_takes_the_sweep_up_again(tmp_path: Path) -> None:

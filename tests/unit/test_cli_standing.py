@@ -28,7 +28,7 @@ from orchestrator.sweeps.lease import LeaseState
 from orchestrator.sweeps.progress import LiveProgress
 from tests.commands import Ended, run_command
 from tests.live_sweep import CLUSTER, SWEEP, write_live_sweep
-from tests.scripted_sweep import make_job, make_plan
+from tests.scripted_sweep import World, make_job, make_plan
 
 PATIENCE_S = 40.0
 """A busy machine imports slowly; without a deadline of its own a store is asked for a minute."""
@@ -122,6 +122,8 @@ def test_status_without_a_controller_tells_what_was_last_seen_and_no_time_left(
 ) -> None:
     out = run_command(capsys, "status", SWEEP, "--store", live.uri).out
     assert "No controller serves this sweep" in out
+    assert "run `orchestrator serve` on the cluster's head" in " ".join(out.split())
+    assert "orchestrator up" not in out
     assert "last seen: train 96/512" in out
     assert "images/s" not in out
     assert " left" not in out
@@ -223,6 +225,16 @@ def test_explain_of_an_unknown_sweep_lists_those_of_the_store(
     result = run_command(capsys, "explain", "nosuch", "pretrain/a", "--store", live.uri)
     assert result.code != 0
     assert f"submitted there: {SWEEP}" in result.message
+
+
+def test_describe_before_any_controller_says_how_to_start_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World(tmp_path / "store")
+    world.submit(make_job("pretrain/a"))
+    result = run_command(capsys, "describe", "sweep", "pretrain/a", "--store", world.store.uri)
+    assert result.code == 102
+    assert "or run `orchestrator serve` on the cluster's head" in result.message
 
 
 def test_describe_parts_names_from_places(live: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -210,10 +210,12 @@ def test_order_after_a_retry_that_waits_is_sent_behind_it(world: World, command:
     assert len(world.store.list_children("sweeps/sweep/inbox/")) == 2
 
 
-@pytest.mark.parametrize("text", ["high", "-3", "7"])
-def test_priority_takes_names_and_whole_numbers(command: Command, text: str) -> None:
-    arguments = ("--", "sweep", text) if text.startswith("-") else ("sweep", text)
-    assert command("priority", *arguments).code == 0
+@pytest.mark.parametrize(
+    ("words", "number"), [("high", 10), ("7", 7), ("-10", -10), ("-10 --force", -10), ("-- -10", -10)]
+)
+def test_priority_takes_names_and_whole_numbers(world: World, command: Command, words: str, number: int) -> None:
+    assert command("priority", "sweep", *words.split()).code == 0
+    world.tick_until(lambda: world.snapshot().priority == number)
 
 
 def test_drain_is_kept_in_the_store_until_it_is_ended(world: World, command: Command) -> None:

@@ -328,7 +328,7 @@ def test_reading_an_unknown_sweep_names_those_that_exist(world: World) -> None:
 def test_sweep_before_any_controller_reads_as_submitted(world: World) -> None:
     world.submit(make_job("dataset/tree"))
     assert world.snapshot().state is SweepState.SUBMITTED
-    with pytest.raises(NotFoundError, match="accepted"):
+    with pytest.raises(NotFoundError, match=r"accepted .*`orchestrator submit FILE -y`.*`orchestrator serve`"):
         client.load_plan(world.store, "sweep")
 
 

@@ -441,6 +441,14 @@ def test_attempt_that_counts_other_work_hangs_once_it_stands_still() -> None:
     assert beats.stepping == set()
 
 
+def test_simulation_may_take_hours_for_a_seed() -> None:
+    beats = Heartbeats()
+    seed_s = 36_000
+    reports = ((Progress(phase="simulate", step=at_s // seed_s), at_s) for at_s in range(0, 2 * seed_s, 30))
+    assert not any(beats.see("a", progress, at_s) for progress, at_s in reports)
+    assert beats.silent_s == {"a": 0.0}  # nobody is called for it
+
+
 def test_attempts_that_stood_still_while_nobody_could_look_do_not_hang(tmp_path: Path) -> None:
     # The store was away for an hour: neither the attempt nor the controller went on.
     world = make_world(tmp_path, dataset_tree=[Hang(steps=3), Succeed()])

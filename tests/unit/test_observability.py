@@ -72,11 +72,17 @@ class Sweep:
         self.snapshot = apply(self.snapshot, more, lambda _: self.plan)
         return self.snapshot
 
-    def launch(self, name: str, number: int, at_s: float) -> Snapshot:
+    def launch(self, name: str, number: int, at_s: float, *, awaits_room: bool = False) -> Snapshot:
         (one,) = (job for job in self.jobs if job.name == name)
         return self.tell(
             events.AttemptLaunched(
-                at_s=at_s, job=name, attempt_id=f"{name}.{number}", key=one.key, number=number, epoch=1
+                at_s=at_s,
+                job=name,
+                attempt_id=f"{name}.{number}",
+                key=one.key,
+                number=number,
+                epoch=1,
+                awaits_room=awaits_room,
             )
         )
 
@@ -238,6 +244,27 @@ def test_sweep_gauges_say_how_it_stands() -> None:
     assert shown.gauges["orchestrator_gpus", "sweep"] == 1
     assert shown.gauges["orchestrator_gpu_hours", "sweep"] == pytest.approx(60 / 3600)
     assert ("orchestrator_budget_gpu_hours", "sweep") not in shown.gauges
+
+
+def test_attempts_that_wait_for_nodes_count_as_queued_and_not_as_stalled() -> None:
+    shown, sweep = Remembered(), Sweep()
+    metrics = SweepMetrics(shown)
+    sweep.launch("one", 1, 100.0, awaits_room=True)
+
+    def gauges(now: float, **silent_s: float) -> dict[str, float]:
+        metrics.follow([sweep.snapshot], now)
+        metrics.show([observed(sweep, now + 4000.0, **silent_s)], now + 4000.0)
+        names = ("live_attempts", "gpus", "cpus", "progress_age_seconds", "ready_jobs", "queue_age_seconds")
+        return {name: shown.gauges[f"orchestrator_{name}", "sweep"] for name in names}
+
+    waiting = {"live_attempts": 0, "gpus": 0, "cpus": 0, "progress_age_seconds": 0}
+    assert gauges(100.0) == {**waiting, "ready_jobs": 2, "queue_age_seconds": 4100.0}
+    sweep.launch("two", 1, 5000.0)
+    working = {"live_attempts": 1, "gpus": 1, "cpus": 2, "progress_age_seconds": 4000.0}
+    assert gauges(5000.0, one_1=0.0) == {**working, "ready_jobs": 1, "queue_age_seconds": 9000.0}
+    sweep.tell(events.AttemptPlaced(at_s=9000.0, job="one", attempt_id="one.1", nodes=("a",), lots=()))
+    both = {"live_attempts": 2, "gpus": 2, "cpus": 4, "progress_age_seconds": 4000.0}
+    assert gauges(9000.0) == {**both, "ready_jobs": 0, "queue_age_seconds": 0}
 
 
 def test_sweep_that_ended_shows_no_ages_and_leaves_after_a_while() -> None:

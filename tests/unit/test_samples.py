@@ -6,6 +6,7 @@ import csv
 import io
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -238,6 +239,30 @@ def test_compare_results_of_an_earlier_version_says_what_to_do(store):
 def test_compare_samples_of_what_cannot_be_compared_is_refused(store, sweeps, names, error, words):
     with pytest.raises(error, match=words):
         show_sample_comparison(sweeps, options(store, *names))
+
+
+@pytest.mark.parametrize("transfer", ["", "superclass"])
+def test_every_table_that_is_compared_has_a_folder_of_its_own(store, tmp_path, monkeypatch, transfer):
+    plan = sample_plan(store.uri, sweep="blocks", spaces=("levels/depth1", "levels/depth2"), seeds=(0, 1))
+    jobs = [
+        replace(job, facets={**job.facets, "pretrain": f"block{job.facets['pretrain_seed']}"})
+        if "pretrain_seed" in job.facets
+        else job
+        for job in plan.jobs
+    ]
+    accept(store, replace(plan, jobs=tuple(jobs)))
+    for job in jobs:
+        commit(store, job, outcomes=outcomes([1, 0, 1]) if "transfer" in job.facets else None)
+
+    def answered(_question, request, _doing):
+        Path(request["sheet"]).write_bytes(b"")
+        return {"groups": []}
+
+    monkeypatch.setattr("orchestrator.cli.commands.compare.ask_labels", answered)
+    show_sample_comparison(["blocks"], options(store, out=str(tmp_path / "out"), transfer=transfer))
+    written = {str(path.parent.relative_to(tmp_path / "out")) for path in tmp_path.rglob("samples.html")}
+    transfers = [transfer] if transfer else ["superclass", "superclass-probe"]
+    assert written == {f"{name}/{block}" for name in transfers for block in ("block0", "block1")}
 
 
 def test_sign_test_of_nothing_is_one_and_records_are_csv():

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from orchestrator.controller import connect
 from orchestrator.controller.actor import ControllerSettings
-from orchestrator.controller.connect import WatchdogActor
+from orchestrator.controller.connect import WatchdogActor, revive_controller
+from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.lease import LEASE_DURATION_S, Lease
 
@@ -42,7 +44,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
 def watchdog(tmp_path: Path) -> WatchdogActor:
     made: WatchdogActor = object.__new__(WatchdogActor)  # without the thread of its loop, which needs Ray
     made._settings = ControllerSettings(store_uri=LocalStore(tmp_path).uri, cluster=CLUSTER, namespace="n", runners={})
-    made._store = None
     return made
 
 
@@ -80,3 +81,22 @@ def test_cluster_without_a_lease_has_nothing_expired(cluster: Cluster, watchdog:
     cluster.turn_age_s = LEASE_DURATION_S + 1.0
     watchdog.turn()
     assert cluster.ended == []
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_controller_that_waits_for_its_store_is_not_replaced(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: bool
+) -> None:
+    """A new one would wait as well, and would not know which attempts were asked to stop."""
+    stuck_s = connect.HANGS_AFTER_S + 1.0
+    ages_s, ended = iter([stuck_s, stuck_s, 0.0]), list[str]()
+    monkeypatch.setattr(connect, "_find", lambda *_: "handle")
+    monkeypatch.setattr(connect, "_controller", lambda _: "handle")
+    monkeypatch.setattr(connect, "_ping", lambda *_: {"turn_age_s": next(ages_s), "epoch": 3, "last_error": ""})
+    monkeypatch.setattr(connect, "_end", lambda _, reason: ended.append(reason))
+    take_lease(tmp_path, expires_in_s=-1.0)
+    if not answers:
+        monkeypatch.setattr(connect, "read_lease", Mock(side_effect=StorageTimeoutError("no answer")))
+    settings = ControllerSettings(store_uri=LocalStore(tmp_path).uri, cluster=CLUSTER, namespace="n", runners={})
+    assert revive_controller(settings)["epoch"] == 3
+    assert len(ended) == answers

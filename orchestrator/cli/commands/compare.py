@@ -150,6 +150,8 @@ class _Match:
     """For people."""
     transfer: str
     pairs: tuple[_Pair, ...]
+    pretrain: str = ""
+    """Name of the pretrain block; empty for the unnamed one."""
 
 
 _COMPARING = "validation images could not be compared"
@@ -181,7 +183,7 @@ def show_sample_comparison(sweeps: Sequence[str], options: SampleOptions) -> Exi
             reply = ask_labels(CHANGES, _request(store, plan, found, target, sheet), _COMPARING)
             comparison = replace(found, groups=groups_of(reply["groups"], len(found.tests)))
             if sheet is not None:
-                _write(Path(options.out) / (match.transfer if len(matched) > 1 else ""), comparison, sheet.read_bytes())
+                _write(_folder(options.out, match, matched), comparison, sheet.read_bytes())
         comparisons.append(comparison)
     _print(comparisons, options.form)
     return ExitCode.OK
@@ -208,6 +210,8 @@ def _matched(store: ObjectStore, plan: Plan, options: SampleOptions) -> list[_Ma
         for name in names:
             if jobs[name].kind not in RESULT_KINDS:
                 raise UserError(f"{name} is not a network that is validated on images: name transfers or backbones")
+        if options.transfer:
+            raise UsageError(f"--transfer chooses tables for rows of the report; {names[0]} and {names[1]} are jobs")
         pair = _Pair(seeds_of(jobs[options.first]), *names)
         return [_Match(place=f"sweep {plan.sweep}", transfer="", pairs=(pair,))]
     tables = build_report(store, plan, load_snapshot(store, plan.sweep).jobs).headlines
@@ -236,7 +240,8 @@ def _match(table: Table, first: str, second: str) -> _Match:
     rows = {row.label_space: row.results for row in table.rows}
     firsts = {result.seeds: result.job for result in rows.get(first, ())}
     pairs = [_Pair(one.seeds, firsts[one.seeds], one.job) for one in rows.get(second, ()) if one.seeds in firsts]
-    return _Match(place=describe_transfer(table), transfer=table.transfer, pairs=tuple(pairs))
+    place = describe_transfer(table)
+    return _Match(place=place, transfer=table.transfer, pairs=tuple(pairs), pretrain=table.pretrain)
 
 
 def _compare(store: ObjectStore, plan: Plan, match: _Match, options: SampleOptions) -> tuple[SampleComparison, _Target]:
@@ -311,6 +316,12 @@ def _counts(counts_N: NDArray[np.int64]) -> list[list[int]]:
     ordinals = np.flatnonzero(counts_N)
     pairs: list[list[int]] = np.stack([ordinals, counts_N[ordinals]], axis=1).tolist()
     return pairs
+
+
+def _folder(out: str, match: _Match, matched: Sequence[_Match]) -> Path:
+    """Where its files go: a transfer has a table of each pretrain block, and no two may have one folder."""
+    is_repeated = [one.transfer for one in matched].count(match.transfer) > 1
+    return Path(out, match.transfer if len(matched) > 1 else "", match.pretrain if is_repeated else "")
 
 
 def _write(folder: Path, comparison: SampleComparison, sheet: bytes) -> None:

@@ -28,6 +28,7 @@ from orchestrator.storage.layout import (
 )
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import load_snapshot
+from orchestrator.sweeps.ledger import accepted_plan
 from orchestrator.tracking.links import find_run_links
 
 
@@ -42,12 +43,11 @@ def describe(
     objects = open_existing_store(store)
     require_sweep(objects, sweep)
     snapshot = load_snapshot(objects, sweep)
-    if snapshot.plan is None:
-        raise NotFoundError(f"no controller has accepted a plan of sweep '{sweep}' yet; wait, or `orchestrator up`")
-    jobs = snapshot.plan.by_name()
+    plan = accepted_plan(snapshot)
+    jobs = plan.by_name()
     if job not in jobs:
         raise NotFoundError(f"sweep '{sweep}' has no job '{job}': {did_you_mean(job, jobs)}")
-    document = job_document(objects, snapshot.plan, jobs[job], snapshot.jobs[job])
+    document = job_document(objects, plan, jobs[job], snapshot.jobs[job])
     if output is not DocumentForm.TABLE:
         print_document(document, output)
         return
@@ -145,6 +145,6 @@ def _mlflow_link(store: ObjectStore, plan: Plan, job: Job) -> str:
     stack = read_stack(settings.home)
     pages = uri if uri.startswith("http") else stack.mlflow_url if stack else ""
     try:
-        return find_run_links(store, plan.sweep, uri, pages).get(job.name, "")
+        return find_run_links(store, plan, uri, pages).get(job.name, "")
     except OrchestratorError:
         return ""

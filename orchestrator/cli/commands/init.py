@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import UsageError, UserError
 from orchestrator.services.settings import Settings
 from orchestrator.services.terminal import stderr_console
 from orchestrator.sweepfile.json_schema import shipped_schema
@@ -37,14 +37,19 @@ def init(
         str,
         typer.Option("--from", metavar="PLACE", help="Your images, or shards: look at them and write a sweep of them."),
     ] = "",
-    template: Annotated[Template, typer.Option(help="Template to start from.")] = Template.SYNTHETIC,
+    template: Annotated[
+        Template | None, typer.Option(help="Template to start from; default: synthetic.")
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
     """Write a commented sweep.yaml to start from, and the JSON Schema with which editors check it."""
+    if source and template is not None:
+        raise UsageError("--from writes the sweep of your data, --template a shipped one: give one of them")
+    chosen = template or Template.SYNTHETIC
     if file.exists() and not force:
         raise UserError(f"{file} is there already and would be lost; name another file, or pass --force")
-    text = _of_images(source, file) if source else template_text(template.value)
+    text = _of_images(source, file) if source else template_text(chosen.value)
     schema = Settings().home / _SCHEMA
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -57,7 +62,7 @@ def init(
     after = f"orchestrator submit {file}" if source else f"orchestrator validate {file}; orchestrator plan {file}"
     stderr_console().print(f"Wrote {file}. Next: {after}", soft_wrap=True)
     if output is not DocumentForm.TABLE:
-        print_document({"file": str(file), "schema": str(schema), "template": "" if source else template.value}, output)
+        print_document({"file": str(file), "schema": str(schema), "template": "" if source else chosen.value}, output)
 
 
 def _of_images(source: str, file: Path) -> str:

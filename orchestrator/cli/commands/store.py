@@ -148,18 +148,20 @@ def fsck(
 def ls(
     what: Annotated[Listing, typer.Argument(help="What to list.")] = Listing.ARTIFACTS,
     *,
-    sweep: Annotated[str, typer.Option(help="List only artifacts of this sweep's plan.")] = "",
+    sweep: Annotated[str, typer.Option(help="List only what belongs to jobs of this sweep's plan.")] = "",
     output: DocumentOption = DocumentForm.TABLE,
     store: StoreOption = "",
 ) -> None:
     """List artifacts or pins in the store."""
     objects = open_existing_store(store)
-    if what is Listing.PINS:
-        _list_pins(objects, output)
-        return
     if sweep:
         require_sweep(objects, sweep)
     keys = {job.key for job in load_plan(objects, sweep).jobs} if sweep else None
+    if what is Listing.PINS:
+        # Of a checkpoint, a pin names KEY/checkpoints/STEP-NONCE.
+        pins = [pin for pin in read_pins(objects) if keys is None or keys & {key.partition("/")[0] for key in pin.keys}]
+        _print_pins(objects, pins, output)
+        return
     lines = (line for line in artifact_lines(objects) if keys is None or line.key in keys)
     hidden = {stone.key for stone in Trash(objects).read_all() if stone.unit == whole_artifact(stone.key)}
     if output is not DocumentForm.TABLE:
@@ -294,8 +296,7 @@ def _holder() -> str:
     return f"{socket.gethostname()}:{getpid()}"
 
 
-def _list_pins(store: ObjectStore, form: DocumentForm) -> None:
-    pins = list(read_pins(store))
+def _print_pins(store: ObjectStore, pins: Sequence[Pin], form: DocumentForm) -> None:
     if form is not DocumentForm.TABLE:
         print_document([asdict(pin) for pin in pins], form)
         return
