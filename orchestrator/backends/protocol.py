@@ -43,7 +43,8 @@ class AttemptReport:
     failure: JobFailure | None = None
     lost_reason: str = ""
     node: str = ""
-    """Name of the node where it runs or ran, of a gang that of its runner; empty = not known."""
+    """Name of the node where it runs or ran, of a gang that of its runner; empty = not known, or it was lost and its
+    node is not at fault."""
     worker_nodes: tuple[str, ...] = ()
     """For a gang: the nodes of its workers by rank, once all of them are known."""
     machines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

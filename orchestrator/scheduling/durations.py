@@ -27,7 +27,7 @@ def left_s(job: Job, view: JobView, full_s: float) -> float:
     stopped = view.last_failure is not None and POLICY[view.last_failure.kind].was_stopped
     if not KINDS[job.kind].saves or not stopped:
         return full_s
-    return max(_LEAST_LEFT * full_s, full_s - view.ran_s)
+    return max(_LEAST_LEFT * full_s, full_s - view.full_size_s(job.resources))
 
 
 def expected_end_s(attempt: Attempt, total_s: float, *, remaining_s: float | None, now: float) -> tuple[float, float]:

@@ -10,7 +10,8 @@ Invariants:
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 
 from orchestrator.scheduling.budgets import UserCount
 from orchestrator.scheduling.commands import Command, FailJob, LaunchJob, PreemptAttempt
@@ -63,6 +64,7 @@ class Launching:
         self._shapes = {demand for queue in queues for demand in queue.index.queues}
         self.is_blocked = False
         """Whether a job did not fit."""
+        self._let_preempt_above: float = math.inf
 
     def run(self) -> list[Command]:
         """All commands of this round."""
@@ -89,12 +91,10 @@ class Launching:
 
     def _serve(self, queue: SweepQueue) -> None:
         place, demand = queue.drop_best()
-        sizes = [size for size in (demand, *demand.smaller) if self._node_filter.could_hold(size)]
+        sizes = self._sizes(demand)
         if not sizes:
             self._wait_or_fail(queue, place, demand)
             return
-        # A smaller size on good nodes is better than the full size with excluded ones.
-        sizes = [size for size in sizes if not self._node_filter.needed(size)] or sizes
         allowed = [size for size in sizes if not self._cap_refusal(queue, size)]
         if not allowed:
             queue.block(place, demand, self._cap_refusal(queue, sizes[-1]))
@@ -104,6 +104,11 @@ class Launching:
             queue.refuse(place, demand, refusal)
         elif not self._start(queue, place, allowed[0]):
             self._block(queue, place, demand, allowed)
+
+    def _sizes(self, demand: AttemptDemand) -> list[AttemptDemand]:
+        """Sizes that the nodes could hold; a smaller one on good nodes is better than the full one on excluded ones."""
+        sizes = [size for size in (demand, *demand.smaller) if self._node_filter.could_hold(size)]
+        return [size for size in sizes if not self._node_filter.needed(size)] or sizes
 
     def _wait_or_fail(self, queue: SweepQueue, place: int, demand: AttemptDemand) -> None:
         """The present nodes can never hold a job: it fails unless others are expected."""
@@ -163,7 +168,7 @@ class Launching:
             nodes=nodes,
             exclude=() if nodes else self._node_filter.avoided(size),
             awaits_room=awaits_room,
-            aging=0 if queue.num_live else queue.priority - queue.base_priority,  # what runs nothing has waited
+            aging=0 if queue.num_live else queue.aging,  # what runs nothing has waited
             reason="; ".join(part for part in (queue.index.retries.get(place, ""), why, left_out) if part),
         )
         self._commands.append(command)
@@ -189,6 +194,8 @@ class Launching:
         """The job at the head of a queue does not fit now."""
         full, left_s = sizes[0], queue.index.left_s(place)
         self.is_blocked = True
+        if queue.priority > queue.base_priority and queue.base_priority < self._let_preempt_above:
+            self._let_preempt(queue.base_priority)
         reservation = self._reservation(queue, place, full)
         if self._start_smaller(queue, place, sizes, reservation):
             return
@@ -232,16 +239,47 @@ class Launching:
         self, queue: SweepQueue, place: int, sizes: Sequence[AttemptDemand], reservation: Reservation | None
     ) -> bool:
         """Start an elastic job at a smaller size if it then ends earlier, or if no other job waits."""
+        for size, wait_s in self._worthwhile(queue, place, sizes, reservation):
+            why = f"on {size.gpus:g} of {sizes[0].gpus:g} GPUs: all of them are free in {wait_s:.0f} s"
+            if self._start(queue, place, size, why=why):
+                return True
+        return False
+
+    def _worthwhile(
+        self, queue: SweepQueue, place: int, sizes: Sequence[AttemptDemand], reservation: Reservation | None
+    ) -> Iterator[tuple[AttemptDemand, float]]:
+        """Sizes below the first one at which to start rather than wait for all GPUs, and how long that wait is."""
         wait_s = float("inf") if reservation is None else reservation.start_s - self._now
         is_alone = sum(len(queue) for one in self._queues for queue in one.index.queues.values()) == 1
         for size in sizes[1:]:
             slowdown = size.slowdown(sizes[0])
             longer_s = queue.index.left_s(place) * (slowdown - 1.0)
             if wait_s >= longer_s or (is_alone and wait_s / slowdown > 2.0 * RESTART_S):
-                why = f"on {size.gpus:g} of {sizes[0].gpus:g} GPUs: all of them are free in {wait_s:.0f} s"
-                if self._start(queue, place, size, why=why):
-                    return True
-        return False
+                yield size, wait_s
+
+    def _let_preempt(self, above: int) -> None:
+        """Sweeps of priorities above one make room before what comes first by its waiting, which must not preempt,
+        closes its shape and reserves nodes. They start nothing here, and each tries for its first job only.
+        """
+        self._let_preempt_above = above
+        ranks = {queue: queue.rank() for queue in self._queues if queue.base_priority > above}
+        for _, queue in sorted((rank, queue) for queue, rank in ranks.items() if rank is not None):
+            if not self._may_preempt(queue):
+                continue
+            place, demand = queue.drop_best()
+            num_commands = len(self._commands)
+            sizes = self._sizes(demand) if queue.budget.allows(queue.gpu_hours(place, demand)) else []
+            sizes = [size for size in sizes if not self._cap_refusal(queue, size)]
+            if sizes:
+                reservation = self._reservation(queue, place, sizes[0])
+                starts = [sizes[0], *(size for size, _ in self._worthwhile(queue, place, sizes, reservation))]
+                ends_s = {size: self._now + self._length_s(queue, place, size) for size in starts}
+                if all(self._find(queue, place, size, ends_s[size]) is None for size in starts):
+                    self._make_room(queue, place, sizes[0], reservation)
+            if len(self._commands) > num_commands:
+                queue.block(place, demand, f"waits for {sizes[0].resources}: {self._free()}")
+            else:
+                queue.put_back(demand)
 
     def _may_preempt(self, queue: SweepQueue) -> bool:
         lowest = self._lowest

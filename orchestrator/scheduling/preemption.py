@@ -18,7 +18,7 @@ from orchestrator.scheduling.durations import RESTART_S
 from orchestrator.scheduling.fairness import Held
 from orchestrator.scheduling.node_filter import NodeFilter
 from orchestrator.scheduling.occupancy import Occupancy, view_of
-from orchestrator.scheduling.placement import ExpectedEnd, FreeCapacity, Spread, pack
+from orchestrator.scheduling.placement import ExpectedEnd, FreeCapacity, Machines, Spread, pack
 from orchestrator.scheduling.queues import SweepQueue
 from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.nodes import Node
@@ -33,6 +33,8 @@ GROWS_AFTER_S = 900.0
 MIN_GROWTH = 1.5
 MIN_GAIN = 4.0
 """Seconds that a larger size must save for each second that the restart costs."""
+MADE_ROOM_S = 60.0
+"""For so long after the end of a preempted attempt, its room is for who may have preempted it."""
 MARGIN_S = 15.0
 """An attempt that reports to end at least so long before its node is not preempted: a commit takes seconds."""
 
@@ -76,6 +78,29 @@ def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) 
                 priority=priority,
                 lost=lost_work(held, saves=KINDS[kind].saves, now=now),
             )
+
+
+def making_room(
+    indexes: Iterable[SweepIndex], priorities: Mapping[str, int], machines: Machines, now: float
+) -> int | None:
+    """Lowest priority of the attempts that are asked to end, or just have, and leave room on nodes that stay."""
+    found: list[int] = []
+    for index in indexes:
+        base = priorities.get(index.plan.sweep)
+        if base is None:
+            continue
+        for held in index.holdings.live.values():
+            is_leaving = held.attempt.preempting_at_s is not None and not held.attempt.awaits_room
+            if is_leaving and all(name in machines.places for name, _ in held.nodes):
+                found.append(base + held.attempt.aging)
+        failures = (index.views[place].last_failure for place in index.not_before_s)
+        found += [
+            base
+            for one in failures
+            if one is not None and one.kind is FailureKind.PREEMPTED and 0.0 <= now - one.at_s < MADE_ROOM_S
+            if not one.node or one.node in machines.places
+        ]
+    return min(found, default=None)
 
 
 def lost_work(held: Held, *, saves: bool, now: float) -> float:

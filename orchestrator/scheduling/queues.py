@@ -70,6 +70,8 @@ class SweepQueue:
         self.index, self.fair_share, self.budget = index, fair_share, budget
         self.sweep = index.plan.sweep
         self.base_priority = self.priority = priority
+        self.aging = 0
+        """How much the sweep's next attempt is raised by its waiting."""
         policy = index.plan.policy
         self.cap = Cap(max_gpus=policy.max_gpus, max_concurrent=policy.max_concurrent)
         self.num_live, self.num_gpus = len(index.holdings.live), index.holdings.num_gpus
@@ -107,6 +109,10 @@ class SweepQueue:
         (_, place), demand = self.best
         self._at[demand] += 1
         return place, demand
+
+    def put_back(self, demand: AttemptDemand) -> None:
+        """Undo ``drop_best``."""
+        self._at[demand] -= 1
 
     def block(self, place: int, demand: AttemptDemand, why: str) -> None:
         """Skip this shape for this sweep in this round: the reason applies to all later jobs of the shape."""

@@ -14,7 +14,7 @@ before it if they do not delay it. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from orchestrator.core.contract import Resources
@@ -34,7 +34,7 @@ from orchestrator.scheduling.node_exclusion import excluded_nodes, exclusions
 from orchestrator.scheduling.node_filter import NodeFilter
 from orchestrator.scheduling.occupancy import Occupancy
 from orchestrator.scheduling.placement import Machines
-from orchestrator.scheduling.preemption import growths, readmissions, withdrawals
+from orchestrator.scheduling.preemption import growths, making_room, readmissions, withdrawals
 from orchestrator.scheduling.queues import RoundState, SweepQueue, aging
 from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.nodes import Node
@@ -145,13 +145,14 @@ class Scheduler:
         round_state = RoundState(now=now, live_keys=keys, committed=committed, stepping=view.stepping)
         queues = [_queue_of(index, occupancy, round_state, machines.whole) for index in _starting(indexes, commands)]
         users = _users(indexes, view.user_caps)
+        priorities = {one.plan.sweep: _priority(one) for one in indexes if one.plan.sweep not in view.held}
         launching = Launching(
             node_filter=node_filter,
             occupancy=occupancy,
-            queues=_ranked(queues, now),
+            queues=_ranked(queues, now, lambda: making_room(indexes, priorities, machines, now)),
             round_state=round_state,
             users=users,
-            priorities={one.plan.sweep: _priority(one) for one in indexes if one.plan.sweep not in view.held},
+            priorities=priorities,
             num_launches=_left_to_launch(view.max_live_attempts, indexes),
             is_settled=view.is_settled,
         )
@@ -279,12 +280,23 @@ def _queue_of(index: SweepIndex, occupancy: Occupancy, round_state: RoundState, 
     return SweepQueue(index, priority=_priority(index), fair_share=fair_share, budget=budget, round_state=round_state)
 
 
-def _ranked(queues: Sequence[SweepQueue], now: float) -> list[SweepQueue]:
-    """Queues of sweeps with ready jobs, with aged priorities and fair shares."""
+def _ranked(queues: Sequence[SweepQueue], now: float, made_room: Callable[[], int | None]) -> list[SweepQueue]:
+    """Queues of sweeps with ready jobs, with aged priorities and fair shares.
+
+    ``made_room``: the lowest priority of attempts that make room now. Their room is for who may preempt, not for what
+    comes first by its waiting.
+    """
     wanting = [queue for queue in queues if queue.rank() is not None]
     for queue in wanting:
         if queue.best is not None:
             queue.priority = queue.base_priority + aging(queue.index, queue.best[0][1], now)
+            queue.aging = queue.priority - queue.base_priority
+    bases = {queue.base_priority for queue in wanting}
+    passing = [one for one in wanting if any(one.base_priority < base <= one.priority for base in bases)]
+    if passing and (lowest := made_room()) is not None:
+        for aged in passing:
+            above = (base for base in bases if max(aged.base_priority, lowest) < base <= aged.priority)
+            aged.priority = min([aged.priority, *(base - 1 for base in above)])
     for priority in {queue.priority for queue in wanting}:
         entitle([queue.fair_share for queue in wanting if queue.priority == priority])
     return wanting

@@ -259,7 +259,8 @@ class SweepIndex:
         if view.num_attempts:
             self.proven[demand] = self.proven.get(demand, 0) + count
         if view.state is JobState.SUCCEEDED and view.ran_s:
-            self._duration_ratios.add(self._classes[place], view.ran_s, self._estimates_s[place], count)
+            took_s = view.full_size_s(job.resources)
+            self._duration_ratios.add(self._classes[place], took_s, self._estimates_s[place], count)
         self.failures.count(job, view, count)
 
     def _correct(self) -> None:

@@ -113,7 +113,7 @@ def time_left_of(
     """
     if snapshot.plan is None:
         return TimeLeft(seconds=0.0)
-    views = list(snapshot.jobs.values())
+    views, jobs = list(snapshot.jobs.values()), snapshot.plan.by_name()
     live = {view.name: view.attempt for view in views if view.attempt is not None}
     reported_left_s = {
         name: line.progress.eta_s for name, line in progress.items() if name in live and line.progress.eta_s > 0
@@ -124,6 +124,8 @@ def time_left_of(
         fleet,
         done={view.name for view in views if view.state.is_final},
         running_left_s=reported_left_s,
-        measured_s={view.name: view.ran_s for view in views if view.state is JobState.SUCCEEDED},
+        measured_s={
+            view.name: view.full_size_s(jobs[view.name].resources) for view in views if view.state is JobState.SUCCEEDED
+        },
         elapsed_s={name: attempt.ran_s(now) for name, attempt in live.items()},
     )

@@ -124,6 +124,7 @@ class Workload:
             data_groups=max(1, int(_recipe_number(job, "data_groups"))),
             border_speed=self._border_speed(request.job, duration_s - start_s),
             stop_s=assumed.stop_s,
+            num_workers=job.execution.num_workers,
         )
 
     def _saves_every_s(self, request: JobRequest, duration_s: float) -> float:
@@ -151,7 +152,7 @@ class Workload:
         for resource in ("gpus", "cpus"):
             has = sum(group.count * getattr(group.shape, resource) for group in groups)
             # Jobs with one key run once.
-            demand_by_key = {job.key: getattr(job.resources, resource) * self._least_s(job) for job in left}
+            demand_by_key = {job.key: self._least_use_s(job, getattr(job.resources, resource)) for job in left}
             bounds.append(sum(demand_by_key.values()) / has if has else 0.0)
         return max(bounds)
 
@@ -178,10 +179,22 @@ class Workload:
         return min(cold_s, self._durations_s.get(job.name, 0.0))
 
     def _least_s(self, job: Job) -> float:
+        """Least duration of a job."""
+        return self._durations_s[job.name] - self._start_s(job) + self._least_start_s(job)
+
+    def _least_use_s(self, job: Job, amount: float) -> float:
+        """Least resource-seconds of a job with so much of a resource: an elastic one may start on less."""
+        part = _fewest_workers(job) / job.execution.num_workers
+        return amount * (self._least_s(job) - (1.0 - part) * self._least_start_s(job))
+
+    def _least_start_s(self, job: Job) -> float:
         """Least start-up of a job: gangs always start new processes, other jobs may use a warm runner."""
         start_s = self._start_s(job)
-        warm_s = start_s if job.execution.num_workers > 1 else min(self._assumptions.warm_start_s, start_s)
-        return self._durations_s[job.name] - start_s + warm_s
+        return start_s if _fewest_workers(job) > 1 else min(self._assumptions.warm_start_s, start_s)
+
+
+def _fewest_workers(job: Job) -> int:
+    return min(job.execution.num_workers, int(job.resources.min_gpus) or job.execution.num_workers)
 
 
 def _epochs_interval_s(job: Job, duration_s: float) -> float:
@@ -293,18 +306,18 @@ def join_plans(plans: Sequence[Plan]) -> JoinedPlans:
     titles = [plan.sweep for plan in plans]
     if len(set(titles)) < len(titles):
         raise UserError(f"the sweeps are {', '.join(titles)}; name each once")
-    if len(plans) == 1:
-        return JoinedPlans(plan=plans[0], names=({job.name: job.name for job in plans[0].jobs},))
     by_key: dict[str, Job] = {}
     names: list[dict[str, str]] = []
     for plan in plans:
         mine: dict[str, str] = {}
+        prefix = f"{plan.sweep}/" if len(plans) > 1 else ""
         for job in plan.jobs:  # every job stands after those that it needs
             known = by_key.get(job.key)
-            name = known.name if known else f"{plan.sweep}/{job.name}"
+            name = known.name if known else f"{prefix}{job.name}"
             mine[job.name] = name
             if known is None:
-                by_key[job.key] = replace(job, name=name, needs=tuple(mine[need] for need in job.needs))
+                needs = tuple(dict.fromkeys(mine[need] for need in job.needs))
+                by_key[job.key] = replace(job, name=name, needs=needs)
         names.append(mine)
     study = replace(plans[0], sweep="+".join(titles), jobs=tuple(by_key.values()))
     return JoinedPlans(plan=study, names=tuple(names))

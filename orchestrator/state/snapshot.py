@@ -153,6 +153,12 @@ class JobView:
         """Core-seconds of the same."""
         return sum(use.cpu_s for use in self.used)
 
+    def full_size_s(self, full: Resources) -> float:
+        """Seconds that its ended attempts would have taken at full size, by which durations are estimated and measured:
+        an elastic job may have held less.
+        """
+        return self.gpu_s / full.gpus if full.min_gpus else self.ran_s
+
     @property
     def overhead_s(self) -> float | None:
         """Seconds in which the successful attempt had its resources and neither imported nor worked."""

@@ -240,7 +240,7 @@ def test_probe_with_dropout_drops_while_the_head_learns_and_keeps_the_statistics
 @pytest.mark.parametrize("fields", [{"augment": "flip"}, {"dropout": 0.5}], ids=str)
 @pytest.mark.parametrize(("limits", "seed"), [({"micro_batch": 8}, 5), ({"memory_retries": 1}, 6)], ids=str)
 def test_probe_of_changing_features_sends_no_more_than_a_micro_batch_through_the_backbone(
-    tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], limits: dict[str, int], seed: int
+    tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], limits: dict[str, Any], seed: int
 ) -> None:
     """With dropout it was the whole batch, also after that had not fitted."""
     sizes: list[int] = []

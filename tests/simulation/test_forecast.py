@@ -68,6 +68,16 @@ def test_forecast_of_short_jobs_on_warm_runners_stays_above_its_bound() -> None:
     assert 0.5 * found.makespan_s < found.lower_bound_s <= found.makespan_s
 
 
+@pytest.mark.parametrize("min_gpus", [1.0, 2.0])
+def test_forecast_of_elastic_jobs_on_few_gpus_takes_as_much_longer(min_gpus: float) -> None:
+    jobs = [make_job(f"pretrain/a{i}", cpus=8.0, gpus=8.0, min_gpus=min_gpus, workers=8) for i in range(2)]
+    cluster = ClusterSpec.uniform(2, gpus_per_node=2)
+    found = forecast(make_plan(*jobs), cluster, {job.name: 1800.0 for job in jobs})
+    assert found.state is SweepState.SUCCEEDED
+    assert found.lower_bound_s <= found.makespan_s < 1.05 * found.lower_bound_s
+    assert found.lower_bound_s > 0.99 * 2 * 1800.0 * 8 / 2
+
+
 def test_forecast_leaves_out_what_is_committed() -> None:
     plan, _ = training_sweep(num_pretrains=6, num_transfers=4)
     done = [job.key for job in plan.jobs if job.kind.value != "probe"]

@@ -142,6 +142,10 @@ def test_hung_attempt_runs_until_it_is_killed() -> None:
     scene.backend.kill(attempt, "it hangs", FailureKind.HANG)
     assert scene.status(attempt) is AttemptStatus.FAILED
     assert scene.cluster.account.seconds[Purpose.IDLE] > 49_000.0
+    deaf = scene.launch()
+    scene.backend.kill(deaf, "asked to end, and did not")
+    reports = scene.backend.observe([attempt, deaf])
+    assert [bool(report.node) for report in reports] == [True, False], "only one that hangs blames its node"
 
 
 def test_ghost_is_reported_lost_and_commits_all_the_same() -> None:

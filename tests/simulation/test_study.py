@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.core.errors import UserError
 from orchestrator.simulation.forecast import join_plans
+from tests.planning_cases import named_blocks
 from tests.scripted_sweep import make_job, make_plan
 
 DATA, SHARED = make_job("dataset/tree"), make_job("pretrain/shared", "dataset/tree")
@@ -25,7 +26,7 @@ SECOND = make_plan(
 
 def test_study_of_one_plan_is_that_plan():
     study = join_plans([FIRST])
-    assert study.plan is FIRST
+    assert study.plan == FIRST
     assert study.names == ({job.name: job.name for job in FIRST.jobs},)
 
 
@@ -40,6 +41,14 @@ def test_study_has_common_jobs_once_and_all_others():
     assert study.plan.by_name()["second/probe/a"].needs == ("first/pretrain/shared",)
     assert study.names[1]["pretrain/same"] == "first/pretrain/shared"
     assert study.plan.sweep == "first+second"
+
+
+def test_study_has_a_result_of_two_names_once():
+    twin = replace(SHARED, name="pretrain/twin")
+    probe, finetune = make_job("probe/a", SHARED.name), make_job("finetune/a", twin.name, SHARED.name)
+    study = join_plans([make_plan(DATA, SHARED, twin, probe, finetune)])
+    assert study.plan == make_plan(DATA, SHARED, probe, replace(finetune, needs=(SHARED.name,)))
+    assert study.names[0][twin.name] == SHARED.name
 
 
 def test_study_of_a_sweep_named_twice_is_refused():
@@ -57,6 +66,15 @@ def test_forecast_of_two_sweeps_takes_less_than_both_alone(tmp_path):
     assert both["kept_bytes"] < left["kept_bytes"] + right["kept_bytes"]
     assert max(left["hours"]["work"], right["hours"]["work"]) < both["hours"]["work"]
     assert both["hours"]["work"] < left["hours"]["work"] + right["hours"]["work"]
+
+
+def test_forecast_of_a_result_of_two_names_is_that_with_one_name(tmp_path):
+    for name, blocks in (("once", ("a",)), ("twice", ("a", "b"))):
+        (tmp_path / f"{name}.yaml").write_text(named_blocks(*blocks))
+    once, twice = (_forecast(tmp_path, name) for name in ("once", "twice"))
+    waits = [sorted(found.pop("waits_s").values()) for found in (once, twice)]
+    assert waits[1] == pytest.approx(waits[0])
+    assert twice == once
 
 
 def test_forecast_of_data_that_is_only_declared_runs(tmp_path):

@@ -42,6 +42,17 @@ def test_gang_whose_nodes_are_back_starts_at_its_full_size() -> None:
     assert (command.num_workers, command.resources) == (0, None), "what the job asks for"
 
 
+def test_work_of_a_smaller_attempt_counts_by_its_size() -> None:
+    """After an hour on half of its GPUs, 3.5 of 4 hours are left: 56 GPU-hours, and 8 are used."""
+    smaller = launched(GANG, *BOTH[:8], at_s=0.0, resources=Resources(cpus=32.0, gpus=8.0), num_workers=8)
+    for gpu_hours, num_started in ((65.0, 1), (63.0, 0)):
+        snapshot = after(
+            plan_of("s", GANG, gpu_hours=gpu_hours), smaller, failed(GANG, FailureKind.PREEMPTED, at_s=HOUR_S)
+        )
+        commands = decide(snapshot, nodes=gpu_nodes(16), now=HOUR_S + 60.0, durations=DURATIONS)
+        assert len(of_type(commands, LaunchJob)) == num_started
+
+
 def test_gang_never_starts_below_its_least_size_and_waits_for_nodes_to_come_back() -> None:
     left = (*without("node-0000", "node-0001"), Node(name="small", resources=Resources(cpus=64.0, gpus=5.0)))
     commands = decide(bereft(), nodes=left, now=HOUR_S + 60.0)

@@ -8,6 +8,7 @@ from orchestrator.planning.estimate.duration_ratios import DurationRatios
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.services.eta import time_left_of
 from orchestrator.state.snapshot import Attempt, JobTable, JobView, Snapshot
+from orchestrator.state.spending import ResourceUse
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.sweeps.progress import LiveProgress
 from tests.builders import make_job, make_plan
@@ -48,6 +49,16 @@ def test_time_left_of_running_sweep_is_corrected_by_its_own_jobs() -> None:
     left = time_left_of(MIDWAY, DURATIONS, ONE_GPU, progress={}, now=100.0)
     assert left.corrected_by == {"pretrain": 3.0}
     assert left.seconds == (3 * 10 - 4) + 3 * 10
+
+
+def test_time_left_counts_ended_elastic_jobs_at_their_full_size() -> None:
+    jobs = tuple(make_job(f"pretrain/{name}", gpus=8, min_gpus=2, workers=8) for name in "ab")
+    ended = JobView(name="pretrain/a", key="a", state=JobState.SUCCEEDED, ran_s=40.0, used=(ResourceUse(gpu_s=80.0),))
+    table = JobTable([ended, view("pretrain/b", JobState.PENDING)])
+    running = Snapshot(sweep="s", state=SweepState.RUNNING, plan=make_plan(*jobs), jobs=table)
+    fleet = Fleet(nodes=(Resources(cpus=8, gpus=8),))
+    left = time_left_of(running, {job.name: 10.0 for job in jobs}, fleet, progress={}, now=100.0)
+    assert (left.seconds, left.corrected_by) == (10.0, {"pretrain": 1.0})
 
 
 def test_time_left_of_running_job_that_says_its_own_is_believed() -> None:

@@ -175,6 +175,7 @@ def test_interval_that_errors_cannot_have_is_none_of_an_effect_and_ends_where_er
     first, second = _cells_of_errors(levels, (0.5, 0.5, *[0.01] * 7), (0.52, 0.47))
     found = _design([first, second], levels).effects(RATE).contrasts[0].difference
     (expected,) = corrected([paired_difference(second.runs, first.runs)])
+    assert expected is not None
     assert (found.family_low, found.family_high) == pytest.approx((expected.family_low, expected.family_high))
 
 

@@ -6,12 +6,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorUnavailableError
+from ray.exceptions import ActorDiedError, ActorUnavailableError
 
 from orchestrator.backends.ray import link as link_module
-from orchestrator.backends.ray.link import LinkState, RunnerLink, poll_links
+from orchestrator.backends.ray.link import LinkState, PendingKill, RunnerLink, poll_links, report_of
 from orchestrator.backends.ray.runner.runner import RunnerAnswer, RunnerDescription
 from orchestrator.core.contract import Resources
+from orchestrator.core.errors import FailureKind
 from orchestrator.testing.memory_store import MemoryStore
 from tests.integration.ray_jobs import job, request
 
@@ -126,3 +127,24 @@ def test_runner_that_still_runs_an_attempt_to_be_released_is_killed(
     runner.answer(link, "release", answer)
     assert (link.state is LinkState.GONE) is is_killed
     assert len(runner.of("kill")) == is_killed
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_died", "node"),
+    [(FailureKind.NODE_LOST, False, ""), (FailureKind.NODE_LOST, True, "n1"), (FailureKind.HANG, False, "n1")],
+)
+def test_attempt_that_we_end_counts_against_its_node_only_if_it_hung_or_died_before(
+    link: RunnerLink, runner: FakeRunner, kind: FailureKind, has_died: bool, node: str
+) -> None:
+    """What does not follow a pause, a drain or a cancel in time would else exclude a healthy node."""
+    runner.answer(link, "announce", described(OLD))
+    attempt = request(MemoryStore(), job("sleep"))
+    link.start(attempt)
+    runner.answer(link, "start", RunnerAnswer.ACCEPTED)
+    link.node, link.pending_kill = "n1", PendingKill(reason="asked to stop", kind=kind)
+    if has_died:
+        runner.answer(link, "report", ActorDiedError())
+    else:
+        link.kill("asked to stop")
+    assert link.state is LinkState.GONE
+    assert report_of(attempt.attempt_id, link).node == node

@@ -1,5 +1,6 @@
 """Bounds, budgets, breakers, excluded nodes and orders of clients: one decision each."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,6 +61,19 @@ def test_budget_of_gpu_hours_ends_the_sweep_with_its_sums() -> None:
     (command,) = decide(ended, nodes=gpu_nodes(8), now=2 * HOUR_S, durations=durations)
     assert isinstance(command, TripSweep)
     assert "the budget is 20 GPU-hours (policy.budget.gpu_hours): 16 GPU-hours are used" in command.reason
+
+
+def test_budget_counts_elastic_jobs_by_their_gpu_hours_at_any_size() -> None:
+    jobs = [gpu_job(f"pretrain/{number}", gpus=8, min_gpus=2) for number in range(10)]
+    small: dict[str, Any] = {"resources": Resources(cpus=8.0, gpus=2.0), "num_workers": 2}
+    node = replace(gpu_nodes(8)[0], resources=Resources(cpus=8.0, gpus=2.0))
+    options: dict[str, Any] = {"nodes": (node,), "durations": {"s": {job.name: HOUR_S for job in jobs}}}
+    journal: list[Event] = []
+    for number, job in enumerate(jobs):
+        now = 4 * HOUR_S * number
+        (command,) = decide(after(plan_of("s", *jobs, gpu_hours=90.0), *journal), now=now, **options)
+        assert isinstance(command, LaunchJob)
+        journal += [launched(job, node.name, node.name, at_s=now, **small), done(job, now + 4 * HOUR_S)]
 
 
 def test_budget_keeps_what_fits_into_it_going() -> None:

@@ -20,9 +20,11 @@ from orchestrator.scheduling.commands import (
 from orchestrator.scheduling.demand import NOTHING, AttemptDemand, amount_of
 from orchestrator.scheduling.occupancy import ROOM_KEPT_S
 from orchestrator.scheduling.placement import ExpectedEnd, FreeCapacity, Machines, reserve
+from orchestrator.scheduling.preemption import MADE_ROOM_S
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.events import Event
+from orchestrator.state.fold import fold
 from orchestrator.state.nodes import Node
 from tests.makespan import World, decides
 from tests.makespan_dag import gpu_job, gpu_nodes
@@ -337,6 +339,46 @@ def test_sweep_that_waits_for_long_rises_until_it_runs_something() -> None:
     assert [command.sweep for command in of_type(late, LaunchJob)] == ["low"]
 
 
+@pytest.mark.parametrize("num_nodes", [1, 4])
+@pytest.mark.parametrize("num_gpus", [8, 4])
+def test_sweep_that_waited_for_long_does_not_keep_a_higher_one_from_making_room_nor_takes_it(
+    num_nodes: int, num_gpus: int
+) -> None:
+    nodes, submitted_s = gpu_nodes(8 * num_nodes), 6.5 * HOUR_S
+    running = [gpu_job(f"pretrain/low/{number}", gpus=8) for number in range(num_nodes)]
+    starts = [launched(job, *[node.name] * 8, at_s=0.0) for job, node in zip(running, nodes, strict=True)]
+    low, aged = plan_of("low", *running), [plan_of(f"aged{n}", gpu_job(f"pretrain/aged{n}", gpus=8)) for n in (0, 1)]
+    urgent = plan_of("high", gpu_job("pretrain/high", gpus=num_gpus), priority=10)
+    accepted = events.PlanAccepted(at_s=submitted_s, message_id="m", revision=1)
+    durations = {"low": {job.name: 100 * HOUR_S for job in running}}
+    scheduler = Scheduler()
+
+    def found(*journal: Event, now: float) -> list[Any]:
+        high = fold("high", [accepted], lambda _: urgent)
+        snapshots = [after(low, *starts, *journal), *map(after, aged), high]
+        total = Resources(cpus=64.0 * num_nodes, gpus=8.0 * num_nodes)
+        view = ClusterView(snapshots=snapshots, total=total, nodes=nodes, now=now, durations=durations)
+        return scheduler.decide(view)
+
+    (victim,) = found(now=submitted_s)
+    assert "makes room for pretrain/high of sweep high" in victim.reason
+    assert scheduler.waits["high"]
+    (job,) = [job for job in running if victim.attempt_id == f"{job.key}.1"]
+    asked = events.AttemptPreempting(
+        at_s=submitted_s, job=job.name, attempt_id=victim.attempt_id, reason=victim.reason, grace_s=120.0
+    )
+    assert found(asked, now=submitted_s + 1.0) == []
+    ended_s = submitted_s + 10.0
+    ended = failed(job, FailureKind.PREEMPTED, at_s=ended_s, node=nodes[0].name)
+    assert [one.sweep for one in of_type(found(asked, ended, now=ended_s), LaunchJob)] == ["high"]
+    for journal, now in (
+        ([asked, ended], ended_s + MADE_ROOM_S),
+        ([asked, failed(job, FailureKind.PREEMPTED, at_s=ended_s, node="spot")], ended_s),  # it has left: no room
+    ):
+        starts_then = of_type(found(*journal, now=now), LaunchJob)
+        assert [(one.sweep, one.aging) for one in starts_then] == [("aged0", 10)], "else it would wait for ever"
+
+
 @pytest.mark.parametrize(
     ("options", "policy", "num_preempted"),
     [
@@ -392,6 +434,23 @@ def test_elastic_job_starts_smaller_where_that_ends_it_earlier() -> None:
 def test_elastic_job_too_large_for_the_cluster_runs_at_the_size_that_it_has() -> None:
     (command,) = of_type(decide(after(plan_of("s", elastic(gpus=32, min_gpus=4))), nodes=gpu_nodes(16)), LaunchJob)
     assert command.num_workers == 16
+
+
+def test_elastic_job_makes_room_also_behind_a_sweep_that_waited_for_long() -> None:
+    """A smaller size fits, at which it would not start: it would end later than by waiting."""
+    running, now = gpu_job("pretrain/low", gpus=8), 6.5 * HOUR_S
+    low, aged = plan_of("low", running), plan_of("aged", elastic(gpus=16, min_gpus=8))
+    urgent = plan_of("high", elastic(gpus=16, min_gpus=8), priority=10)
+    high = fold("high", [events.PlanAccepted(at_s=now, message_id="m", revision=1)], lambda _: urgent)
+    found = decide(
+        after(low, launched(running, *["node-0000"] * 8, at_s=0.0)),
+        after(aged),
+        high,
+        nodes=gpu_nodes(16),
+        durations={"low": {running.name: 50 * HOUR_S}, "high": {"pretrain/elastic": 100 * HOUR_S}},
+        now=now,
+    )
+    assert [command.sweep for command in of_type(found, PreemptAttempt)] == ["low"]
 
 
 def test_elastic_attempt_grows_once_nothing_else_wants_the_room() -> None:

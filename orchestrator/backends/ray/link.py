@@ -131,7 +131,9 @@ def _ended_by_force(attempt_id: str, link: RunnerLink) -> AttemptReport:
     elif link.death is not None:
         kind = link.death.kind
     if kind is FailureKind.NODE_LOST:
-        return replace(lost(attempt_id, link.gone_reason, link.node), placed_for_s=placed_for_s(link))
+        # Where only we ended it, as when it did not follow a stop, its node is not at fault.
+        node = "" if link.pending_kill is not None and link.death is None else link.node
+        return replace(lost(attempt_id, link.gone_reason, node), placed_for_s=placed_for_s(link))
     failure = JobFailure(attempt_id=attempt_id, key=attempt_id.rpartition(".")[0], kind=kind, message=reason)
     return AttemptReport(
         attempt_id=attempt_id,

@@ -47,6 +47,8 @@ class JobWork:
     """From a stop to the end of the attempt: the step that runs, and a checkpoint."""
     steps: int = 100
     """Training steps, evenly spread over the work: the unit of reported progress."""
+    num_workers: int = 0
+    """The planned number of workers, with which its seconds count; 0 = that of each attempt."""
 
     def cold_read_s(self, num_nodes: int) -> float:
         """How many seconds longer it takes on nodes that do not hold the data set yet.
@@ -292,7 +294,8 @@ class LiveAttempt:
     @property
     def elastic_speed(self) -> float:
         """Speed with this many workers by that with the planned number."""
-        return self.num_workers / max(1, self.request.execution.num_workers)
+        # Not by the request's number: that is the attempt's own.
+        return self.num_workers / (self.work.num_workers or self.num_workers)
 
     @property
     def start_s(self) -> float:

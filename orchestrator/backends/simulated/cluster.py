@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from random import Random
 from typing import TypeAlias
@@ -133,7 +134,9 @@ class SimulatedCluster:
         if attempt in self._waiting:
             self._waiting.remove(attempt)
         is_loss = kind is FailureKind.NODE_LOST
-        self._end(attempt, lost(attempt, reason) if is_loss else failed(attempt, kind, reason), ending=kind.value)
+        # As on Ray, the node of an attempt that we end is not at fault, except of one that hangs.
+        report = replace(lost(attempt, reason), node="") if is_loss else failed(attempt, kind, reason)
+        self._end(attempt, report, ending=kind.value)
 
     def abandon(self, attempt_id: str) -> None:
         """End an attempt, if it has not ended, and forget it."""

@@ -37,9 +37,7 @@ def init(
         str,
         typer.Option("--from", metavar="PLACE", help="Your images, or shards: look at them and write a sweep of them."),
     ] = "",
-    template: Annotated[
-        Template | None, typer.Option(help="Template to start from; default: synthetic.")
-    ] = None,
+    template: Annotated[Template | None, typer.Option(help="Template to start from; default: synthetic.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
