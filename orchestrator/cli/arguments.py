@@ -21,6 +21,10 @@ Yes = Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")]
 SweepFile = Annotated[
     str, typer.Argument(help="A sweep.yaml, or the name of a shipped sweep: quickstart, digits, clusters, paper-...")
 ]
+GpusPerNodeOption = Annotated[
+    int, typer.Option(help="GPUs per node of the cluster of --gpus; default: 8.", show_default=False)
+]
+CpusOption = Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.", show_default=False)]
 SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="PATH=VALUE", help="Change one value (pretrain.recipe.lr=0.1); may be repeated."),

@@ -107,6 +107,8 @@ class LookAnswer(TypedDict):
     num_samples: dict[str, int]
     num_classes: int
     levels: dict[str, int]
+    incomplete: list[str]
+    """Those of ``levels`` at which some classes have no value."""
     multi_label: bool
     pixels: int
     gpus: int

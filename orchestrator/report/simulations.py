@@ -54,7 +54,7 @@ def build_simulations(plan: Plan, committed: Mapping[str, Committed]) -> tuple[S
 
 
 def notes_on_simulations(plan: Plan, committed: Mapping[str, Committed]) -> Iterator[str]:
-    """Which runs are in no mean because they have no such metric; cells where none has it say that themselves."""
+    """Which runs are in no mean because they have no such metric; single cells where none has it say so themselves."""
     for planned, jobs in _with_jobs(plan):
         asked: dict[str, set[int]] = {planned.metric: set(range(len(planned.cells)))}
         for claim in planned.expectations:
@@ -64,6 +64,9 @@ def notes_on_simulations(plan: Plan, committed: Mapping[str, Committed]) -> Iter
         for metric, cells in asked.items():
             counts = {index: _num_with(metric, jobs[index], committed) for index in sorted(cells)}
             lacking = {index: total - there for index, (there, total) in counts.items() if 0 < there < total}
+            if any(total for _, total in counts.values()) and not any(there for there, _ in counts.values()):
+                known = _metrics_of(jobs, committed)
+                yield f"simulation {planned.name}: no run has a metric {metric}; they have {known}"
             if lacking:
                 first = cell_name(planned.cells[next(iter(lacking))])
                 where = f" (first: {first})" if first else ""
@@ -72,6 +75,11 @@ def notes_on_simulations(plan: Plan, committed: Mapping[str, Committed]) -> Iter
                     f"have no {metric}{where}; means and expectations leave them out, and are biased if that depends "
                     "on the result"
                 )
+
+
+def _metrics_of(jobs: Sequence[Sequence[Job]], committed: Mapping[str, Committed]) -> str:
+    runs = (committed[job.name].runs for blocks in jobs for job in blocks if job.name in committed)
+    return ", ".join(sorted({metric for some in runs for metric in some} - {SEED_COLUMN})) or "none"
 
 
 def _num_with(metric: str, blocks: Sequence[Job], committed: Mapping[str, Committed]) -> tuple[int, int]:

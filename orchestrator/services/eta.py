@@ -10,11 +10,11 @@ from orchestrator.core.contract import Resources
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.estimate.eta import Fleet, TimeLeft, time_left
-from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.artifact_lookup import history_of
 from orchestrator.services.fleets import this_machine
 from orchestrator.services.settings import Settings
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import Attempt, Snapshot
 from orchestrator.state.transitions import JobState
 from orchestrator.sweeps.client import LiveProgress
 
@@ -127,5 +127,10 @@ def time_left_of(
         measured_s={
             view.name: view.full_size_s(jobs[view.name].resources) for view in views if view.state is JobState.SUCCEEDED
         },
-        elapsed_s={name: attempt.ran_s(now) for name, attempt in live.items()},
+        elapsed_s={name: attempt.ran_s(now) * _share(attempt, jobs[name]) for name, attempt in live.items()},
     )
+
+
+def _share(attempt: Attempt, job: Job) -> float:
+    """Of its full size, at which the time left is counted: an elastic job may run on less."""
+    return attempt.resources.gpus / job.resources.gpus if job.resources.min_gpus else 1.0

@@ -63,7 +63,7 @@ def first_sweep(found: LookAnswer, place: str, folder: str, file: str, num_cpus:
     name = _name(place)
     size = _size(found, num_cpus)
     epochs = max(2, min(size.max_epochs, size.num_images // found["num_samples"]["train"]))
-    levels, control, unnamed = _levels(found)
+    levels, control, left_out = _levels(found)
     entry = yaml.safe_dump(
         _moved(found["entry"], folder), default_flow_style=True, sort_keys=False, width=10_000
     ).strip()
@@ -84,7 +84,7 @@ def first_sweep(found: LookAnswer, place: str, folder: str, file: str, num_cpus:
         f"  {_quoted(name)}: {entry}",
         "",
         "labels:",
-        *_label_lines(name, levels, control, file, unnamed),
+        *_label_lines(name, levels, control, file, left_out),
         "",
         "pretrain:",
         f"  model: {{name: {size.model}, image_size: {size.image_size}}}",
@@ -161,20 +161,22 @@ def _batch(largest: int, num_train: int) -> int:
     return batch
 
 
-def _levels(found: LookAnswer) -> tuple[list[str], str, list[str]]:
-    """Levels from coarse to fine; of a data set that has one level alone, what it is compared with; and the levels
-    that no job can be called as.
+def _levels(found: LookAnswer) -> tuple[list[str], str, dict[str, str]]:
+    """Levels from coarse to fine; of a data set that has one level alone, what it is compared with; and which levels
+    are left out, and why.
     """
     levels = {name: count for name, count in found["levels"].items() if 2 <= count < found["num_classes"]}
-    unnamed = [name for name in levels if not is_name(name)]
-    ordered = [*sorted((name for name in levels if name not in unnamed), key=levels.__getitem__), "leaf"]
+    left_out = {name: "since no job can have this name; rename its column" for name in levels if not is_name(name)}
+    lacking = "since some classes have no value at it; complete the class table"
+    left_out |= {name: lacking for name in levels if name in found["incomplete"]}
+    ordered = [*sorted((name for name in levels if name not in left_out), key=levels.__getitem__), "leaf"]
     if len(ordered) > 1:
-        return ordered, "", unnamed
+        return ordered, "", left_out
     number = found["num_classes"]
-    return ordered, f"merge: {{num_classes: [{number // 2}]}}" if number >= 4 else "split: 2", unnamed
+    return ordered, f"merge: {{num_classes: [{number // 2}]}}" if number >= 4 else "split: 2", left_out
 
 
-def _label_lines(name: str, levels: list[str], control: str, file: str, unnamed: list[str]) -> list[str]:
+def _label_lines(name: str, levels: list[str], control: str, file: str, left_out: dict[str, str]) -> list[str]:
     named = "[" + ", ".join(map(_quoted, levels)) + "]"
     lines = [f"  levels: {{dataset: {_quoted(name)}, hierarchy: {named}}} # leaf: the classes themselves"]
     if control:
@@ -184,8 +186,7 @@ def _label_lines(name: str, levels: list[str], control: str, file: str, unnamed:
             "  # with labels that are made of them at random.",
             f"  control: {{dataset: {_quoted(name)}, {control}}}",
         ]
-    note = "since no job can have this name; rename its column."
-    return [*lines, *(f"  # Left out: level {level!r}, {note}" for level in unnamed)]
+    return [*lines, *(f"  # Left out: level {level!r}, {why}." for level, why in left_out.items())]
 
 
 def _moved(value: Any, folder: str) -> Any:  # noqa: ANN401 - JSON

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.core.contract import Progress, Resources
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.duration_ratios import DurationRatios
@@ -59,6 +61,12 @@ def test_time_left_counts_ended_elastic_jobs_at_their_full_size() -> None:
     fleet = Fleet(nodes=(Resources(cpus=8, gpus=8),))
     left = time_left_of(running, {job.name: 10.0 for job in jobs}, fleet, progress={}, now=100.0)
     assert (left.seconds, left.corrected_by) == (10.0, {"pretrain": 1.0})
+    started = view("pretrain/b", JobState.RUNNING, launched_at_s=92.0)
+    assert started.attempt is not None
+    small = replace(started, attempt=replace(started.attempt, resources=Resources(cpus=2, gpus=2)))
+    running = replace(running, jobs=JobTable([ended, small]))
+    left = time_left_of(running, {job.name: 10.0 for job in jobs}, fleet, progress={}, now=100.0)
+    assert left.seconds == 10.0 - 8.0 * 2 / 8
 
 
 def test_time_left_of_running_job_that_says_its_own_is_believed() -> None:

@@ -315,6 +315,9 @@ def test_table_csv_and_page_say_alike_that_seeds_are_equal_or_have_no_metric() -
     (note,) = (note for note in report.notes if "biased" in note)
     assert note.startswith("simulation gran: 1 of 2 runs have no m (first: method=b); means and expectations leave")
     assert not any("biased" in note for note in report_of(num_blocks=1)[1].notes)
+    other = Committed(metrics={}, runs={"seed": np.arange(2.0), "x": np.ones(2)})
+    notes = compute_report(plan, {job.name: other for job in plan.jobs}).notes
+    assert "simulation gran: no run has a metric m; they have x" in notes
 
 
 def test_submit_ends_with_its_own_code_where_an_expectation_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,14 @@ from typing import Any, Final
 from PIL import Image
 
 from orchestrator.core.errors import NotFoundError, UserError
-from orchestrator.storage.dataset_files import CLASSES_FILE, level_counts, read_class_table, read_dataset_file
+from orchestrator.storage.dataset_files import (
+    CLASSES_FILE,
+    ClassRows,
+    level_counts,
+    level_problem,
+    read_class_table,
+    read_dataset_file,
+)
 from workloads.commands.data import ShardInputRequest, index, open_shard_input, show_samples, to_uri
 from workloads.convert import huggingface
 from workloads.convert.inat import is_rank_folder
@@ -36,8 +43,9 @@ _CIFAR: Final = {"cifar10": ("data_batch_1", "data_batch_1.bin"), "cifar100": ("
 def look(request: Mapping[str, Any]) -> dict[str, Any]:
     """What is at ``place``, and how a sweep names it: ``entry`` of ``datasets``, with the place as it was given.
 
-    Further ``form`` (a word for people), ``num_samples`` by split, ``num_classes``, ``levels``, ``multi_label``,
-    ``pixels`` (the median of the shorter sides of some images) and ``gpus`` of this machine.
+    Further ``form`` (a word for people), ``num_samples`` by split, ``num_classes``, ``levels``, those of them that are
+    ``incomplete`` since some classes have no value there, ``multi_label``, ``pixels`` (the median of the shorter sides
+    of some images) and ``gpus`` of this machine.
 
     Raises:
         UserError: nothing is there, or nothing that this program reads.
@@ -67,6 +75,7 @@ def _shards(place: str) -> dict[str, Any]:
         rows, _ = read_class_table(f"{uri}/{CLASSES_FILE}")
         counts = {split: described.num_samples(split) for split in described.splits}
         levels, num_classes, multi_label = level_counts(rows), len(rows), described.multi_label
+        incomplete = _incomplete(rows)
     except NotFoundError:
         if not place.endswith(".tar"):
             target["classes"] = f"{uri}/{CLASSES_FILE}"
@@ -74,6 +83,7 @@ def _shards(place: str) -> dict[str, Any]:
         found = index(scan)
         entry, counts = found["entry"], {split: sizes["num_samples"] for split, sizes in found["splits"].items()}
         levels, num_classes, multi_label = found["levels"], found["num_classes"], found["multi_label"]
+        incomplete = _incomplete(read_class_table(target["classes"])[0]) if target["classes"] else []
     if "val" not in counts:
         message = f"{place} has no shards of a split 'val', on which backbones are measured; name some val-000000.tar"
         raise UserError(message + ", or convert the images again with --val-fraction")
@@ -85,9 +95,14 @@ def _shards(place: str) -> dict[str, Any]:
         "num_samples": counts,
         "num_classes": num_classes,
         "levels": levels,
+        "incomplete": incomplete,
         "multi_label": multi_label,
         "pixels": int(statistics.median(min(row["width"], row["height"]) for row in sizes)),
     }
+
+
+def _incomplete(rows: ClassRows) -> list[str]:
+    return [level for level in level_counts(rows) if level_problem(rows, level)]
 
 
 # ------------------------------------------------------------------------------------------------------------ sources
@@ -110,6 +125,7 @@ def _source(path: Path, place: str) -> dict[str, Any]:
         "num_samples": {split: len(table) for split, table in conversion.splits.items()},
         "num_classes": len(conversion.classes),
         "levels": level_counts(conversion.classes),
+        "incomplete": _incomplete(conversion.classes),
         "multi_label": conversion.multi_label,
         "pixels": _pixels(conversion, place),
     }

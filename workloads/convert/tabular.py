@@ -110,8 +110,9 @@ def _note_levels(levels: dict[int, Row], leaves: Sequence[int], row: Row, column
     found = {level_of(column): None if is_missing(row[column]) else str(row[column]) for column in columns}
     known = levels.setdefault(leaves[0], found)
     if known != found:
-        message = f"the label {row!r} has the levels {found}, another sample of it has {dict(known)}"
-        raise UserError(message + "; a level must follow from the label")
+        level = next(level for level in found if known[level] != found[level])
+        message = f"a sample of the class of {row!r} has {known[level]!r} at level {level!r}, this one {found[level]!r}"
+        raise UserError(message + "; a level must follow from the label: correct the table")
 
 
 def _files(request: ConvertRequest, suffix: str) -> dict[str, Path]:
@@ -177,4 +178,4 @@ def _check_expansion(path: Path, metadata: Any, columns: Sequence[str]) -> None:
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:
     if missing := [column for column in columns if column not in found]:
         message = f"{path} has no column {missing[0]!r}; it has {', '.join(found)}"
-        raise UserError(message + ": name them with --path-column and --label-column")
+        raise UserError(message + ": name them with --path-column, --label-column and --level-column")

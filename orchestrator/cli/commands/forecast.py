@@ -16,7 +16,15 @@ from rich.table import Table
 from orchestrator import simulation
 from orchestrator.backends.simulated import ClusterSpec, Hazards, NodeGroup
 from orchestrator.backends.simulated.clock import START_S
-from orchestrator.cli.arguments import PricesOption, ScaleOption, SetOption, StoreOption, scale_name
+from orchestrator.cli.arguments import (
+    CpusOption,
+    GpusPerNodeOption,
+    PricesOption,
+    ScaleOption,
+    SetOption,
+    StoreOption,
+    scale_name,
+)
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.contract import Resources
@@ -49,9 +57,9 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
         typer.Argument(help="Sweep files or shipped sweeps; several share one cluster and run common jobs once."),
     ],
     *,
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; default: this machine.")] = 0,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs per node of that cluster; default: 8.")] = 0,
-    cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
+    gpus: Annotated[int, typer.Option(help="GPUs of the cluster; default: this machine.", show_default=False)] = 0,
+    gpus_per_node: GpusPerNodeOption = 0,
+    cpus: CpusOption = 0,
     spot: Annotated[float, typer.Option(help="Use spot nodes; probability that a node is lost within an hour.")] = 0.0,
     gpu_mtbf: Annotated[float, typer.Option(help="Mean hours between faults of one GPU; 0: no faults.")] = 50_677.0,
     replace: Annotated[float, typer.Option(help="Seconds until a lost node is replaced.")] = 300.0,

@@ -11,6 +11,8 @@ import typer
 from rich.table import Table
 
 from orchestrator.cli.arguments import (
+    CpusOption,
+    GpusPerNodeOption,
     PricesOption,
     ScaleOption,
     SetOption,
@@ -68,9 +70,11 @@ def plan(  # noqa: PLR0913 - one parameter per flag
     diff: Annotated[
         str, typer.Option(help="Show the differences to another sweep.yaml, shipped or submitted sweep.")
     ] = "",
-    gpus: Annotated[int, typer.Option(help="GPUs of the cluster to estimate for; default: the current cluster.")] = 0,
-    gpus_per_node: Annotated[int, typer.Option(help="GPUs per node of that cluster; default: 8.")] = 0,
-    cpus: Annotated[int, typer.Option(help="CPU cores of that cluster; default: 16 per GPU.")] = 0,
+    gpus: Annotated[
+        int, typer.Option(help="GPUs of the cluster to estimate for; default: the current cluster.", show_default=False)
+    ] = 0,
+    gpus_per_node: GpusPerNodeOption = 0,
+    cpus: CpusOption = 0,
     accelerator: Annotated[str, typer.Option(help="Type of the GPUs: A100, H100, ...")] = "",
     prices: PricesOption = "",
     overrides: SetOption = None,
