@@ -66,6 +66,7 @@ _PATHS: Final = ("source", "labels", "root")
 _FIELDS: Final = {
     "split": "splits",
     **{name.replace("_", "-"): name for name in ("val_fraction", "labels", "separator", "path_column", "label_column")},
+    "level-column": "level_columns",
     "follow-links": "follow_links: true",
 }
 _SPLIT: Final = r"--split ([\w.-]+)=([^\s;,]+)"

@@ -132,7 +132,7 @@ def test_converters_name_the_fields_of_the_sweep(tmp_path):
     (tmp_path / "photos.csv").write_text("a,b\n1,2\n")
     with pytest.raises(UserError, match=r"no train\.csv; name the tables: splits: \{train: list\.csv\}"):
         ask_listing({"format": "csv", "source": str(tmp_path)})
-    with pytest.raises(UserError, match="name them with path_column and label_column"):
+    with pytest.raises(UserError, match="name them with path_column, label_column and level_columns"):
         ask_listing({"format": "csv", "source": str(tmp_path / "photos.csv")})
 
 
