@@ -43,9 +43,9 @@ _CIFAR: Final = {"cifar10": ("data_batch_1", "data_batch_1.bin"), "cifar100": ("
 def look(request: Mapping[str, Any]) -> dict[str, Any]:
     """What is at ``place``, and how a sweep names it: ``entry`` of ``datasets``, with the place as it was given.
 
-    Further ``form`` (a word for people), ``num_samples`` by split, ``num_classes``, ``levels``, those of them that are
-    ``incomplete`` since some classes have no value there, ``multi_label``, ``pixels`` (the median of the shorter sides
-    of some images) and ``gpus`` of this machine.
+    Further ``form`` (a word for people), ``num_samples`` by split, ``num_classes``, ``levels``, ``incomplete`` (levels
+    at which some classes have no value), ``multi_label``, ``pixels`` (the median of the shorter sides of some images)
+    and ``gpus`` of this machine.
 
     Raises:
         UserError: nothing is there, or nothing that this program reads.
