@@ -177,7 +177,8 @@ class Sweep:
                 store, prepared.plan, self._text, directory=directory, provenance=captured_document()
             )
             return StatusView(ran)
-        request = SubmitRequest(plan=prepared.plan, spec_text=self._text, replaces=is_agreed)
+        seen = None if changed is Changed.REPLACE else prepared.check.seen_revision
+        request = SubmitRequest(plan=prepared.plan, spec_text=self._text, replaces=is_agreed, replaced_revision=seen)
         with open_submitter(settings, self.store_uri, store=store) as submitter:
             self._message = submitter.submit(request.sent_now())
             if submitter.store is None:  # only the cluster can tell

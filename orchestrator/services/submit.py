@@ -104,6 +104,8 @@ class SubmitRequest:
     consent: Consent = Consent.ASK
     replaces: bool = False
     """Whether the sender agrees to replace another plan of this name, should there be one."""
+    replaced_revision: int | None = None
+    """Where the sender agrees to replace that one alone; as of ``Submit``."""
     sender: str = field(default_factory=current_user)
     cluster: str = ""
     """Name in leases; empty = as the cluster itself says."""
@@ -265,6 +267,13 @@ class SubmitCheck:
         """Whether it replaces another plan, to which its sender must agree."""
         return self.previous is not None and not self.previous.is_same(self.plan)
 
+    @property
+    def seen_revision(self) -> int | None:
+        """Which its sender has seen, and may agree to replace; 0: none yet. None = the store is not known here."""
+        if self.store is None:
+            return None
+        return self.previous.plan.revision if self.previous is not None else 0
+
     def probed_store(self) -> ObjectStore:
         """The store, which keeps what is promised. Raises ``StorageError``.
 
@@ -409,6 +418,7 @@ def deliver(request: SubmitRequest, store: ObjectStore, cluster: str) -> str:
         request.spec_text,
         cluster,
         ownership=request.ownership,
+        replaced_revision=request.replaced_revision,
         sender=request.sender,
         consent=request.consent,
         provenance=request.provenance,

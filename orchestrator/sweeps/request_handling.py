@@ -185,6 +185,12 @@ def _submission(store: ObjectStore, ledger: SweepLedger, message: Submit, plan: 
     current = ledger.snapshot.plan
     if current is not None and replace(current, revision=0) == replace(plan, revision=0):
         return SweepReopened(at_s=now, message_id=message.message_id, sender=message.sender)
+    seen, revision = message.replaced_revision, current.revision if current is not None else 0
+    if seen is not None and seen != revision:
+        raise RefusalError(
+            f"sweep {ledger.sweep} was submitted with another plan meanwhile: it has revision {revision}, and this "
+            f"would replace {f'revision {seen}' if seen else 'none'}; submit it again to see the difference"
+        )
     # The plan is durable before the event names it: a crash in between leaves an unused revision.
     revision, documents = ledger.add_revision({**message.plan, "owner": plan.owner}, message.spec_text)
     ledger.know_plan(revision, plan)

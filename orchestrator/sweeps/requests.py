@@ -83,6 +83,8 @@ class Submit(ClientMessage):
     plan: Mapping[str, Any]
     spec_text: str
     ownership: Ownership = Ownership.KEEP
+    replaced_revision: int | None = None
+    """The only revision that another plan may replace, which its sender saw; 0: none yet. None = whichever there is."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """What the client knows of code, packages and machine, as JSON; it goes into the revision's provenance."""
 
@@ -385,6 +387,7 @@ class SubmitFields(Envelope, total=False):
     """Optional arguments of a submit: fields of ``Submit``, including those of its envelope."""
 
     ownership: Ownership
+    replaced_revision: int | None
     provenance: Mapping[str, Any] | None
     """What is known of where the plan comes from (``tracking.provenance.capture``); it is kept with the revision."""
     message_id: str
@@ -393,7 +396,7 @@ class SubmitFields(Envelope, total=False):
 
 def new_submit(plan: Plan, spec_text: str, cluster: str, options: SubmitFields) -> Submit:
     """The message of a submit."""
-    given = {name: value for name, value in options.items() if name != "now" and value}
+    given = {name: value for name, value in options.items() if name != "now" and value is not None and value != ""}
     return Submit(**(new_envelope(options) | given), cluster=cluster, plan=plan.to_json(), spec_text=spec_text)
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from orchestrator.controller.attempt_tracker import ATTEMPT_STOP_GRACE_S, MAX_GAP_S, RESUMED_GRACE_S, Heartbeats
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import ControllerError, FailureKind, StorageTimeoutError
+from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.layout import inbox_message
+from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Running
 from orchestrator.sweeps.requests import new_message_id
@@ -320,6 +323,24 @@ def test_message_of_somebody_else_is_refused_unless_they_insist(tmp_path: Path) 
     assert world.snapshot().state is SweepState.RUNNING
     assert tell(world, client.pause, sender="somebody-else", consent=Consent.FORCE) == ""
     assert world.snapshot().state is SweepState.PAUSED
+
+
+def test_plan_replaces_only_the_revision_that_its_sender_saw(tmp_path: Path) -> None:
+    world = make_world(tmp_path, dataset_tree=[Hang()])
+    start(world, "dataset/tree")
+    first = cast("Plan", world.snapshot().plan)
+
+    def submit(store: ObjectStore, _: str, *, priority: int, **seen: Any) -> str:
+        plan = replace(first, policy=replace(first.policy, priority=priority))
+        return client.submit(store, plan, "text", CLUSTER, **seen)
+
+    assert tell(world, submit, priority=1, replaced_revision=1) == ""
+    late = tell(world, submit, priority=2, replaced_revision=1)
+    assert "it has revision 2, and this would replace revision 1" in late
+    assert "would replace none" in tell(world, submit, priority=2, replaced_revision=0)
+    assert tell(world, submit, priority=1, replaced_revision=1) == ""  # the same plan replaces nothing
+    assert tell(world, submit, priority=2) == ""
+    assert world.snapshot().revision == 3
 
 
 def test_message_of_an_unknown_kind_is_refused(tmp_path: Path) -> None:

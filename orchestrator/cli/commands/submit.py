@@ -139,6 +139,7 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
         ownership=Ownership.TAKE if options.take_over else Ownership.KEEP,
         consent=consent,
         replaces=options.yes or check.previous is not None,
+        replaced_revision=None if options.yes else check.seen_revision,
     )
     with ExitStack() as stack:
         submitter = _connect(stack, settings, plan, store, foreground=options.foreground)
