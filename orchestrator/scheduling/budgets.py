@@ -71,10 +71,10 @@ class Budget:
     promised: float
     """GPU-hours that the live attempts are still expected to take."""
 
-    def allows(self, gpu_hours: float) -> bool:
-        """Whether an attempt that takes so many GPU-hours may start."""
+    def allows(self, gpu_hours: float, *, instead_of: float = 0.0) -> bool:
+        """Whether an attempt that takes so many GPU-hours may start, once a live one takes no more of its promised."""
         bound = self.policy.gpu_hour_budget
-        return bound is None or not gpu_hours or self.used + self.promised + gpu_hours <= bound + 1e-9
+        return bound is None or not gpu_hours or self.used + self.promised - instead_of + gpu_hours <= bound + 1e-9
 
     def refusal(self, gpu_hours: float) -> str:
         """Why an attempt that takes so many GPU-hours may not start; empty if it may."""

@@ -22,12 +22,15 @@ def estimate_s(job: Job, durations: Mapping[str, float]) -> float:
     return max(0.001, durations.get(job.name, KINDS[job.kind].default_s))
 
 
-def left_s(job: Job, view: JobView, full_s: float) -> float:
-    """Seconds that the next attempt needs at full size: one that was stopped goes on from its checkpoint."""
+def left_s(job: Job, view: JobView, full_s: float, *, stopped_after_s: float | None = None) -> float:
+    """Seconds that the next attempt needs at full size: one that was stopped goes on from its checkpoint.
+
+    ``stopped_after_s``: as if the live attempt was stopped now, after so many seconds at full size.
+    """
     stopped = view.last_failure is not None and POLICY[view.last_failure.kind].was_stopped
-    if not KINDS[job.kind].saves or not stopped:
+    if not KINDS[job.kind].saves or not (stopped or stopped_after_s is not None):
         return full_s
-    return max(_LEAST_LEFT * full_s, full_s - view.full_size_s(job.resources))
+    return max(_LEAST_LEFT * full_s, full_s - view.full_size_s(job.resources) - (stopped_after_s or 0.0))
 
 
 def expected_end_s(attempt: Attempt, total_s: float, *, remaining_s: float | None, now: float) -> tuple[float, float]:

@@ -166,6 +166,8 @@ class FairShare:
     """Resources of the cluster."""
     entitlement: float = 1.0
     """Dominant share to which it is entitled while all sweeps of its priority want more."""
+    is_least_used: bool = False
+    """Whether no sweep of its priority that wants more has used less for its weight recently."""
 
     def key(self, requested: Amount) -> tuple[int, float, float]:
         """Order among sweeps of one priority, if it took so much more; the least goes first.
@@ -176,10 +178,15 @@ class FairShare:
         """
         share = dominant(self.live, self.whole)
         after = dominant(plus(self.live, requested), self.whole)
-        past = max((part / all_ for part, all_ in zip(self.past, self.whole, strict=True) if all_), default=0.0)
         if after <= self.entitlement + 1e-9:
-            return 0, share / self.weight, past / self.weight
-        return 1, past / self.weight, share / self.weight
+            return 0, share / self.weight, self.past_share
+        return 1, self.past_share, share / self.weight
+
+    @property
+    def past_share(self) -> float:
+        """Dominant recent use for its weight."""
+        past = max((part / all_ for part, all_ in zip(self.past, self.whole, strict=True) if all_), default=0.0)
+        return past / self.weight
 
     def add(self, requested: Amount) -> None:
         """Count one more running attempt."""
@@ -189,5 +196,7 @@ class FairShare:
 def entitle(fair_shares: list[FairShare]) -> None:
     """Divide the cluster among sweeps of one priority that want more."""
     total = sum(fair_share.weight for fair_share in fair_shares)
+    least = min(fair_share.past_share for fair_share in fair_shares)
     for fair_share in fair_shares:
         fair_share.entitlement = fair_share.weight / total
+        fair_share.is_least_used = fair_share.past_share <= least

@@ -12,6 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from orchestrator.scheduling.budgets import UserCount
 from orchestrator.scheduling.commands import Command, FailJob, LaunchJob, PreemptAttempt
@@ -19,7 +20,7 @@ from orchestrator.scheduling.demand import NOTHING, AttemptDemand, dominant, min
 from orchestrator.scheduling.durations import RESTART_S
 from orchestrator.scheduling.node_filter import NodeFilter
 from orchestrator.scheduling.occupancy import Occupancy
-from orchestrator.scheduling.placement import STARVING_AFTER_S, ExpectedEnd, Reservation, Spread, keep, reserve
+from orchestrator.scheduling.placement import ExpectedEnd, Reservation, Spread, keep, reserve
 from orchestrator.scheduling.preemption import candidates, choose_victims
 from orchestrator.scheduling.queues import Rank, RoundState, SweepQueue
 
@@ -199,11 +200,15 @@ class Launching:
         reservation = self._reservation(queue, place, full)
         if self._start_smaller(queue, place, sizes, reservation):
             return
+        num_commands = len(self._commands)
         made_room = self._make_room(queue, place, full, reservation)
+        is_asked = len(self._commands) > num_commands
+        if is_asked:  # the room that is made is for this job: a lower one must not start in a free part of it
+            reservation = self._reserve(queue, place, full)
         if not made_room and self._ask_for_nodes(queue, place, full):
             return
         nodes = self._node_filter.nodes(full)
-        if reservation is not None and (made_room or self._may_reserve(nodes)):
+        if reservation is not None and (made_room or is_asked or self._may_reserve(nodes)):
             keep(self._room, reservation)
             if not made_room:
                 self._reserved_node_sets.add(nodes)
@@ -222,15 +227,24 @@ class Launching:
             return None  # no job of another shape could pass it
         if not (self._may_reserve(nodes) or queue.index.demands[place].smaller or self._may_preempt(queue)):
             return None
-        since_s = max(queue.index.ready_since_s(place), queue.index.launched_s.get(queue.index.demands[place], 0.0))
+        return self._reserve(queue, place, size)
+
+    def _reserve(self, queue: SweepQueue, place: int, size: AttemptDemand) -> Reservation | None:
         return reserve(
             self._room,
             size,
-            nodes,
-            [*self._occupancy.endings, *self._started],
+            self._node_filter.nodes(size),
+            [*self._endings(), *self._started],
             now=self._now,
-            is_starving=self._now - since_s > STARVING_AFTER_S,
+            is_starving=queue.is_starving(place, queue.index.demands[place]),
         )
+
+    def _endings(self) -> Iterator[ExpectedEnd]:
+        """Of the live attempts; those that this round asks to end leave within the time of a restart, or at once."""
+        soon_s = self._now + RESTART_S
+        for one in self._occupancy.endings:
+            is_asked = one.attempt_id in self._stop_requested
+            yield replace(one, end_s=min(one.end_s, soon_s), sure_end_s=self._now) if is_asked else one
 
     def _may_reserve(self, nodes: frozenset[int]) -> bool:
         return nodes not in self._reserved_node_sets and len(self._reserved_node_sets) < MAX_RESERVATIONS
@@ -277,6 +291,9 @@ class Launching:
                 if all(self._find(queue, place, size, ends_s[size]) is None for size in starts):
                     self._make_room(queue, place, sizes[0], reservation)
             if len(self._commands) > num_commands:
+                made = self._reserve(queue, place, sizes[0])
+                if made is not None:
+                    keep(self._room, made)
                 queue.block(place, demand, f"waits for {sizes[0].resources}: {self._free()}")
             else:
                 queue.put_back(demand)

@@ -24,7 +24,9 @@ from orchestrator.state.transitions import JobState, SweepState
 
 
 def departures(snapshots: Sequence[Snapshot]) -> Iterator[StopAttempt]:
-    """Stops of attempts at jobs that are no longer wanted, unless a pending job waits for the very same key."""
+    """Stops of attempts at jobs that are no longer wanted, unless a pending job waits for the very same key: one that
+    still waits for its resources has done nothing for it, and may ask for others than that job does.
+    """
     living = [snapshot for snapshot in snapshots if snapshot.state.is_live]
     if not any(snapshot.leaving for snapshot in living):
         return
@@ -32,7 +34,8 @@ def departures(snapshots: Sequence[Snapshot]) -> Iterator[StopAttempt]:
     wanted = {view.key for snapshot in waiting for view in snapshot.jobs.values() if view.state is JobState.PENDING}
     for snapshot in living:
         for attempt in snapshot.leaving.values():
-            if attempt.key not in wanted and snapshot.state is not SweepState.CANCELLING:
+            is_of_use = attempt.key in wanted and not attempt.awaits_room
+            if not is_of_use and snapshot.state is not SweepState.CANCELLING:
                 yield StopAttempt(sweep=snapshot.sweep, attempt_id=attempt.attempt_id)
 
 
@@ -113,8 +116,13 @@ def _trip_reason(index: SweepIndex) -> str:
 
 
 def _trip(index: SweepIndex, now: float) -> Iterator[TripSweep]:
-    reason = _trip_reason(index) or overdue(index.plan.policy, index.snapshot.accepted_at_s, now)
-    if reason and index.snapshot.jobs.counts.get(JobState.PENDING):
+    snapshot = index.snapshot
+    reason = _trip_reason(index) or overdue(index.plan.policy, snapshot.accepted_at_s, now)
+    if not reason:
+        return
+    # An attempt that waits for its resources would begin to run, later than anything may start.
+    waits = any(one.awaits_room and one.attempt_id not in snapshot.leaving for one in snapshot.live_attempts)
+    if waits or snapshot.jobs.counts.get(JobState.PENDING):
         yield TripSweep(sweep=index.plan.sweep, reason=reason)
 
 

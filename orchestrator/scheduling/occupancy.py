@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from orchestrator.core.contract import Resources
-from orchestrator.core.job_kinds import KINDS
+from orchestrator.scheduling.budgets import Budget, overdue
 from orchestrator.scheduling.demand import NOTHING, Amount, minus, plus, times, total_of
 from orchestrator.scheduling.durations import RESTART_S, expected_end_s
 from orchestrator.scheduling.fairness import Held
@@ -14,6 +14,7 @@ from orchestrator.scheduling.node_filter import NodeFilter
 from orchestrator.scheduling.placement import ExpectedEnd, FreeCapacity, Spread
 from orchestrator.scheduling.sweep_index import SweepIndex
 from orchestrator.state.snapshot import JobView
+from orchestrator.state.transitions import SweepState
 
 ROOM_KEPT_S = 1800.0
 """For how long free nodes are kept for an attempt that waits for further nodes: clouds add nodes in minutes, or not
@@ -25,13 +26,22 @@ class Occupancy:
     """The live attempts that hold the cluster's resources, until when, and which of them may be preempted."""
 
     def __init__(
-        self, node_filter: NodeFilter, indexes: Sequence[SweepIndex], *, remaining_s: Mapping[str, float], now: float
+        self,
+        node_filter: NodeFilter,
+        indexes: Sequence[SweepIndex],
+        *,
+        remaining_s: Mapping[str, float],
+        stopped: Collection[str],
+        now: float,
     ) -> None:
         self._node_filter, self._indexes, self._remaining_s, self.now = node_filter, indexes, remaining_s, now
+        self._stopped = stopped
+        """Attempts that are ended because nothing needs their outcome any more."""
         self._floating: dict[str, Spread] = {}
         """Assumed nodes of attempts whose nodes are not known yet."""
         self.missing: set[tuple[Resources, int]] = set()
         """Shapes (resources and number of workers) for which the autoscaler has added no node for long."""
+        self._budgets: dict[str, Budget] = {}
         self.room = self._make_room()
 
     @cached_property
@@ -47,7 +57,7 @@ class Occupancy:
         return [
             self._ending(index, held, spread)
             for index, held, spread in self.laid_out()
-            if held.attempt.preempting_at_s is not None or held.attempt.attempt_id in index.snapshot.leaving
+            if held.attempt.preempting_at_s is not None or held.attempt.attempt_id in self._stopped
         ]
 
     def lowest_priority(self, priorities: Mapping[str, int]) -> int | None:
@@ -58,16 +68,42 @@ class Occupancy:
         ]
         return min(held, default=None)
 
-    def promised_gpu_hours(self, index: SweepIndex) -> float:
-        """The expected further use of a sweep's live attempts."""
-        gpu_s = [
-            held.demand.gpus * (self._ending(index, held, ()).end_s - self.now)
-            for held in index.holdings.live.values()
-            if held.demand.gpus
-        ]
-        return sum(gpu_s) / 3600.0
+    def budget(self, index: SweepIndex) -> Budget:
+        """What a sweep may still use, as of this round."""
+        found = self._budgets.get(index.plan.sweep)
+        if found is None:
+            is_bounded = index.plan.policy.gpu_hour_budget is not None
+            live = index.holdings.live.values() if is_bounded else ()
+            found = self._budgets[index.plan.sweep] = Budget(
+                policy=index.plan.policy,
+                used=self._used_gpu_hours(index) if is_bounded else 0.0,
+                promised=sum(self._promised_gpu_hours(index, held) for held in live),
+            )
+        return found
 
-    def used_gpu_hours(self, index: SweepIndex) -> float:
+    def may_continue(self, index: SweepIndex, held: Held) -> bool:
+        """Whether a job's next attempt may start once this one ends: not if its sweep ends, nor after its deadline or
+        beyond its budget.
+        """
+        snapshot, policy = index.snapshot, index.plan.policy
+        if snapshot.state in {SweepState.STOPPING, SweepState.CANCELLING} or view_of(index, held) is None:
+            return False
+        if overdue(policy, snapshot.accepted_at_s, self.now):
+            return False
+        if policy.gpu_hour_budget is None:
+            return True
+        place = index.places[held.attempt.job]
+        full = index.demands[place]
+        ran_s = held.attempt.ran_s(self.now) / held.demand.slowdown(full)
+        next_hours = full.gpus * index.left_s(place, stopped_after_s=ran_s) / 3600.0
+        return self.budget(index).allows(next_hours, instead_of=self._promised_gpu_hours(index, held))
+
+    def _promised_gpu_hours(self, index: SweepIndex, held: Held) -> float:
+        """The expected further use of a live attempt."""
+        gpus = held.demand.gpus
+        return gpus * (self._ending(index, held, ()).end_s - self.now) / 3600.0 if gpus else 0.0
+
+    def _used_gpu_hours(self, index: SweepIndex) -> float:
         """The use of a sweep's attempts so far, live and ended, also of earlier revisions."""
         live_s = [
             held.demand.gpus * held.attempt.ran_s(self.now) for held in index.holdings.live.values() if held.demand.gpus
@@ -145,7 +181,8 @@ class Occupancy:
             remembered.machines, remembered.by_id = machines, {}
         for attempt_id, held in index.holdings.live.items():
             ending = remembered.by_id.get(attempt_id)
-            is_sure = held.attempt.preempting_at_s is None and attempt_id not in self._remaining_s
+            is_leaving = held.attempt.preempting_at_s is not None or attempt_id in self._stopped
+            is_sure = not is_leaving and attempt_id not in self._remaining_s
             if ending is None or ending.end_s <= self.now or not is_sure:
                 spread = self._spread(held)
                 if spread is None:
@@ -157,13 +194,13 @@ class Occupancy:
 
     def _ending(self, index: SweepIndex, held: Held, spread: Spread) -> ExpectedEnd:
         attempt, view = held.attempt, view_of(index, held)
-        if attempt.attempt_id in index.snapshot.leaving:
+        if attempt.attempt_id in self._stopped:
             end_s, sure_end_s = self.now + RESTART_S, self.now
         else:
-            place = index.places.get(attempt.job, -1)
-            total_s = KINDS[index.jobs[place].kind].default_s if view is None else index.left_s(place)
-            if place >= 0:
-                total_s *= held.demand.slowdown(index.demands[place])
+            total_s = 0.0  # of a job that the plan has no more, which goes on because another one waits for its key
+            if view is not None:
+                place = index.places[attempt.job]
+                total_s = index.left_s(place) * held.demand.slowdown(index.demands[place])
             remaining_s = self._remaining_s.get(attempt.attempt_id)
             end_s, sure_end_s = expected_end_s(attempt, total_s, remaining_s=remaining_s, now=self.now)
         return ExpectedEnd(

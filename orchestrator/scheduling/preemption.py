@@ -61,14 +61,13 @@ def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) 
         base, view = priorities.get(index.plan.sweep), view_of(index, held)
         if base is None or view is None:
             continue
-        if index.snapshot.state is SweepState.STOPPING:  # it would not be continued: the sweep waits for its end
-            continue
         # What started because it had waited would else make room at once, and wait again.
         priority = base + held.attempt.aging
         if priority >= below:
             continue
         num_before = view.failures.get(FailureKind.PREEMPTED, 0)
-        if may_be_preempted(held, num_before, index.plan.policy.max_preemptions, now=now):
+        is_spared = not may_be_preempted(held, num_before, index.plan.policy.max_preemptions, now=now)
+        if not is_spared and occupancy.may_continue(index, held):
             kind = index.jobs[index.places[view.name]].kind
             yield Candidate(
                 sweep=index.plan.sweep,
@@ -233,7 +232,7 @@ def growths(
         for held in queue.index.holdings.live.values():
             ending = by_id.get(held.attempt.attempt_id)
             is_old = held.attempt.ran_s(occupancy.now) >= GROWS_AFTER_S and held.attempt.preempting_at_s is None
-            if ending is not None and is_old:
+            if ending is not None and is_old and occupancy.may_continue(queue.index, held):
                 command, saved_s = _growth(queue, ending, occupancy, node_filter, users)
                 if command is not None:
                     found.append((-saved_s, held.attempt.attempt_id, command))
@@ -330,17 +329,25 @@ def _leaving_reason(node: str, left_s: float) -> str:
 
 
 def readmissions(indexes: Sequence[SweepIndex], node_filter: NodeFilter) -> Iterator[PreemptAttempt]:
-    """Restarts of waits for resources whose excluded nodes may be used now: Ray cannot change a reservation."""
+    """Restarts of waits for resources, because Ray cannot change a reservation: its job asks for others since its sweep
+    was submitted again, or its excluded nodes may be used now.
+    """
     for index in indexes:
         for held in index.holdings.live.values():
             attempt = held.attempt
-            if not (attempt.exclude and attempt.awaits_room):  # most attempts; the sets below cost more
+            if not attempt.awaits_room or attempt.preempting_at_s is not None or view_of(index, held) is None:
                 continue
+            full = index.demands[index.places[attempt.job]]
+            sizes = {(size.resources, size.num_workers) for size in (full, *full.smaller)}
             usable = (
                 set(attempt.exclude)
                 .intersection(node_filter.machines.places)
                 .difference(node_filter.avoided(held.demand))
             )
-            if usable and attempt.preempting_at_s is None:
+            if (attempt.resources, attempt.num_workers) not in sizes:
+                reason = f"waits for room again: its job asks for {full.resources} now, not for {attempt.resources}"
+            elif usable:
                 reason = f"waits for room again, on {min(usable)} too: the node is not excluded any more"
-                yield PreemptAttempt(sweep=index.plan.sweep, attempt_id=attempt.attempt_id, reason=reason)
+            else:
+                continue
+            yield PreemptAttempt(sweep=index.plan.sweep, attempt_id=attempt.attempt_id, reason=reason)

@@ -9,6 +9,7 @@ from orchestrator.core.clocks import is_time
 from orchestrator.scheduling.budgets import Budget, Cap
 from orchestrator.scheduling.demand import AttemptDemand
 from orchestrator.scheduling.fairness import FairShare
+from orchestrator.scheduling.placement import STARVING_AFTER_S
 from orchestrator.scheduling.preflight import NUM_STEPS
 from orchestrator.scheduling.sweep_index import SweepIndex, Ticket
 from orchestrator.state.failure_policy import LONGEST_BACKOFF_S
@@ -98,8 +99,17 @@ class SweepQueue:
         self.best = self._find()
         if self.best is None:
             return None
-        key = self.fair_share.key(self.best[1].total)
+        (_, place), demand = self.best
+        is_beyond, past, share = key = self.fair_share.key(demand.total)
+        if is_beyond and self.fair_share.is_least_used and self.is_starving(place, demand):
+            # Else it would wait as long as smaller jobs of others, each within its share, take what becomes free.
+            key = 0, share, past
         return -self.priority, key, self.index.snapshot.accepted_at_s, self.sweep
+
+    def is_starving(self, place: int, demand: AttemptDemand) -> bool:
+        """Whether no job of a shape has started for so long that nodes are reserved for this one of it."""
+        since_s = max(self.index.ready_since_s(place), self.index.launched_s.get(demand, 0.0))
+        return self._round.now - since_s > STARVING_AFTER_S
 
     def drop_best(self) -> tuple[int, AttemptDemand]:
         """Take the best job out of this round; its place in the plan."""
@@ -157,6 +167,21 @@ class SweepQueue:
                 gpu_hours += 0.0 if one in found else hours
                 found.add(one)
         return len(found)
+
+    def waits_since_s(self) -> float:
+        """Since when a sweep that runs nothing could have started one of the jobs that it could start now.
+
+        Not the best one alone: that may have become ready a moment ago, by another sweep's result.
+        """
+        index = self.index
+        free_s = max(index.last_launch_s, index.last_end_s, index.snapshot.accepted_at_s)
+        since_s = self._round.now if self.best is None else max(free_s, index.ready_since_s(self.best[0][1]))
+        for _, place in (ticket for queue in index.queues.values() for ticket in queue[:BACKFILL_DEPTH]):
+            if since_s <= free_s:
+                break
+            if not self._is_taken(place):
+                since_s = min(since_s, max(free_s, index.ready_since_s(place)))
+        return since_s
 
     def wait(self, place: int, why: str) -> None:
         """Note why a job waits; the first ones of a round are enough."""
@@ -231,9 +256,8 @@ class SweepQueue:
         return key in self._round.live_keys or key in self._round.committed
 
 
-def aging(index: SweepIndex, place: int, now: float) -> int:
-    """How much waiting adds to a sweep's priority, for the job that it would start next. 0 while anything runs."""
-    if index.holdings.live:
+def aging(queue: SweepQueue, now: float) -> int:
+    """How much waiting adds to a sweep's priority. 0 while anything runs."""
+    if queue.index.holdings.live:
         return 0
-    waited_s = now - max(index.last_launch_s, index.last_end_s, index.ready_since_s(place))
-    return min(MAX_AGING, max(0, int(waited_s / AGING_S * _CLASS)))
+    return min(MAX_AGING, max(0, int((now - queue.waits_since_s()) / AGING_S * _CLASS)))

@@ -19,11 +19,12 @@ from dataclasses import dataclass, field, replace
 
 from orchestrator.core.contract import Resources
 from orchestrator.planning.graph.plan import Job
-from orchestrator.scheduling.budgets import ANYBODY, Budget, Cap, UserCount, time_left_s
+from orchestrator.scheduling.budgets import ANYBODY, Cap, UserCount, time_left_s
 from orchestrator.scheduling.commands import (
     Command,
     FailJob,
     FinishSweep,
+    StopAttempt,
     TripSweep,
 )
 from orchestrator.scheduling.demand import Amount, DemandTable
@@ -140,7 +141,8 @@ class Scheduler:
         node_filter = self._suited(machines, view.total, view.maximum, excluded)
         commands += readmissions(indexes, node_filter) if view.may_start else ()
         commands += _follow_ups([one for one in indexes if one.plan.sweep not in view.held], committed, now)
-        occupancy = Occupancy(node_filter, indexes, remaining_s=view.remaining_s, now=now)
+        stopped = {command.attempt_id for command in commands if isinstance(command, StopAttempt)}
+        occupancy = Occupancy(node_filter, indexes, remaining_s=view.remaining_s, stopped=stopped, now=now)
         keys = set(view.claimed).union(*_live_keys(indexes))
         round_state = RoundState(now=now, live_keys=keys, committed=committed, stepping=view.stepping)
         queues = [_queue_of(index, occupancy, round_state, machines.whole) for index in _starting(indexes, commands)]
@@ -264,20 +266,19 @@ def _live_keys(indexes: Sequence[SweepIndex]) -> Iterator[Collection[str]]:
 
 
 def _queue_of(index: SweepIndex, occupancy: Occupancy, round_state: RoundState, whole: Amount) -> SweepQueue:
-    policy = index.plan.policy
-    is_bounded = policy.gpu_hour_budget is not None
-    budget = Budget(
-        policy=policy,
-        used=occupancy.used_gpu_hours(index) if is_bounded else 0.0,
-        promised=occupancy.promised_gpu_hours(index) if is_bounded else 0.0,
-    )
     fair_share = FairShare(
-        weight=policy.weight,
+        weight=index.plan.policy.weight,
         live=index.holdings.total,
         past=index.holdings.history.decayed_s(round_state.now),
         whole=whole,
     )
-    return SweepQueue(index, priority=_priority(index), fair_share=fair_share, budget=budget, round_state=round_state)
+    return SweepQueue(
+        index,
+        priority=_priority(index),
+        fair_share=fair_share,
+        budget=occupancy.budget(index),
+        round_state=round_state,
+    )
 
 
 def _ranked(queues: Sequence[SweepQueue], now: float, made_room: Callable[[], int | None]) -> list[SweepQueue]:
@@ -289,7 +290,7 @@ def _ranked(queues: Sequence[SweepQueue], now: float, made_room: Callable[[], in
     wanting = [queue for queue in queues if queue.rank() is not None]
     for queue in wanting:
         if queue.best is not None:
-            queue.priority = queue.base_priority + aging(queue.index, queue.best[0][1], now)
+            queue.priority = queue.base_priority + aging(queue, now)
             queue.aging = queue.priority - queue.base_priority
     bases = {queue.base_priority for queue in wanting}
     passing = [one for one in wanting if any(one.base_priority < base <= one.priority for base in bases)]

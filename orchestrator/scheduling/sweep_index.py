@@ -165,9 +165,9 @@ class SweepIndex:
         """Time of the sweep's latest launch."""
         return max(self.launched_s.values(), default=0.0)
 
-    def left_s(self, place: int) -> float:
-        """Seconds that the next attempt at a job needs at full size."""
-        return left_s(self.jobs[place], self.views[place], self.full_s[place])
+    def left_s(self, place: int, *, stopped_after_s: float | None = None) -> float:
+        """Seconds that the next attempt at a job needs at full size; see ``durations.left_s``."""
+        return left_s(self.jobs[place], self.views[place], self.full_s[place], stopped_after_s=stopped_after_s)
 
     def ready_since_s(self, place: int) -> float:
         """Earliest time at which the job could have started, by its own attempts and its inputs."""

@@ -29,9 +29,14 @@ def read_prices(path: str) -> PriceTable | None:
 
 
 def hours_left(snapshot: Snapshot, left_s: Mapping[str, float]) -> tuple[float, float]:
-    """GPU-hours, and core-hours of jobs without GPUs, that jobs with so many seconds left will hold."""
-    jobs = snapshot.plan.by_name() if snapshot.plan is not None else {}
-    amounts = [(jobs[name].resources, seconds / 3600.0) for name, seconds in left_s.items() if name in jobs]
+    """GPU-hours, and core-hours of jobs without GPUs, that jobs with so many seconds left will hold.
+
+    A running job holds what its attempt has, by which its time left is counted.
+    """
+    held = {job.name: job.resources for job in snapshot.plan.jobs} if snapshot.plan is not None else {}
+    live = {view.name: view.attempt for view in snapshot.jobs.values() if view.attempt is not None}
+    held |= {name: attempt.resources for name, attempt in live.items() if name in held}
+    amounts = [(held[name], seconds / 3600.0) for name, seconds in left_s.items() if name in held]
     gpu_hours = sum(resources.gpus * hours for resources, hours in amounts)
     return gpu_hours, sum(resources.cpus * hours for resources, hours in amounts if not resources.gpus)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import OrchestratorError
@@ -79,7 +80,7 @@ def _fleet(snapshot: Snapshot) -> Fleet | None:
     """Nodes for the sweep: this machine if it runs here, else those that it holds now; None if it holds none."""
     if snapshot.cluster == Settings().cluster and snapshot.cluster.startswith("local-"):
         return this_machine()
-    held = tuple(attempt.resources.bare for attempt in snapshot.live_attempts)
+    held = tuple(attempt.resources.bare for attempt in snapshot.live_attempts if not attempt.awaits_room)
     if not held:
         return None
     total = Resources(cpus=sum(each.cpus for each in held), gpus=sum(each.gpus for each in held))
@@ -115,22 +116,25 @@ def time_left_of(
         return TimeLeft(seconds=0.0)
     views, jobs = list(snapshot.jobs.values()), snapshot.plan.by_name()
     live = {view.name: view.attempt for view in views if view.attempt is not None}
+    as_held = {name: _as_held(jobs[name], attempt) for name, attempt in live.items()}
+    slowdowns = {name: jobs[name].execution.num_workers / job.execution.num_workers for name, job in as_held.items()}
     reported_left_s = {
         name: line.progress.eta_s for name, line in progress.items() if name in live and line.progress.eta_s > 0
     }
     return time_left(
-        snapshot.plan,
-        durations_s,
+        replace(snapshot.plan, jobs=tuple(as_held.get(job.name, job) for job in snapshot.plan.jobs)),
+        {name: seconds * slowdowns.get(name, 1.0) for name, seconds in durations_s.items()},
         fleet,
         done={view.name for view in views if view.state.is_final},
         running_left_s=reported_left_s,
         measured_s={
             view.name: view.full_size_s(jobs[view.name].resources) for view in views if view.state is JobState.SUCCEEDED
         },
-        elapsed_s={name: attempt.ran_s(now) * _share(attempt, jobs[name]) for name, attempt in live.items()},
+        elapsed_s={name: attempt.ran_s(now) for name, attempt in live.items() if not attempt.awaits_room},
     )
 
 
-def _share(attempt: Attempt, job: Job) -> float:
-    """Of its full size, at which the time left is counted: an elastic job may run on less."""
-    return attempt.resources.gpus / job.resources.gpus if job.resources.min_gpus else 1.0
+def _as_held(job: Job, attempt: Attempt) -> Job:
+    """The job at the size of its live attempt: an elastic one may run on fewer GPUs than it asks for."""
+    execution = replace(job.execution, num_workers=attempt.num_workers)
+    return replace(job, resources=attempt.resources, execution=execution)

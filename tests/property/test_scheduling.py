@@ -189,6 +189,32 @@ def test_gang_of_the_whole_cluster_starts_although_small_jobs_keep_coming() -> N
     assert started_s < 0.25 * end_s
 
 
+@pytest.mark.parametrize("weight", [1.0, 3.0])
+def test_gangs_larger_than_the_share_of_their_sweep_start_while_it_runs_more_and_shares_stay_right(weight) -> None:
+    nodes = tuple(Node(name=f"n{n}", resources=Resources(cpus=64.0, gpus=8.0)) for n in range(2))
+    small = tuple(gpu_job(f"finetune/small/{n}", gpus=1) for n in range(1200))
+    gangs = tuple(gpu_job(f"pretrain/gang/{n}", gpus=14) for n in range(20))
+    jobs = {"small": small, "gangs": (*gangs, gpu_job("theory/long", gpus=0))}
+    plans = {
+        name: Plan(sweep=name, revision=1, store_uri="", jobs=some, baseline="", policy=Policy(weight=each))
+        for (name, some), each in zip(jobs.items(), (weight, 1.0), strict=True)
+    }
+    durations = {
+        "small": {job.name: HOUR_S * (0.8 + n * 37 % 100 / 300) for n, job in enumerate(small)},
+        "gangs": {job.name: 8 * HOUR_S for job in gangs} | {"theory/long": 1000 * HOUR_S},
+    }
+    scheduler = Scheduler()
+    world = World(plans=plans, nodes=nodes, durations=durations, decide=decides(scheduler, durations=durations))
+    for name in plans:
+        world.submit(name)
+    world.run(until_s=9 * HOUR_S)
+    assert world.snapshots["gangs"].jobs["pretrain/gang/0"].launched_at_s, "it starves after six hours"
+    world.run(until_s=80 * HOUR_S)
+    used = world.gpu_seconds
+    assert used["small"] / used["gangs"] == pytest.approx(weight, rel=0.25)
+    assert sum(used.values()) > 0.9 * 16 * world.now_s, "hardly a GPU is idle"
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_job_of_higher_priority_never_waits_while_a_lower_one_of_its_shape_starts(data) -> None:

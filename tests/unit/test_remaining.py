@@ -8,7 +8,8 @@ from orchestrator.core.contract import Progress, Resources
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.estimate.duration_ratios import DurationRatios
 from orchestrator.planning.estimate.eta import Fleet
-from orchestrator.services.eta import time_left_of
+from orchestrator.services.costs import hours_left
+from orchestrator.services.eta import eta_of, time_left_of
 from orchestrator.state.snapshot import Attempt, JobTable, JobView, Snapshot
 from orchestrator.state.spending import ResourceUse
 from orchestrator.state.transitions import JobState, SweepState
@@ -34,7 +35,7 @@ def view(name: str, state: JobState, *, ran_s: float = 0.0, launched_at_s: float
             number=1,
             epoch=1,
             launched_at_s=launched_at_s,
-            resources=Resources(),
+            resources=JOBS[0].resources,
         )
     return JobView(name=name, key=name, state=state, ran_s=ran_s, attempt=attempt)
 
@@ -63,10 +64,27 @@ def test_time_left_counts_ended_elastic_jobs_at_their_full_size() -> None:
     assert (left.seconds, left.corrected_by) == (10.0, {"pretrain": 1.0})
     started = view("pretrain/b", JobState.RUNNING, launched_at_s=92.0)
     assert started.attempt is not None
-    small = replace(started, attempt=replace(started.attempt, resources=Resources(cpus=2, gpus=2)))
+    attempt = replace(started.attempt, resources=Resources(cpus=2, gpus=2), num_workers=2)
+    small = replace(started, attempt=attempt)
     running = replace(running, jobs=JobTable([ended, small]))
-    left = time_left_of(running, {job.name: 10.0 for job in jobs}, fleet, progress={}, now=100.0)
-    assert left.seconds == 10.0 - 8.0 * 2 / 8
+    for gpus in (8, 2):
+        fleet = Fleet(nodes=(Resources(cpus=8, gpus=gpus),))
+        left = time_left_of(running, {job.name: 10.0 for job in jobs}, fleet, progress={}, now=100.0)
+        assert (left.seconds, left.never) == (10.0 * 8 / 2 - 8.0, ()), "it runs on the two that it has"
+    assert hours_left(running, left.left_s) == (2 * 32.0 / 3600.0, 0.0)
+
+
+def test_time_left_leaves_room_that_an_attempt_waits_for_out() -> None:
+    runs, waits = (
+        view("pretrain/a", JobState.RUNNING, launched_at_s=96.0),
+        view("pretrain/b", JobState.RUNNING, launched_at_s=0.0),
+    )
+    assert waits.attempt is not None
+    waits = replace(waits, attempt=replace(waits.attempt, awaits_room=True))
+    found = eta_of(snapshot(runs, waits), {}, DURATIONS, 100.0)
+    assert found is not None
+    assert (found[0].seconds, found[1]) == (6.0 + 3 * 10.0, f"what it holds now: {JOBS[0].resources}")
+    assert eta_of(snapshot(waits), {}, DURATIONS, 100.0) is None
 
 
 def test_time_left_of_running_job_that_says_its_own_is_believed() -> None:

@@ -123,6 +123,34 @@ def test_deadline_that_has_passed_stops_the_sweep() -> None:
     (command,) = decide(after(plan), nodes=gpu_nodes(8), now=HOUR_S)
     assert isinstance(command, TripSweep)
     assert "1 h after submission" in command.reason
+    waits = after(plan, launched(plan.jobs[0], awaits_room=True))
+    assert decide(waits, nodes=gpu_nodes(8), now=HOUR_S - 1.0) == []
+    (command,) = decide(waits, nodes=gpu_nodes(8), now=HOUR_S)
+    assert isinstance(command, TripSweep), "what it waits for would come after the deadline"
+
+
+@pytest.mark.parametrize(
+    ("policy", "num_asked"),
+    [
+        ({}, 1),
+        ({"deadline_s": 5 * HOUR_S}, 1),
+        ({"deadline_s": 3 * HOUR_S}, 0),
+        ({"gpu_hours": 9.0}, 1),
+        ({"gpu_hours": 8.5}, 0),  # 8 are used, and 1 is left
+    ],
+)
+@pytest.mark.parametrize("is_growth", [True, False])
+def test_no_attempt_makes_room_or_grows_whose_next_one_could_not_start(
+    policy: dict[str, Any], num_asked: int, *, is_growth: bool
+) -> None:
+    """It would be cancelled, and running jobs are never ended because of a limit."""
+    gang = gpu_job("pretrain/gang", gpus=8, min_gpus=2)
+    small: dict[str, Any] = {"resources": Resources(cpus=8.0, gpus=2.0), "num_workers": 2}
+    runs = after(plan_of("s", gang, priority=-10, **policy), launched(gang, *["node-0000"] * 2, at_s=0.0, **small))
+    high = [] if is_growth else [after(plan_of("high", gpu_job("pretrain/high", gpus=8), priority=10))]
+    durations = {"s": {gang.name: 9.0 * HOUR_S / 8}}
+    found = decide(runs, *high, nodes=gpu_nodes(8), now=4 * HOUR_S, durations=durations)
+    assert len(of_type(found, PreemptAttempt)) == num_asked
 
 
 # Breakers and nodes

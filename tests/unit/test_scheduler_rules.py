@@ -293,6 +293,56 @@ def test_nobody_is_preempted_while_others_leave_already() -> None:
     assert of_type(decide(after(low, *journal, leaving), after(high), nodes=gpu_nodes(8)), PreemptAttempt) == []
 
 
+def test_attempt_that_goes_on_for_a_renamed_job_is_not_taken_to_leave() -> None:
+    old, other = gpu_job("pretrain/old", gpus=8), gpu_job("pretrain/other", gpus=8)
+    renamed = replace(old, name="pretrain/new")  # of the same key: it waits for the attempt at the old one
+    plans = {1: plan_of("same", old, priority=10), 2: replace(plan_of("same", renamed, priority=10), revision=2)}
+    accepted = [events.PlanAccepted(at_s=float(n), message_id=f"m{n}", revision=n) for n in plans]
+    journal = [accepted[0], launched(old, *["node-0000"] * 8), accepted[1]]
+    same = fold("same", journal, lambda event: plans[event.revision])
+    low = after(plan_of("low", other, priority=-10), launched(other, *["node-0001"] * 8))
+    high = after(plan_of("high", gpu_job("pretrain/high", gpus=8), priority=10))
+    (found,) = decide(low, same, high, nodes=gpu_nodes(16), now=HOUR_S, durations={"low": {other.name: 9 * HOUR_S}})
+    assert isinstance(found, PreemptAttempt)
+    assert found.sweep == "low"
+
+
+def test_nobody_is_preempted_while_attempts_of_a_cancelled_sweep_leave() -> None:
+    cancelled, other = gpu_job("pretrain/cancelled", gpus=8), gpu_job("pretrain/other", gpus=8)
+    low, same = plan_of("low", other, priority=-10), plan_of("same", cancelled, priority=10)
+    high = plan_of("high", gpu_job("pretrain/high", gpus=8), priority=10)
+    starts = [launched(cancelled, *["node-0000"] * 8), launched(other, *["node-0001"] * 8)]
+    durations = {"low": {other.name: 9 * HOUR_S}, "same": {cancelled.name: 9 * HOUR_S}}
+    scheduler = Scheduler()  # it has seen the attempt when that was to run for hours
+    for journal, num_preempted in (([], 1), ([events.CancelRequested(at_s=1000.0, message_id="c")], 0)):
+        snapshots = [after(low, starts[1]), after(same, starts[0], *journal), after(high)]
+        total = Resources(cpus=128.0, gpus=16.0)
+        view = ClusterView(snapshots=snapshots, total=total, nodes=gpu_nodes(16), now=1000.0, durations=durations)
+        found = of_type(scheduler.decide(view), PreemptAttempt)
+        assert [command.sweep for command in found] == ["low"] * num_preempted
+
+
+@pytest.mark.parametrize("has_aged", [False, True])
+def test_no_lower_job_starts_in_the_room_that_is_made_for_a_gang(*, has_aged: bool) -> None:
+    large, small, other = (gpu_job(f"pretrain/{gpus}", gpus=gpus) for gpus in (7, 1, 8))
+    low = after(plan_of("low", large, small, priority=-10), launched(large, *["node-0000"] * 7, at_s=6 * HOUR_S))
+    same = after(plan_of("same", other, priority=10), launched(other, *["node-0001"] * 8, at_s=0.0))
+    now = 6.5 * HOUR_S
+    accepted = events.PlanAccepted(at_s=now, message_id="m", revision=1)
+    urgent = plan_of("high", gpu_job("pretrain/high", gpus=8), priority=10)
+    aged = [after(plan_of("aged", gpu_job("pretrain/aged", gpus=8)))] * has_aged  # comes first, and may not preempt
+    found = decide(
+        low,
+        same,
+        *aged,
+        fold("high", [accepted], lambda _: urgent),
+        nodes=gpu_nodes(16),
+        now=now,
+        durations={"low": {large.name: 3 * HOUR_S, small.name: HOUR_S}, "same": {other.name: 90 * HOUR_S}},
+    )
+    assert [type(command) for command in found] == [PreemptAttempt]
+
+
 def test_attempts_of_a_sweep_that_stops_are_not_preempted_for_others() -> None:
     """They would not be continued, and the user waits for their ends."""
     low, high, journal = busy_and_urgent()
@@ -337,6 +387,17 @@ def test_sweep_that_waits_for_long_rises_until_it_runs_something() -> None:
     )
     assert [command.sweep for command in of_type(early, LaunchJob)] == ["high"]
     assert [command.sweep for command in of_type(late, LaunchJob)] == ["low"]
+
+
+def test_sweep_that_waits_for_long_stays_risen_when_another_finishes_what_its_next_job_needs() -> None:
+    shared, ready = gpu_job("pretrain/shared", gpus=8), gpu_job("pretrain/ready", gpus=8)
+    plan = plan_of("low", shared, gpu_job("finetune/next", shared.name, gpus=8), ready, priority=-10)
+    view: dict[str, Any] = {"nodes": gpu_nodes(8), "now": 12 * HOUR_S, "durations": {"low": {"finetune/next": 9e9}}}
+    low = after(plan, events.JobReused(at_s=12 * HOUR_S - 60.0, job=shared.name, key=shared.key))
+    (found,) = of_type(decide(low, **view), LaunchJob)
+    assert (found.job, found.aging) == ("finetune/next", 20)
+    (found,) = of_type(decide(low, claimed={ready.key}, **view), LaunchJob)
+    assert (found.job, found.aging) == ("finetune/next", 0), "it could start nothing before"
 
 
 @pytest.mark.parametrize("num_nodes", [1, 4])

@@ -30,13 +30,14 @@ from orchestrator.controller.controller import Controller
 from orchestrator.controller.node_pricing import NodePricing
 from orchestrator.core.contract import JobFailure, Resources
 from orchestrator.core.errors import FailureKind
-from orchestrator.planning.graph.plan import Plan
-from orchestrator.scheduling.commands import LaunchJob
+from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.scheduling.commands import Command, LaunchJob, PreemptAttempt, StopAttempt
 from orchestrator.scheduling.occupancy import ROOM_KEPT_S
 from orchestrator.services.status import SweepStatus, present_document, running_lines, used_hours
 from orchestrator.simulation.forecast import ControllerLoop, Pace
 from orchestrator.state import events
 from orchestrator.state.failure_policy import RetryAt, judge, observed_mtbf_s
+from orchestrator.state.fold import fold
 from orchestrator.state.snapshot import Attempt, JobView, Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
@@ -200,6 +201,26 @@ def test_status_says_what_an_attempt_waits_for_and_since_when() -> None:
     told = {"since_s": 10.0, "resources": "64 CPU, 16 GPU", "workers": 16}
     assert document["waits_for_room"] == {GANG.name: told}
     assert present_document(SweepStatus(snapshot=waiting(placed(20.0)), now=now))["waits_for_room"] == {}
+
+
+def test_attempt_that_waits_goes_once_its_job_asks_for_other_resources() -> None:
+    asks = [replace(GANG, resources=replace(GANG.resources, accelerator=name)) for name in ("H100", "A100")]
+    renamed = replace(asks[1], name="pretrain/renamed")
+
+    def decided(job: Job, *journal: events.Event) -> list[Command]:
+        plans = {1: plan_of("s", asks[0]), 2: replace(plan_of("s", job), revision=2)}
+        accepted = [events.PlanAccepted(at_s=float(n), message_id=f"m{n}", revision=n) for n in plans]
+        launch = launched(asks[0], awaits_room=True, resources=asks[0].resources, num_workers=16)
+        snapshot = fold("s", [accepted[0], launch, *journal, accepted[1]], lambda event: plans[event.revision])
+        kinds = tuple(replace(gpu_nodes(8)[0], name="", accelerator=name) for name in ("H100", "A100"))
+        return decide(snapshot, nodes=(replace(kinds[0], name="head"),), maximum=kinds, now=20.0)
+
+    assert decided(asks[0]) == []
+    (command,) = decided(asks[1])
+    assert isinstance(command, PreemptAttempt)
+    assert "its job asks for 64 CPU, 16 GPU, of type A100 now" in command.reason
+    assert decided(renamed) == [StopAttempt(sweep="s", attempt_id=ID)], "of the same key, yet of no use for it"
+    assert decided(asks[1], placed(1.5)) == decided(renamed, placed(1.5)) == [], "it works"
 
 
 def test_gang_that_waits_for_long_neither_holds_what_there_is_nor_keeps_others_from_asking() -> None:

@@ -258,7 +258,7 @@ class TimeLeft:
     corrected_by: Mapping[str, float] = field(default_factory=dict)
     """Measured / estimated seconds by kind, where jobs of a kind have ended."""
     left_s: Mapping[str, float] = field(default_factory=dict)
-    """Seconds that each job that has not ended still takes."""
+    """Seconds that each job that has not ended still takes, a running one with the resources that it holds."""
     never: tuple[str, ...] = ()
     """Jobs that the cluster cannot run."""
 
@@ -288,8 +288,8 @@ def time_left(
     """Schedule the remaining jobs of a sweep from now on.
 
     Args:
-        plan: the sweep's.
-        durations_s: estimates by job, those of ended jobs included.
+        plan: the sweep's; running jobs with the resources that they hold.
+        durations_s: estimates by job for these resources, those of ended jobs included.
         fleet: the nodes of the cluster.
         done: jobs that need not run (any more), also because they failed.
         running_left_s: seconds left of running jobs, as they report them.
