@@ -18,16 +18,19 @@
 #   ORCHESTRATOR_NODE_CPUS     default: all; ORCHESTRATOR_NODE_GPUS, ORCHESTRATOR_NODE_MEMORY_BYTES: default: those of the
 #                              allocation, else what Ray finds
 #   ORCHESTRATOR_NODE_LABELS   ray.io/market-type=spot,... ; see docs/scheduling.md
-#   ORCHESTRATOR_RAY_TMP, ORCHESTRATOR_RAY_PORT, ORCHESTRATOR_OBJECT_STORE_BYTES   Ray's own, where its defaults do not fit
+#   ORCHESTRATOR_RAY_TMP       directory where the node makes, and deletes, a folder for Ray's sessions; default: /tmp. At most 23
+#                              characters: a path of a socket may have 107, of which Ray takes the rest
+#   ORCHESTRATOR_RAY_PORT, ORCHESTRATOR_OBJECT_STORE_BYTES   Ray's own, where its defaults do not fit
 set -euo pipefail
 role=${1:?head or member}
 allocation="${SLURM_JOB_ID:+${2:-head}}"
-name="${SLURM_JOB_ID:-$(hostname)}${SLURM_PROCID:+-$SLURM_PROCID}"
+name="${SLURM_JOB_ID:-$(hostname)-$role}${SLURM_PROCID:+-$SLURM_PROCID}" # head and member may be on one machine
 shared="${ORCHESTRATOR_SHARED:-}"
 grace_s="${ORCHESTRATOR_GRACE_S:-90}"
 address="${ORCHESTRATOR_NODE_ADDRESS:-$(hostname -I | cut -d' ' -f1)}"
 port="${ORCHESTRATOR_RAY_PORT:-6379}"
-temporary="${ORCHESTRATOR_RAY_TMP:-/tmp/ray-$name}" # short: sockets may have 107 characters
+# Nothing else is deleted. Nodes may share the directory, and the name of a host may be long.
+temporary="${ORCHESTRATOR_RAY_TMP:-/tmp}/ray-$(printf %08x "$(cksum <<<"$name" | cut -d' ' -f1)")"
 ENDED=75 # of a function: worth another try
 start_s=180 # for Ray to come up on a busy node
 join_s=900  # for the head to be there: its machine may be starting still, its allocation may be queued

@@ -22,6 +22,7 @@ create() {
 if ! exists store-credentials; then
   : "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
   : "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
+  [[ -z ${AWS_SESSION_TOKEN:-} ]] || { echo "error: keys with AWS_SESSION_TOKEN end within hours; give lasting ones" >&2; exit 2; }
 fi
 kubectl get namespace "$namespace" --output name >/dev/null 2>&1 ||
   kubectl create --filename "$(dirname "${BASH_SOURCE[0]}")/namespace.yaml"

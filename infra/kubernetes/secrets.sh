@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Draws the passwords and keys of infra/kubernetes, once, and hands them to the cluster: secrets that exist are left alone.
+# Draws the passwords and keys of infra/kubernetes, once, and hands them to the cluster: secrets that exist are left alone, and
+# those that are missing beside `services` are made of its values.
 #
 #   infra/kubernetes/secrets.sh [small|production]     the overlay; default: small
 #
@@ -34,23 +35,27 @@ for file in "$here/base/namespace.yaml" "$here/../../clusters/kuberay/namespace.
 done
 if exists "$services" services; then
   echo "secret services is there already: nothing is drawn"
-  exit 0
+  for part in s3_credentials mlflow_auth; do
+    kubectl --namespace "$services" get secret services \
+      --output "go-template={{index .data \"$part\" | base64decode}}" >"$directory/$part"
+  done
+else
+  if [[ $overlay == production ]]; then
+    : "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
+    : "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
+    : "${AWS_REGION:?set it to the region of the bucket}"
+    [[ -z ${AWS_SESSION_TOKEN:-} ]] || { echo "error: keys with AWS_SESSION_TOKEN end within hours; give lasting ones" >&2; exit 2; }
+  fi
+  "$here/../compose/secrets.sh" "$directory" >/dev/null
+  if [[ $overlay == production ]]; then
+    printf '[default]\naws_access_key_id = %s\naws_secret_access_key = %s\nregion = %s\n' \
+      "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY" "$AWS_REGION" >"$directory/s3_credentials"
+  fi
+  kubectl --namespace "$services" create secret generic services \
+    --from-file="$directory/postgres_password" --from-file="$directory/s3_identities" \
+    --from-file="$directory/s3_credentials" --from-file="$directory/mlflow_auth" \
+    --from-file="$directory/mlflow_server_key" --from-file="$directory/grafana_password"
 fi
-if [[ $overlay == production ]]; then
-  : "${AWS_ACCESS_KEY_ID:?set it to the key of the account that may use the bucket}"
-  : "${AWS_SECRET_ACCESS_KEY:?set it to the secret of that key}"
-  : "${AWS_REGION:?set it to the region of the bucket}"
-  [[ -z ${AWS_SESSION_TOKEN:-} ]] || { echo "error: keys with AWS_SESSION_TOKEN end within hours; give lasting ones" >&2; exit 2; }
-fi
-"$here/../compose/secrets.sh" "$directory" >/dev/null
-if [[ $overlay == production ]]; then
-  printf '[default]\naws_access_key_id = %s\naws_secret_access_key = %s\nregion = %s\n' \
-    "$AWS_ACCESS_KEY_ID" "$AWS_SECRET_ACCESS_KEY" "$AWS_REGION" >"$directory/s3_credentials"
-fi
-kubectl --namespace "$services" create secret generic services \
-  --from-file="$directory/postgres_password" --from-file="$directory/s3_identities" \
-  --from-file="$directory/s3_credentials" --from-file="$directory/mlflow_auth" \
-  --from-file="$directory/mlflow_server_key" --from-file="$directory/grafana_password"
 
 # The INI files of the services as the variables that a Ray cluster's pods take.
 read_ini() {
@@ -63,6 +68,6 @@ if [[ $overlay == small ]] && ! exists "$cluster" store-credentials; then
 fi
 if ! exists "$cluster" mlflow-credentials; then
   printf 'MLFLOW_TRACKING_URI=http://mlflow.%s:5000\nMLFLOW_TRACKING_USERNAME=admin\nMLFLOW_TRACKING_PASSWORD=%s\n' \
-    "$services" "$(read_ini mlflow_credentials mlflow_tracking_password)" |
+    "$services" "$(read_ini mlflow_auth admin_password)" |
     kubectl --namespace "$cluster" create secret generic mlflow-credentials --from-env-file=/dev/stdin
 fi

@@ -18,12 +18,18 @@ _ZONE = re.compile(r"([a-z]+-[a-z]+\d+)-[a-z]")
 # Machines that come with their GPUs: https://cloud.google.com/compute/docs/gpus
 _BUILT_IN = {
     "a2-highgpu": "nvidia-tesla-a100",
+    "a2-megagpu": "nvidia-tesla-a100",
     "a2-ultragpu": "nvidia-a100-80gb",
     "a3-highgpu": "nvidia-h100-80gb",
     "a3-megagpu": "nvidia-h100-mega-80gb",
     "a3-ultragpu": "nvidia-h200-141gb",
-    "g2-standard": "nvidia-l4",
+    "a4-highgpu": "nvidia-b200",
 }
+"""Their names end with the number of GPUs."""
+_L4S = {"4": 1, "8": 1, "12": 1, "16": 1, "24": 2, "32": 1, "48": 4, "96": 8}
+"""GPUs of ``g2-standard`` machines, whose names end with the number of CPUs."""
+_OF_GPUS = re.compile(r"[ag]\d")
+"""How the names of all machines that come with GPUs begin, and of no others."""
 Fetch = Callable[[str], Mapping[str, Any]]
 """Fetches the document at a URL of the Compute Engine API."""
 
@@ -53,13 +59,18 @@ def check_zone(config: Mapping[str, Any]) -> str:
 
 
 def check_machines(config: Mapping[str, Any]) -> str:
-    """Raises ``UserError`` for GPUs that do not fit the machine, or a machine with GPUs that would be migrated."""
-    names = []
+    """Raises ``UserError`` for GPUs that do not fit the machine, or a machine with GPUs that would be migrated.
+
+    Raises ``ConcernError`` for machines whose GPUs are not known.
+    """
+    names, unknown = [], []
     for name, one in (config.get("available_node_types") or {}).items():
         settings: Mapping[str, Any] = one.get("node_config") or {}
-        machine, gpus = str(settings.get("machineType", "")), gpus_of(settings)
+        machine, gpus = str(settings.get("machineType", "")).rpartition("/")[2], gpus_of(settings)
         promised = int((one.get("resources") or {}).get("GPU", 0))
-        if sum(gpus.values()) != promised:
+        if not gpus and _OF_GPUS.match(machine):
+            unknown.append(machine)
+        elif sum(gpus.values()) != promised:
             raise UserError(
                 f"{name} promises {promised} GPUs, but {machine} would have {sum(gpus.values())}; make them agree"
             )
@@ -68,6 +79,11 @@ def check_machines(config: Mapping[str, Any]) -> str:
         if gpus and maintenance != "TERMINATE":
             raise UserError(f"{name} has GPUs, which cannot be moved; set scheduling.onHostMaintenance: TERMINATE")
         names.append(machine)
+    if unknown:
+        listed = ", ".join(dict.fromkeys(unknown))
+        raise ConcernError(
+            f"not checked: the number of GPUs of {listed} is not known here; compare it with `resources`"
+        )
     return ", ".join(dict.fromkeys(names))
 
 
@@ -104,6 +120,8 @@ def gpus_of(settings: Mapping[str, Any]) -> dict[str, int]:
     family, _, size = machine.rpartition("-")
     if not attached and family in _BUILT_IN and size.endswith("g"):
         return {_BUILT_IN[family]: int(size[:-1])}
+    if not attached and family == "g2-standard" and size in _L4S:
+        return {"nvidia-l4": _L4S[size]}
     return attached
 
 

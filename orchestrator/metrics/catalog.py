@@ -148,7 +148,10 @@ STALL: Final = _of_attempts(
 CACHE_HITS: Final = _of_attempts("cache_hits", "Samples whose shard was on the node when it was needed (rank 0).")
 CACHE_MISSES: Final = _of_attempts("cache_misses", "Samples whose shard was not on the node (rank 0).")
 READ_BYTES: Final = _of_attempts("store_read_bytes", "Bytes of samples read from the store (rank 0).", unit="bytes")
-BAD_SAMPLES: Final = _of_attempts("bad_samples", "Samples that could not be decoded (rank 0).")
+BAD_SAMPLES: Final = _of_attempts(
+    "bad_samples",
+    "Distinct training samples that could not be decoded: rank 0's, and at each evaluation those of all ranks.",
+)
 STORE_ERRORS: Final = _of_attempts(
     "store_errors",
     "Requests to the object store that failed, including those that succeeded when retried; by type of error.",

@@ -264,6 +264,15 @@ def test_gcp_machine_with_other_gpus_than_promised_is_refused(gcp):
         check_machines(gcp)
 
 
+def test_gcp_machine_with_gpus_that_are_not_known_is_a_concern(gcp):
+    gcp["available_node_types"]["gpu-spot"]["node_config"]["machineType"] = "a9-highgpu-8g"
+    with pytest.raises(ConcernError, match="the number of GPUs of a9-highgpu-8g is not known here"):
+        check_machines(gcp)
+    gcp["available_node_types"]["cpu-spot"]["resources"]["GPU"] = 1  # n2 has none
+    with pytest.raises(UserError, match="cpu-spot promises 1 GPUs, but n2-standard-32 would have 0"):
+        check_machines(gcp)
+
+
 def test_gcp_machine_with_gpus_that_would_be_moved_is_refused(gcp):
     del gcp["available_node_types"]["gpu-on-demand"]["node_config"]["scheduling"]
     with pytest.raises(UserError, match="onHostMaintenance: TERMINATE"):
@@ -274,6 +283,12 @@ def test_gcp_machine_with_gpus_that_would_be_moved_is_refused(gcp):
     ("settings", "expected"),
     [
         ({"machineType": "a3-highgpu-8g"}, {"nvidia-h100-80gb": 8}),
+        ({"machineType": "a2-megagpu-16g"}, {"nvidia-tesla-a100": 16}),
+        ({"machineType": "a4-highgpu-8g"}, {"nvidia-b200": 8}),
+        ({"machineType": "g2-standard-4"}, {"nvidia-l4": 1}),
+        ({"machineType": "g2-standard-24"}, {"nvidia-l4": 2}),
+        ({"machineType": "g2-standard-32"}, {"nvidia-l4": 1}),
+        ({"machineType": "g2-standard-96"}, {"nvidia-l4": 8}),
         ({"machineType": "n2-standard-4"}, {}),
         (
             {

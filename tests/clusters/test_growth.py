@@ -53,6 +53,16 @@ def test_changed_file_of_nodes_counts_at_once(tmp_path, monkeypatch):
         assert [kind.max_count for kind in growth() or ()] == [max_workers]
 
 
+@pytest.mark.parametrize(
+    ("of_all", "of_type", "expected"),
+    [(4, 8, [4]), (8, 4, [4]), (4, None, [4]), (None, 4, [4]), (None, None, [None]), (0, None, []), (4, 0, [])],
+)
+def test_type_of_nodes_grows_up_to_its_own_limit_and_that_of_all_types(of_all, of_type, expected):
+    kind = {"resources": {"CPU": 8}} | ({} if of_type is None else {"max_workers": of_type})
+    config = {"available_node_types": {"cpu": kind}} | ({} if of_all is None else {"max_workers": of_all})
+    assert [node.max_count for node in node_groups([config], "cluster.yaml")] == expected
+
+
 def test_capacity_counts_no_node_that_leaves(monkeypatch):
     monkeypatch.setattr(capacity, "_nodes", lambda: [of_ray("aaaaaaaa1", 8.0), of_ray("bbbbbbbb2", 4.0)])
     monkeypatch.setattr(capacity, "leaving_nodes", lambda: {"aaaaaaaa1": 100.0})

@@ -94,7 +94,7 @@ class Site:
         variables = {
             "ORCHESTRATOR_NODE_ADDRESS": host.address,
             "ORCHESTRATOR_NODE_CPUS": str(cpus),
-            "ORCHESTRATOR_RAY_TMP": str(self.folder / f"r{host.address.rpartition('.')[2]}"),
+            "ORCHESTRATOR_RAY_TMP": str(self.folder / host.address.rpartition(".")[2]),  # they share the machine's name
         }
         log = self.folder / f"{host.address}.log"
         with log.open("ab") as output:

@@ -195,6 +195,14 @@ def test_script_without_credentials_says_what_it_needs():
     assert "AWS_ACCESS_KEY_ID: set it to the key" in done.stderr
 
 
+def test_script_refuses_keys_that_end_within_hours():
+    keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"), "testing")
+    environment = {"PATH": os.environ["PATH"], "KUBECONFIG": os.devnull, **keys}
+    done = subprocess.run([str(SCRIPTS[2])], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "give lasting ones" in done.stderr
+
+
 def test_terraform_is_formatted_by_its_own_tool(tmp_path):
     if shutil.which("terraform") is None:
         pytest.skip("needs the program terraform")
@@ -241,6 +249,25 @@ def test_roles_have_no_more_rights_than_they_name(terraform):
         assert not re.search(r"[\w]+:\*", json.dumps(statement["actions"])), told
         if '"*"' in json.dumps(statement["resources"]).replace('\\"', ""):
             assert all("ec2:Describe" in action for action in statement["actions"]), told
+
+
+def test_head_makes_no_machine_its_own_by_a_tag(terraform):
+    """Only machines with the cluster's tag can be ended, and only at their launch, or by that tag, they get it."""
+    tagging = [one for one in statements(terraform) if "CreateTags" in json.dumps(one["actions"])]
+    tests = {json.dumps(one.get("condition")).replace('\\"', "") for one in tagging}
+    assert len(tests) == len(tagging) == 2
+    assert all("ec2:CreateAction" in test or "ec2:ResourceTag/ray-cluster-name" in test for test in tests), tests
+
+
+def test_budget_counts_machines_and_tells_somebody(terraform):
+    (budget,) = resources(terraform, "aws_budgets_budget").values()
+    (counted,) = re.findall(r"user:(\w+)\$%s", json.dumps(budget["cost_filter"]))
+    aws = yaml.safe_load((ROOT / "clusters" / "aws.yaml").read_text())
+    for one in aws["available_node_types"].values():
+        tags = {tagged["ResourceType"]: tagged["Tags"] for tagged in one["node_config"]["TagSpecifications"]}
+        expected = [{"Key": counted, "Value": aws["cluster_name"]}]
+        assert tags == {"instance": expected, "volume": expected}
+    assert "budget_emails" in json.dumps(budget["lifecycle"])
 
 
 def test_workers_start_no_machines(terraform):

@@ -110,3 +110,19 @@ def test_sweep_of_a_preempted_allocation_goes_on_when_it_is_back(lab: Lab, tmp_p
     assert RESTED in log, f"no time was given for checkpoints\n{log}"
     assert any(view.resumed_from_step for view in snapshot.jobs.values()), "nothing was resumed"
     assert weights(lab.store, snapshot) == undisturbed_weights(tmp_path, lab.sweep_file)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [(), ("--array=3-4",)], ids=["job", "array"])
+def test_cancelled_allocation_does_not_come_back(lab: Lab, options: tuple[str, ...]) -> None:
+    node_script = lab.folder / "node.sh"
+    node_script.write_text(f"touch {lab.folder}/started.$SLURM_JOB_ID; exec sleep 300\n")
+    lab.variables["ORCHESTRATOR_NODE_SCRIPT"] = str(node_script)
+    job = lab.submit_allocation("--nodes=1", *options)
+    num_tasks = 2 if options else 1
+    until(lambda: len(list(lab.folder.glob("started.*"))) == num_tasks, "it runs", tell=lab.tell)
+    lab.site.run("scancel", job)
+    until(lambda: not {"RUNNING", "COMPLETING"} & set(lab.site.state_of(job).split()), "it ends", tell=lab.tell)
+    assert lab.site.state_of(job) == " ".join(["CANCELLED"] * num_tasks), lab.tell()
+    assert lab.site.restarts_of(job) == 0

@@ -17,6 +17,7 @@ NODE_SCRIPT = ROOT / "clusters" / "node.sh"
 # has ended on purpose. The start of a head stays until it is killed.
 RAY = """#!/bin/sh
 echo "$1" >>calls
+echo "$@" >>words
 case "$1 $2" in
   "start --head") touch up; exec /bin/sleep 60 ;;
   start*) rm -f up; [ "$(grep -c start calls)" = 1 ] || touch shared/ended; exit 1 ;;
@@ -27,20 +28,26 @@ exit 1
 """
 
 
-def start(tmp_path: Path, before: str = "", **variables: str) -> subprocess.CompletedProcess[str]:
+NOTICE = "kill -TERM $PPID"
+
+
+def start(
+    tmp_path: Path, before: str = "", *, state: str = "RUNNING None", **variables: str
+) -> subprocess.CompletedProcess[str]:
     """Run the script; it prints what a stand-in for ``srun`` was called with, at last the role of the allocation.
 
-    ``before`` is what ``srun`` does first. ``squeue`` says that the script was submitted a minute ago, and ``scontrol``
-    leaves the file ``requeued``.
+    ``before`` is what ``srun`` does first. ``squeue`` says that the script was submitted a minute ago, its state and
+    reason. ``scontrol`` leaves the file ``requeued``.
     """
     shared, programs = tmp_path / "shared", tmp_path / "bin"
     shared.mkdir(exist_ok=True)
-    programs.mkdir()
+    programs.mkdir(exist_ok=True)
+    (tmp_path / "requeued").unlink(missing_ok=True)
     (shared / "address").write_text("10.0.0.1:6379")
     submitted = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - 60))
     stand_ins = {
         "srun": f'{before}\nprintf "%s\\n" "$@"',
-        "squeue": f"echo {submitted}",
+        "squeue": f'case "$*" in *%T*) echo {state} ;; *) echo {submitted} ;; esac',
         "scontrol": f"touch {tmp_path}/requeued",
     }
     for name, text in stand_ins.items():
@@ -56,6 +63,7 @@ def start(tmp_path: Path, before: str = "", **variables: str) -> subprocess.Comp
         text=True,
         check=False,
         timeout=60,
+        umask=0o022,
     )
 
 
@@ -99,18 +107,52 @@ def test_member_is_not_queued_again_once_the_head_has_ended_after_it_was_submitt
     ended.parent.mkdir()
     ended.touch()
     os.utime(ended, (time.time() - age_s, time.time() - age_s))
-    done = start(tmp_path, "kill -TERM $PPID", ORCHESTRATOR_ROLE="member")
+    done = start(tmp_path, NOTICE, ORCHESTRATOR_ROLE="member")
     assert "the allocation is taken back" in done.stdout, done.stderr
     assert ended.exists() is is_over
     assert (tmp_path / "requeued").exists() is not is_over
 
 
+@pytest.mark.parametrize("before", [NOTICE, "exit 143"])
+@pytest.mark.parametrize(
+    ("state", "is_queued"),
+    [
+        ("RUNNING None", True),
+        ("COMPLETING None", False),  # after scancel, or Slurm queues it again itself
+        ("COMPLETING TimeLimit", True),
+        ("", True),  # Slurm does not answer
+    ],
+)
+def test_job_that_slurm_has_ended_for_good_is_not_queued_again(
+    tmp_path: Path, before: str, state: str, is_queued: bool
+) -> None:
+    done = start(tmp_path, before, state=state)
+    assert (tmp_path / "requeued").exists() is is_queued, done.stdout
+
+
+def test_failed_job_is_queued_again_three_times_however_often_it_was_preempted(tmp_path: Path) -> None:
+    queued = []
+    for restarts in (5, 6, 7, 8):
+        start(tmp_path, "exit 3", SLURM_RESTART_COUNT=str(restarts))
+        queued.append((tmp_path / "requeued").exists())
+    assert queued == [True, True, True, False]
+    start(tmp_path, "exit 3")  # another job, whose id was used before
+    assert (tmp_path / "requeued").exists()
+
+
+def test_token_is_private_and_results_have_the_mode_that_the_user_wants(tmp_path: Path) -> None:
+    shared = tmp_path / "new" / "shared"
+    done = start(tmp_path, "umask", ORCHESTRATOR_SHARED=str(shared))
+    assert done.stdout.splitlines()[0] == "0022", done.stderr
+    assert [path.stat().st_mode & 0o777 for path in (shared, shared / "token")] == [0o700, 0o600]
+
+
 def run_node(
-    folder: Path, *roles: str, serve_status: int = 0, script: Path = NODE_SCRIPT
+    folder: Path, *roles: str, serve_status: int = 0, script: Path = NODE_SCRIPT, job: str = "7"
 ) -> subprocess.CompletedProcess[str]:
-    """Run a node's script in an allocation, with stand-ins for Ray and the controller."""
+    """Run a node's script in an allocation, with stand-ins for Ray and the controller; without ``job``, on a host."""
     programs = {"ray": RAY, "python3": f"#!/bin/sh\nexit {serve_status}\n", "sleep": "#!/bin/sh\n"}
-    (folder / "bin").mkdir()
+    (folder / "bin").mkdir(exist_ok=True)
     for name, text in programs.items():
         (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
@@ -120,7 +162,7 @@ def run_node(
     (folder / "token").write_text("0" * 64)
     variables = {
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "SLURM_JOB_ID": "7",
+        **({"SLURM_JOB_ID": job} if job else {}),
         "ORCHESTRATOR_SHARED": str(folder / "shared"),
         "ORCHESTRATOR_RAY_TMP": str(folder / "ray"),
         "ORCHESTRATOR_NODE_ADDRESS": "10.0.0.2",
@@ -161,3 +203,17 @@ def test_head_tells_members_of_other_allocations_that_no_sweep_is_left(
     done = run_node(tmp_path, "head", "head", serve_status=serve_status)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "shared" / "ended").exists() is is_told
+
+
+def test_node_deletes_only_its_own_folder_of_sessions(tmp_path: Path) -> None:
+    """On one machine, and where nodes share the directory, each has another one."""
+    theirs = tmp_path / "ray" / "results.csv"
+    theirs.parent.mkdir()
+    theirs.touch()
+    for number, (role, job) in enumerate([("head", ""), ("member", ""), ("member", "7")], 1):
+        (tmp_path / "up").touch()
+        run_node(tmp_path, role, job=job)
+        words = (tmp_path / "words").read_text()
+        assert len(set(re.findall(r"--temp-dir=(\S+)", words))) == number
+        assert len(set(re.findall(r"--labels=(\S+)", words))) == number
+    assert list(theirs.parent.iterdir()) == [theirs]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from orchestrator.core.contract import Execution, JobRequest
+from orchestrator.core.contract import Execution, JobRequest, Progress
 from orchestrator.core.errors import BadDataError, PreemptedError
 from orchestrator.storage.artifacts import Record, read_record
 from tests.tiny_training import NO_BATCHNORM
@@ -35,8 +35,8 @@ def stopped_after(steps: int) -> Callable[[], bool]:
     return lambda: next(asked) >= steps
 
 
-def record(lab: Damaged, attempt: int = 1) -> Record:
-    return read_record(lab.store, lab.run(request(lab, attempt)).key)
+def record(lab: Damaged) -> Record:
+    return read_record(lab.store, lab.run(request(lab, 1)).key)
 
 
 def test_record_of_a_resumed_run_names_the_bad_samples_of_its_earlier_attempts(tmp_path: Path) -> None:
@@ -46,7 +46,10 @@ def test_record_of_a_resumed_run_names_the_bad_samples_of_its_earlier_attempts(t
     lab = Damaged(tmp_path / "cut", budget=0.2)
     with pytest.raises(PreemptedError):
         lab.run(request(lab, 1), should_stop=stopped_after(STOP_AFTER))
-    resumed = record(lab, attempt=2)
+    told: list[Progress] = []
+    resumed = read_record(lab.store, lab.run(request(lab, 2), report=told.append).key)
+    # Metrics add up what the attempts counted.
+    assert told[-1].counters["bad_samples"] <= len(BAD["train"] - first)
     assert resumed.summary["resumed_steps"] == [STOP_AFTER]
     found = resumed.summary["bad_samples"]
     assert {split: found[split]["undecodable"]["count"] for split in found} == {"train": 8, "val": 2}

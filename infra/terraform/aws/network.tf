@@ -70,9 +70,18 @@ resource "aws_budgets_budget" "monthly" {
   limit_unit   = "USD"
   time_unit    = "MONTHLY"
 
+  # The bucket has this tag from the provider's default_tags, machines and their volumes from clusters/aws.yaml. A second tag here
+  # would narrow the budget to what has both.
   cost_filter {
     name   = "TagKeyValue"
     values = [format("user:project$%s", var.name)]
+  }
+
+  lifecycle {
+    precondition {
+      condition     = length(var.budget_emails) > 0
+      error_message = "A budget that tells nobody alarms nobody; set budget_emails, or monthly_budget_usd = 0."
+    }
   }
 
   dynamic "notification" {

@@ -98,10 +98,29 @@ data "aws_iam_policy_document" "launcher" {
     resources = ["arn:${data.aws_partition.this.partition}:ec2:${var.region}::image/*"]
   }
 
+  # Who may tag any machine could make it one of the cluster, and end it.
   statement {
     sid       = "TagAtLaunch"
     actions   = ["ec2:CreateTags"]
     resources = [for kind in local.launched : "${local.ec2}:${kind}/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "ec2:CreateAction"
+      values   = ["RunInstances"]
+    }
+  }
+
+  statement {
+    sid       = "TagItsOwn" # Ray notes there how far a node is
+    actions   = ["ec2:CreateTags"]
+    resources = ["${local.ec2}:instance/*"]
+
+    condition {
+      test     = "StringEquals"
+      variable = "ec2:ResourceTag/ray-cluster-name"
+      values   = [var.name]
+    }
   }
 
   statement {

@@ -61,7 +61,7 @@ variable "noncurrent_days" {
 }
 
 variable "monthly_budget_usd" {
-  description = "A mail goes to budget_emails at 80 % and 100 % of it; 0 = no budget."
+  description = "A mail goes to budget_emails at 80 % and 100 % of it; 0 = no budget. Needs the cost allocation tag `project`, see docs/deploy.md."
   type        = number
   default     = 0
 }

@@ -93,8 +93,9 @@ def _launched(config: Mapping[str, Any]) -> Iterator[Node]:
     """Node types of ``available_node_types``, without the head, which exists already."""
     types: Mapping[str, Mapping[str, Any]] = config["available_node_types"]
     for name, one in types.items():
-        if name != config.get("head_node_type") and one.get("max_workers", 1):
-            max_count = one.get("max_workers", config.get("max_workers"))
+        limits = (one.get("max_workers"), config.get("max_workers"))  # of the type, and of all types together
+        max_count = min((limit for limit in limits if limit is not None), default=None)
+        if name != config.get("head_node_type") and max_count != 0:
             yield _node(_resources(one.get("resources") or {}), one.get("labels") or {}, max_count)
 
 
