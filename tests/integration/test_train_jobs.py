@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +239,11 @@ def test_probe_with_dropout_drops_while_the_head_learns_and_keeps_the_statistics
 
 
 @pytest.mark.parametrize("fields", [{"augment": "flip"}, {"dropout": 0.5}], ids=str)
-@pytest.mark.parametrize(("limits", "seed"), [({"micro_batch": 8}, 5), ({"memory_retries": 1}, 6)], ids=str)
+@pytest.mark.parametrize(
+    ("limits", "seed"),
+    [({"micro_batch": 8}, 5), ({"memory_retries": 1}, 6), ({"micro_batch": 64, "memory_retries": 1}, 7)],
+    ids=str,
+)
 def test_probe_of_changing_features_sends_no_more_than_a_micro_batch_through_the_backbone(
     tiny: TinyTraining, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], limits: dict[str, Any], seed: int
 ) -> None:
@@ -263,6 +268,32 @@ def test_probe_of_changing_features_sends_no_more_than_a_micro_batch_through_the
     wanted: dict[str, Any] = {"model": plain, "recipe": recipe, "space": DEPTH1, "backbone": origin.key}
     tiny.run(tiny.training(JobKind.PROBE, seed=seed, execution=execution, **wanted))
     assert sizes == [8] * 12  # 6 batches of 16
+
+
+def test_probe_of_features_that_stay_equal_computes_them_in_halves_where_a_batch_does_not_fit(
+    tiny: TinyTraining, pretrained: JobResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def note(_: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        sizes.append(len(given[0]))
+        if len(given[0]) > 30:
+            raise torch.OutOfMemoryError("out of memory")
+
+    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
+        backbone, num_features = pretrained_backbone(job, samples)
+        backbone.register_forward_pre_hook(note)
+        return backbone, num_features
+
+    def metrics(seed: int) -> Mapping[str, float]:
+        wanted: dict[str, Any] = {"model": BATCHNORM, "recipe": {"epochs": 1, "lr": 0.0, "head_init": "zeros"}}
+        request = tiny.training(JobKind.PROBE, seed=seed, space=DEPTH1, backbone=pretrained.key, **wanted)
+        return tiny.run(request).metrics
+
+    whole = metrics(31)
+    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+    assert metrics(32)["val_error"] == whole["val_error"]
+    assert sizes == [96, 48, 24, 24, 24, 24, 24, 24]  # samples of training, then of validation
 
 
 def test_transfer_head_follows_the_transfer_seed_alone(tiny: TinyTraining, pretrained: JobResult) -> None:

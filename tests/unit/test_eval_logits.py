@@ -108,3 +108,15 @@ def test_evaluation_of_one_sample_that_fails_and_other_errors_are_raised(error: 
     with pytest.raises(type(error)):
         metrics(model, split_of(10), SoftmaxObjective(CLASSES))
     assert model.asked[-1] == (1 if isinstance(error, torch.OutOfMemoryError) else BATCH_SIZE)
+
+
+def test_batch_of_which_no_sample_can_be_decoded_is_evaluated_by_a_network_that_cannot_reshape_nothing() -> None:
+    class Windows(nn.Module):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return inputs.reshape(len(inputs), -1, CLASSES).mean(1)
+
+    whole = split_of(20).batches(BATCH_SIZE)
+    inputs, targets_B, subsets_B = whole[0].inputs[:0], whole[0].targets_B[:0], whole[0].subsets_B[:0]
+    empty = EvalInputs(inputs=inputs, targets_B=targets_B, subsets_B=subsets_B)
+    for model in (Windows(), Classifier(Windows(), head())):
+        assert evaluate(model, [empty, *whole], NAMES, levels=LEVELS) == evaluate(model, whole, NAMES, levels=LEVELS)

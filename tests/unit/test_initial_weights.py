@@ -142,6 +142,19 @@ def test_initial_weights_report_tells_what_part_of_the_source_has_a_place(tmp_pa
     assert report.use == pytest.approx(50 / 51, abs=1e-3)
 
 
+@pytest.mark.parametrize("with_head", [False, True])
+def test_initial_weights_of_a_backbone_with_layers_under_the_heads_name_are_loaded(
+    tmp_path: Path, *, with_head: bool
+) -> None:
+    convnext = ModelSpec(name="test_convnext", image_size=32)
+    weights = _weights(convnext)
+    assert "head.norm.weight" in weights
+    head = {"head.fc.weight": torch.zeros(1000, 64)} if with_head else {}
+    backbone, report = _load(tmp_path, encode_tensors(weights | head), convnext)
+    assert weights_sha256(backbone.state_dict()) == weights_sha256(weights)
+    assert (report.share, report.use, report.num_unexpected, report.head) == (1.0, 1.0, 0, tuple(head))
+
+
 class _Evil:
     def __reduce__(self) -> tuple[Any, ...]:
         return (len, ("executed",))

@@ -22,6 +22,7 @@ from orchestrator.core.errors import FailureKind, OutOfMemoryError
 from orchestrator.core.job_kinds import JobKind
 from tests.memory_images import MemoryImages
 from tests.tiny_training import RECIPE
+from workloads.models.build import is_out_of_memory
 from workloads.runtime.precision import Arithmetic
 from workloads.train import warmup_step
 from workloads.train.micro_batch import (
@@ -31,7 +32,6 @@ from workloads.train.micro_batch import (
     even_micro_batch,
     find_micro_batch,
     halved,
-    is_out_of_memory,
     micro_batch_of,
     out_of_memory_at,
 )
@@ -199,6 +199,7 @@ def test_chosen_micro_batch_execution_goes_first_and_retries_halve_it() -> None:
     device = Device(total=10_000)
     assert _chosen(Execution(micro_batch=256), device) == 256
     assert _chosen(Execution(micro_batch=256, memory_retries=1), device) == 128
+    assert _chosen(Execution(micro_batch=4096, memory_retries=1), device, share=512) == 256
     assert device.tried == []
 
 

@@ -5,8 +5,11 @@ import torch
 from torch import nn
 
 from orchestrator.core.errors import UserError
+from workloads.data.decode import DecoderName, Interpolation
+from workloads.data.pixels import PixelSpec
+from workloads.features.backbone import FrozenBackbone, Preprocessing
 from workloads.models import build
-from workloads.models.build import build_backbone, build_head, memory_format
+from workloads.models.build import FrozenForward, build_backbone, build_head, memory_format
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors, encode_tensors, weights_sha256
 from workloads.runtime.enums import HeadInit
@@ -168,3 +171,39 @@ def test_encode_tensors_shared_and_strided_come_back_equal() -> None:
     tensors = {"one": layer.weight, "two": layer.weight, "scalar": torch.tensor(7)}
     decoded = decode_tensors(encode_tensors(tensors))
     assert all(torch.equal(decoded[name], tensor) for name, tensor in tensors.items())
+
+
+def _frozen(network: nn.Module, num_features: int) -> FrozenBackbone:
+    pixels = PixelSpec(image_size=32, resize=None, interpolation=Interpolation.BILINEAR, decoder=DecoderName.PILLOW)
+    look = Preprocessing(pixels=pixels, mean=(0.5,) * 3, std=(0.25,) * 3, is_mirrored=False)
+    return FrozenBackbone(network, num_features, look, torch.device("cpu"))
+
+
+def test_features_of_a_batch_that_does_not_fit_into_memory_are_computed_in_halves() -> None:
+    def refuse(_: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        asked.append(len(given[0]))
+        if len(given[0]) > 2:
+            raise torch.OutOfMemoryError("out of memory")
+
+    network, num_features = build_backbone(VIT, 0)
+    images = torch.randint(0, 256, (7, 3, 32, 32), dtype=torch.uint8)
+    asked: list[int] = []
+    with torch.inference_mode():
+        whole = _frozen(network, num_features)(images)
+        normalized = (images.float() - 127.5) / 63.75
+        assert torch.equal(whole, FrozenForward()(network, normalized))
+        assert torch.equal(whole, network(normalized))
+        network.register_forward_pre_hook(refuse)
+        frozen = _frozen(network, num_features)
+        for _ in range(2):
+            torch.testing.assert_close(frozen(images), whole)
+    assert asked == [7, 4, *[2, 2, 2, 1] * 2]
+    assert frozen.most == 2
+
+
+def test_features_of_no_image_are_none_also_of_networks_that_cannot_reshape_nothing() -> None:
+    network, num_features = build_backbone(VIT, 0)
+    with torch.inference_mode():
+        with pytest.raises(RuntimeError, match="cannot reshape"):
+            network.eval()(torch.zeros(0, 3, 32, 32))
+        assert _frozen(network, num_features)(torch.zeros(0, 3, 32, 32, dtype=torch.uint8)).shape == (0, num_features)

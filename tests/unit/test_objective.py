@@ -176,11 +176,18 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "halved_loss.py").write_text(
         "from workloads.train.objective import SoftmaxObjective\n"
         "def halved(recipe, num_classes):\n    return SoftmaxObjective(num_classes, recipe.label_smoothing / 2)\n"
+        "class Bare:\n    def losses(self, logits_BK, targets):\n        return logits_BK.sum(1)\n"
+        "    def num_wrong(self, logits_BK, targets):\n        return logits_BK.new_zeros(())\n"
+        "class Small(Bare):\n    def unsmoothed(self):\n        return self\n"
+        "def bare(recipe, num_classes):\n    return Bare()\n"
+        "def small(recipe, num_classes):\n    return Small()\n"
     )
     folder = tmp_path / "halved_loss-1.5.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: halved-loss\nVersion: 1.5\n")
-    (folder / "entry_points.txt").write_text(f"[{OBJECTIVES}]\nhalved = halved_loss:halved\n")
+    (folder / "entry_points.txt").write_text(
+        f"[{OBJECTIVES}]\n" + "".join(f"{name} = halved_loss:{name}\n" for name in ("halved", "bare", "small"))
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "halved_loss", raising=False)
     planned = InstalledPlugins(OBJECTIVES)["halved"]
@@ -203,8 +210,15 @@ def test_objective_of_a_plugin_is_planned_with_its_version_and_built(plugin: str
             r"no-such-package, which is not installed here: install no-such-package==1",
         ),
         ("hinge", "'hinge': softmax, sigmoid or an objective of a package"),
+        ("halved-loss==1.5:bare", r"halved-loss==1.5:bare gives Bare, which lacks unsmoothed; give it"),
     ],
 )
 def test_objective_that_is_not_what_was_planned_is_refused(plugin: str, loss: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build_objective(recipe_of(loss=loss), CLASSES)
+
+
+def test_objective_of_a_plugin_needs_no_methods_for_heads_with_very_many_classes(plugin: str) -> None:
+    loss = plugin.partition(":")[0] + ":small"
+    objective = build_objective(recipe_of(loss=loss), CLASSES)
+    assert not hasattr(objective, "linear_form")

@@ -1,6 +1,8 @@
 """The loop on a task in memory: randomness per step, questions per step, messages."""
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,16 @@ from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
+from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.tiny_training import RECIPE
+from workloads.models.build import Classifier
 from workloads.models.spec import ModelSpec
+from workloads.runtime import precision
+from workloads.runtime.precision import CompiledForward
 from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel
+from workloads.train.learner import RunState
 from workloads.train.loop import TrainingLoop
 from workloads.train.recipe import Recipe
 from workloads.train.step_metrics import Throughput
@@ -214,6 +221,43 @@ def _with_other_torch(loop: TrainingLoop) -> Any:
         optimizer=checkpoint.optimizer,
         state={**checkpoint.state, "fingerprint": fingerprint},
     )
+
+
+def test_run_whose_compilation_fails_in_some_attempts_notes_it_in_its_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its numerics are then those of an uncompiled run, which the record must say of earlier attempts, too."""
+
+    def eager(graph: torch.fx.GraphModule, example: list[Tensor]) -> Any:
+        return graph.forward
+
+    def broken(graph: torch.fx.GraphModule, example: list[Tensor]) -> Any:
+        raise ArithmeticError("no kernel for this")
+
+    def attempt(number: int, backend: Any) -> RunState:
+        monkeypatch.setattr(precision, "CompiledForward", partial(CompiledForward, backend=backend))
+        backbone = nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 4))
+        task = MemoryImages(Classifier(backbone, nn.Linear(4, NUM_CLASSES)), batch_size=8, num_samples=16)
+        stops = iter([False, number < 4])
+        loop = memory_loop(
+            task,
+            LocalStore(tmp_path),
+            {"epochs": 4, "batch_size": 8},
+            execution=Execution(compile="default"),
+            attempt=number,
+            should_stop=lambda: next(stops, False),
+        )
+        with nullcontext() if number == 4 else pytest.raises(PreemptedError):
+            loop.run()
+        return loop.state
+
+    assert attempt(1, eager).fingerprint["compiled"] == "blocks"
+    torch._dynamo.reset()
+    second = attempt(2, broken)
+    assert (second.fingerprint["compiled"], second.fingerprint_changes) == ("nothing", ["compiled: blocks -> nothing"])
+    assert attempt(3, broken).fingerprint_changes == ["compiled: blocks -> nothing"]
+    last = attempt(4, eager)
+    assert last.fingerprint_changes == ["compiled: blocks -> nothing", "compiled: nothing -> blocks"]
 
 
 @pytest.mark.parametrize(

@@ -27,18 +27,23 @@ _COUNTED: Final = (
 class ActivityCounter:
     """Counts activations above 0 by layer, from when it is entered until it is left.
 
-    Call ``next_pass`` before each pass of the network.
+    A pass that fails counts for nothing: one that does not fit into memory is repeated in halves.
     """
 
     def __init__(self, network: nn.Module) -> None:
+        self._network = network
         self._layers = [(name, module) for name, module in network.named_modules() if isinstance(module, _COUNTED)]
         self._handles: list[Any] = []
         self._calls: dict[str, int] = {}
+        self._counts: dict[str, tuple[int, int]] = {}
+        """Of the pass that is under way: activations above 0, and all."""
         self._active: dict[str, int] = {}
         self._all: dict[str, int] = {}
 
     def __enter__(self) -> Self:
-        self._handles = [module.register_forward_hook(partial(self._count, name)) for name, module in self._layers]
+        layers = [module.register_forward_hook(partial(self._count, name)) for name, module in self._layers]
+        begin = self._network.register_forward_pre_hook(self._begin)
+        self._handles = [begin, *layers, self._network.register_forward_hook(self._end)]
         return self
 
     def __exit__(
@@ -47,17 +52,20 @@ class ActivityCounter:
         for handle in self._handles:
             handle.remove()
 
-    def next_pass(self) -> None:
-        """The calls that follow are those of the next batch."""
-        self._calls.clear()
-
     @property
     def shares(self) -> Mapping[str, float]:
         """By layer in the order of the pass: share of activations above 0, over samples, units and positions."""
         return {name: active / self._all[name] for name, active in self._active.items()}
 
+    def _begin(self, *_: object) -> None:
+        self._calls, self._counts = {}, {}
+
     def _count(self, module: str, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> None:
         call = self._calls[module] = self._calls.get(module, 0) + 1
         name = module if call == 1 else f"{module}:{call}"
-        self._active[name] = self._active.get(name, 0) + int((output > 0).sum())
-        self._all[name] = self._all.get(name, 0) + output.numel()
+        self._counts[name] = int((output > 0).sum()), output.numel()
+
+    def _end(self, *_: object) -> None:
+        for name, (active, number) in self._counts.items():
+            self._active[name] = self._active.get(name, 0) + active
+            self._all[name] = self._all.get(name, 0) + number

@@ -18,7 +18,7 @@ from orchestrator.storage.artifacts import read_part, read_record
 from workloads.checkpoint.retention import read_backbone
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.pixels import PixelSpec
-from workloads.models.build import build_backbone, memory_format
+from workloads.models.build import FrozenForward, build_backbone, memory_format
 from workloads.models.initial import initial_of, load_initial, open_projected
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors, weights_sha256
@@ -79,6 +79,7 @@ class FrozenBackbone:
         self, backbone: nn.Module, num_features: int, preprocessing: Preprocessing, device: torch.device
     ) -> None:
         self.num_features, self.preprocessing, self._device = num_features, preprocessing, device
+        self._forward = FrozenForward()
         self._format = memory_format(backbone)
         self._backbone: nn.Module = backbone.eval().to(device=device, memory_format=self._format)  # type: ignore[call-overload]
         self._mean_C11 = torch.tensor(preprocessing.mean, device=device).view(3, 1, 1) * 255
@@ -89,6 +90,11 @@ class FrozenBackbone:
         """What computes features, for those that look inside."""
         return self._backbone
 
+    @property
+    def most(self) -> int:
+        """Samples that go through the network at once, at most, because more did not fit into memory; 0 = any."""
+        return self._forward.most
+
     def weights_sha256(self) -> str:
         """Of all its tensors."""
         return weights_sha256(self._backbone.state_dict())
@@ -98,8 +104,7 @@ class FrozenBackbone:
         on_device_BCHW = images_BCHW.to(self._device, non_blocking=True)
         pixels_BCHW = on_device_BCHW.to(torch.float32, memory_format=self._format)
         pixels_BCHW.sub_(self._mean_C11).div_(self._std_C11)
-        features_BF: Tensor = self._backbone(pixels_BCHW.flip(3) if self.preprocessing.is_mirrored else pixels_BCHW)
-        return features_BF
+        return self._forward(self._backbone, pixels_BCHW.flip(3) if self.preprocessing.is_mirrored else pixels_BCHW)
 
 
 def open_backbone(request: JobRequest, context: ExecutionContext, device: torch.device) -> FrozenBackbone:

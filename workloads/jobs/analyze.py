@@ -176,6 +176,7 @@ class Analysis:
                 levels=self._levels(found, classes),
                 probe_inputs=self._probe_inputs if set(_SPLITS) <= self._request.inputs.keys() else None,
                 layer_activity=self._layer_activity if "backbone" in self._request.inputs else None,
+                tick=self._tick,
             )
         return self._subject
 
@@ -265,8 +266,8 @@ class Analysis:
         counter = ActivityCounter(backbone.network)
         with counter, arithmetic.numerics(), torch.inference_mode(), arithmetic.autocast():
             for images_BCHW in self._images(found, backbone.preprocessing.pixels, device):
-                counter.next_pass()
-                backbone(images_BCHW)
+                if len(images_BCHW):  # of none, the network would see a made-up one
+                    backbone(images_BCHW)
         return counter.shares
 
     def _images(self, found: AnalyzedSplit, pixels: PixelSpec, device: torch.device | None = None) -> Iterator[Tensor]:

@@ -156,7 +156,7 @@ class Embedding:
         fingerprint = numerics_fingerprint(
             self._arithmetic.device,
             num_threads=self._request.execution.num_threads,
-            micro_batch=BATCH_SIZE,
+            micro_batch=self._backbone.most or BATCH_SIZE,  # of the first rank in this attempt
             world_size=self._ranks.world_size,
         )
         return {

@@ -30,6 +30,7 @@ from workloads.jobs.logistic_probe import run_logistic_probe
 from workloads.jobs.networks import ImageTask, new_head, pretrained_backbone, unseen_class_notes, zero_targets
 from workloads.jobs.training import run_training
 from workloads.models.batchnorm import batchnorm_layers
+from workloads.models.build import FrozenForward
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.ranks import Ranks, share_of
 from workloads.runtime.streams import Purpose, Stage, seed_device, torch_seed
@@ -73,6 +74,7 @@ class ProbeTask(ImageTask):
         super().__init__(job, samples, backbone.eval().requires_grad_(requires_grad=False), head)
         self.model = head
         self._arithmetic = Arithmetic.of(job.recipe, job.request.execution, job.device)
+        self._forward = FrozenForward()
 
     def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:
         """See ``Task``."""
@@ -117,7 +119,7 @@ class ProbeTask(ImageTask):
                 # Masks of dropout follow from the forward passes: without a setting there is one for the whole share.
                 share = len(batch.inputs)
                 whole = share if recipe.dropout else min(share, EVAL_BATCH_SIZE)
-                size = max(1, (execution.micro_batch or whole) >> execution.memory_retries)
+                size = max(1, min(execution.micro_batch or whole, share) >> execution.memory_retries)
                 with self._dropping(number):
                     features_BF = torch.cat([self._features(some) for some in torch.split(batch.inputs, size)])
                 yield TrainInputs(inputs=features_BF, targets=batch.targets)
@@ -150,13 +152,14 @@ class ProbeTask(ImageTask):
         return Features.gather(mine, train.view, self.head.in_features, job.ranks, job.device)
 
     def _features_of(self, batch: Batch) -> Tensor:
-        return self._features(self._normalize(batch.images_BCHW))
+        """Of samples that always look the same. What does not fit into memory is halved, unlike the passes of steps."""
+        return self._features(self._normalize(batch.images_BCHW), self._forward)
 
-    def _features(self, images_BCHW: Tensor) -> Tensor:
+    def _features(self, images_BCHW: Tensor, forward: FrozenForward | None = None) -> Tensor:
         """Features (B, num_features), float32; in the recipe's arithmetic wherever it is called from."""
         # no_grad, not inference_mode: the head's backward pass saves the features, which inference tensors forbid.
         with torch.no_grad(), self._arithmetic.autocast():
-            features_BF: Tensor = self.backbone(images_BCHW)
+            features_BF: Tensor = forward(self.backbone, images_BCHW) if forward else self.backbone(images_BCHW)
         return features_BF.float()
 
 

@@ -1,4 +1,4 @@
-"""Build a backbone and a head from a spec and a seed.
+"""Build a backbone and a head from a spec and a seed, and call them where they do not learn.
 
 The backbone is built with ``num_classes=0`` from its own random stream and the head from another, so that jobs which
 share a seed start from the same backbone weights, for any number of classes.
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import difflib
 import json
+import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
@@ -17,12 +19,16 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import NO_DEVICE_MEMORY, UserError
 from orchestrator.core.plugins import MODELS, is_reference, short_name
 from workloads.models.refusals import REFUSALS, explain_refusal
 from workloads.models.spec import ModelSpec
 from workloads.runtime.enums import HeadInit
 from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
+
+_LOG = logging.getLogger(__name__)
+# Of exceptions that are not torch.OutOfMemoryError, those of the host's memory included.
+_NO_MEMORY: Final = re.compile(rf"out of memory|can't allocate memory|{NO_DEVICE_MEMORY}", re.IGNORECASE)
 
 
 class Classifier(nn.Module):
@@ -37,6 +43,44 @@ class Classifier(nn.Module):
         """Logits of shape (B, num_classes)."""
         logits_BK: Tensor = self.head(self.backbone(images_BCHW))
         return logits_BK
+
+
+class FrozenForward:
+    """Calls networks in evaluation mode, without gradients. What it learns of the memory holds for its own life.
+
+    A batch that does not fit into the device's memory goes through in halves: what a training step leaves room for is
+    found by trial, and other passes should not fail where training fits. A batch that fits has the bits of one call.
+    """
+
+    def __init__(self) -> None:
+        self.most = 0
+        """Samples that go through a network at once, at most; 0 = the whole batch."""
+
+    def __call__(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        """What the network gives for a batch (B, ...) of any size, also of none."""
+        if not len(inputs):
+            # Many networks cannot reshape nothing.
+            one: Tensor = network(inputs.new_zeros(1, *inputs.shape[1:]))
+            return one[:0]
+        size = min(self.most or len(inputs), len(inputs))
+        while True:
+            try:
+                outputs = [network(part) for part in torch.split(inputs, size)]
+                return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+            except Exception as error:
+                if size < 2 or not is_out_of_memory(error):
+                    raise
+            # Outside the handler: the exception holds the frames whose tensors the halves need the room of.
+            if inputs.device.type == "cuda":
+                torch.cuda.empty_cache()
+            self.most = size = -(-size // 2)
+            _LOG.warning("a batch does not fit into memory; %d samples go through the network at a time", size)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether a device (or the host) had no memory left."""
+    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    return known or (isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error)) is not None)
 
 
 def build_backbone(

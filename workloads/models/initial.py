@@ -222,10 +222,12 @@ def _report(
     unexpected = [name for name in foreign if not name.startswith(heads)]
     shapes = {name: (list(found[name].shape), list(own[name].shape)) for name in own.keys() & found.keys() - matched}
     total = sum(tensor.numel() for tensor in own.values())
+    # Some backbones have layers of their own below such a name: the last norm of a ConvNeXt is ``head.norm``.
+    of_backbone = {name: found[name] for name in found if name in own or not name.startswith(heads)}
     return LoadReport(
         source=source,
         share=sum(own[name].numel() for name in matched) / max(1, total),
-        use=_use(own, {name: tensor for name, tensor in found.items() if not name.startswith(heads)}, matched),
+        use=_use(own, of_backbone, matched),
         num_matched=len(matched),
         num_missing=len(missing),
         num_unexpected=len(unexpected),
@@ -249,7 +251,7 @@ def _module(name: str) -> str:
 
 
 def _head_prefixes(spec: ModelSpec) -> tuple[str, ...]:
-    """Names of the classifier, of which a backbone has none: timm's, and those of other libraries."""
+    """How names of a classifier begin: timm's, and those of other libraries. Some names of a backbone do so, too."""
     cfg = None if is_reference(spec.name) else timm.get_pretrained_cfg(spec.name, allow_unregistered=True)
     classifier = cfg.classifier if cfg is not None and cfg.classifier else ()
     names = (classifier,) if isinstance(classifier, str) else tuple(classifier)

@@ -439,11 +439,16 @@ class Arithmetic:
             self._scaler.load_state_dict(dict(state))
 
     def fingerprint(self) -> dict[str, str | int]:
-        """What this adds to the numerics fingerprint, once all is ``compiled``; empty for plain float32 on a CPU."""
+        """What this adds to the numerics fingerprint, once all is ``compiled``; empty for plain float32 on a CPU.
+
+        Call it again after the first step, with which compilation may fail.
+        """
         if self.device.type == "cpu" and self.precision is Precision.FP32 and self.compile_mode is CompileMode.OFF:
             return {}
         mine: dict[str, str | int] = {"precision": self.precision.value, "compile": self.compile_mode.value}
-        if self.compile_mode is CompileMode.DEFAULT:
+        if self.notes and not self.is_compiled:
+            mine["compiled"] = "nothing"  # it failed
+        elif self.compile_mode is CompileMode.DEFAULT:
             mine["compiled"] = "blocks"
         if self._embeds_by_products:
             mine["patches"] = "products"

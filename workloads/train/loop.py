@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
 
 import torch
@@ -22,7 +22,7 @@ from workloads.checkpoint.snapshot import Checkpoint
 from workloads.checkpoint.writer import WhenBusy
 from workloads.models.build import checkpoint_activations
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import GRAD_REDUCTION, difference, numerics_fingerprint
+from workloads.runtime.fingerprint import GRAD_REDUCTION, Fingerprint, difference, numerics_fingerprint
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.streams import Purpose, seed_device, torch_seed
 from workloads.train.evaluate import OutcomeTally, evaluate
@@ -104,6 +104,12 @@ class TrainingLoop:
             | ({_NORM_GROUPS: "at once"} if self._layout.has_batchnorm else {})
             | ({_BACKWARD: "written out"} if arithmetic.is_compiled and self._layout.has_groups_at_once else {})
         )
+        self._num_recalled = 0
+        """Bad samples of training that earlier attempts met."""
+        self._resumed_under: Fingerprint | None = None
+        """That of the checkpoint from which this attempt goes on."""
+        self._changes_before: Sequence[str] = ()
+        """Of numerics, between earlier attempts."""
         self.state = self._first_state()
         self._resumed_at = self.state.step
         self.keeper = Keeper(keep, self.calendar, self.state.kept)
@@ -144,13 +150,14 @@ class TrainingLoop:
     def counters(self) -> dict[str, float]:
         """Sums of this attempt for metrics, see ``Progress.counters``."""
         stats = self._task.stats()
-        read = {"cache_hits", "cache_misses", "bad_samples"} & stats.keys()
+        read = {"cache_hits", "cache_misses"} & stats.keys()
         slowest = self._update.times.slowest()
         return {
             **(slowest.counters() if slowest is not None else {}),
             **({"uncompiled": 1.0} if self.notes else {}),
             **self._clock.counters(),
             **{name: stats[name] for name in read},
+            **({"bad_samples": stats["bad_samples"] - self._num_recalled} if "bad_samples" in stats else {}),
             "data_wait_s": stats.get("wait_s", 0.0),
             "store_read_bytes": stats.get("bytes_from_store", 0.0),
             "checkpoint_stall_s": self._saver.stalled_s,
@@ -177,6 +184,7 @@ class TrainingLoop:
             self.compile_s = stack.enter_context(
                 self._micro_batch_search.training(layout, one_by_one=_NORM_GROUPS not in self._fingerprint)
             )
+            self._compare_numerics()
             self._hold_if_due(is_first=True)
             while self.state.step < total:
                 try:
@@ -202,18 +210,27 @@ class TrainingLoop:
             return RunState(fingerprint=self._fingerprint)
         state = self._learner.restore(checkpoint)
         self._task.recall_bad_samples(state.bad_samples)
+        self._num_recalled = len(state.bad_samples.get("train", ()))
         if _NORM_GROUPS not in state.fingerprint:
             self._fingerprint.pop(_NORM_GROUPS, None)  # a run that began with the former operation ends with it
         before = dict(state.fingerprint)
         if before.get("world_size") == self._ranks.world_size and GRAD_REDUCTION in self._fingerprint:
             before.setdefault(GRAD_REDUCTION, self._fingerprint[GRAD_REDUCTION])  # earlier versions did not write it
-        changes = difference(before, self._fingerprint)
-        if changes:
-            _LOG.warning("resuming %s under other numerics, no longer bit-exact: %s", self._job.request.job, changes)
         state.resumed_steps.append(state.step)
-        state.fingerprint_changes += changes
+        self._resumed_under, self._changes_before = before, tuple(state.fingerprint_changes)
+        state.fingerprint_changes += difference(before, self._fingerprint)
         state.fingerprint = self._fingerprint
         return state
+
+    def _compare_numerics(self) -> None:
+        """Again, once it is known whether what was to be compiled is. Before the first update and its checkpoints."""
+        if self.notes:
+            self._fingerprint |= self._learner.arithmetic.fingerprint()
+            self._fingerprint.pop(_BACKWARD, None)
+        changes = [] if self._resumed_under is None else difference(self._resumed_under, self._fingerprint)
+        self.state.fingerprint_changes = [*self._changes_before, *changes]
+        if changes:
+            _LOG.warning("resuming %s under other numerics, no longer bit-exact: %s", self._job.request.job, changes)
 
     def _train(self) -> None:
         """Updates up to the end, to a gap in the batches, or to one that fails."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
@@ -21,17 +20,16 @@ import torch
 from torch import nn
 
 from orchestrator.core.contract import Execution
-from orchestrator.core.errors import NO_DEVICE_MEMORY, OutOfMemoryError, UserError
+from orchestrator.core.errors import OutOfMemoryError, UserError
 from orchestrator.storage.files import replaced_file
 from workloads.data.order import rank_slice
 from workloads.models.batchnorm import batchnorm_layers, resolve_norm_group
+from workloads.models.build import is_out_of_memory
 from workloads.runtime.ranks import Ranks
 from workloads.train.recipe import Recipe
 
 _USABLE_SHARE = 0.92
 """Of the device's memory: the rest is for fragmentation and for what libraries allocate beside torch."""
-# Of exceptions that are not torch.OutOfMemoryError, those of the host's memory included.
-_TEXTS = re.compile(rf"out of memory|can't allocate memory|{NO_DEVICE_MEMORY}", re.IGNORECASE)
 _CLEARLY_MORE = 1.1
 _PAIR = 2
 """Samples that are mixed with each other."""
@@ -72,12 +70,6 @@ class CudaMemory:
         """See ``DeviceMemory``."""
         free_bytes, all_bytes = torch.cuda.mem_get_info(self.device)
         return min(int(free_bytes) + torch.cuda.memory_reserved(self.device), int(self.share * all_bytes))
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether a device (or the host) had no memory left."""
-    known = isinstance(error, (MemoryError, torch.OutOfMemoryError))
-    return known or (isinstance(error, RuntimeError) and _TEXTS.search(str(error)) is not None)
 
 
 @contextmanager
@@ -284,7 +276,8 @@ def chosen_micro_batch(
     """
     retries = execution.memory_retries
     if execution.micro_batch:
-        return halved(execution.micro_batch, retries, unit)
+        # No pass is larger than the share: half of a size above twice the share would be no smaller pass.
+        return halved(min(execution.micro_batch, share), retries, unit)
     if search is None:
         # The layout's own rule with BatchNorm is one norm group, of which nothing smaller can be made.
         return halved(share, retries, unit) if retries and not has_batchnorm else 0

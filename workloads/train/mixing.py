@@ -23,7 +23,10 @@ from workloads.train.recipe import Recipe
 MIX_GROUP: Final = MIXES
 """Slices of a batch begin and end at multiples of this many positions."""
 
-_MIX_STREAM = 1  # detail that tells this stream from the crops, whose stream has none
+# Tells this stream from that of flips and shifts, which has no detail. The stream that places crops and jitters colours
+# (``data.augment``) has the same detail: the numbers of a pair are also those of one position, which lies far before
+# the pair except at the start. It stays so, because another detail would change the results of existing keys.
+_MIX_STREAM = 1
 _WORDS_PER_PAIR = 4  # Philox4x64 yields four 64-bit words for each value of its counter
 _KIND, _WEIGHT, _ROW, _COLUMN = range(_WORDS_PER_PAIR)
 

@@ -40,6 +40,10 @@ class Objective(Protocol):
         """The objective that is reported for validation: the same without label smoothing."""
 
 
+_NEEDED: Final = ("losses", "num_wrong", "unsmoothed")
+"""Methods that every run calls. The others serve heads with very many classes."""
+
+
 class _Counting:
     """Predictions are the classes with the largest logits, in every objective here."""
 
@@ -116,8 +120,8 @@ def build_objective(recipe: Recipe, num_classes: int, *, is_multi_label: bool = 
     """The objective of a recipe.
 
     Raises:
-        UserError: there is a single class; softmax is asked to learn sets of classes; or a plug-in is not installed in
-            the version that the plan names.
+        UserError: there is a single class; softmax is asked to learn sets of classes; a plug-in is not installed in
+            the version that the plan names; or what it gives lacks methods that every run calls.
     """
     if num_classes < 2:
         message = f"the label space has {num_classes} class: there is nothing to tell apart; train on 2 or more"
@@ -169,4 +173,9 @@ def _plugin(recipe: Recipe, num_classes: int) -> Objective:
         raise UserError(f"{message}<distribution>==<version>:<name>; plan the sweep again")
     build, arguments = open_plugin(recipe.loss, OBJECTIVE_PLUGINS, recipe.loss_arguments or {})
     given = {"arguments": arguments} if takes_arguments(build, OBJECTIVE_PLUGINS) else {}
-    return cast("Objective", build(recipe, num_classes, **given))
+    objective = build(recipe, num_classes, **given)
+    # Now, and not at the first evaluation, which may be hours away.
+    if missing := [name for name in _NEEDED if not callable(getattr(objective, name, None))]:
+        message = f"recipe.loss: {recipe.loss} gives {type(objective).__name__}, which lacks {', '.join(missing)}; "
+        raise UserError(f"{message}give it these methods of Objective (workloads/train/objective.py)")
+    return cast("Objective", objective)
