@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 from orchestrator.core.code import package_digest
 from orchestrator.core.errors import NotFoundError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.simulation_files import FILE_ROLE
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import PlanDiff, diff_plans
 from orchestrator.planning.graph.plan import Plan
@@ -87,7 +89,7 @@ def reproduce(store: ObjectStore, sweep: str, revision: int) -> Reproduction:
     with tempfile.TemporaryDirectory(prefix="orchestrator-reproduce-") as folder:
         file = Path(folder, f"{sweep}.yaml")
         file.write_text(text, encoding="utf-8")
-        loaded = load_all(str(file), Changes(overrides=tuple(_pins(submitted, text))))
+        loaded = load_all(str(file), Changes(overrides=tuple(dict.fromkeys(_pins(submitted, text)))))
     planned = build_plan(loaded.sweep, store_uri=submitted.store_uri)
     return Reproduction(
         submitted=submitted,
@@ -108,8 +110,15 @@ def describe_hardware(machine: Mapping[str, Any]) -> str:
 
 
 def _pins(plan: Plan, text: str) -> Iterator[str]:
-    """Overrides that hold external data sets to the digests that they had."""
+    """Overrides that hold external data sets to the digests that they had, and simulations to where their files lay.
+
+    Earlier versions kept paths of such files as they were written, relative to a folder that the text does not name.
+    """
     for job in plan.jobs:
+        file = job.execution.label_files.get(FILE_ROLE, "") if job.kind is JobKind.THEORY else ""
+        if file and file not in text:
+            run = f"{file}:{job.identity['parameters']['simulation'].rpartition(':')[2]}"
+            yield f"simulate.{job.facets['simulation']}.run={json.dumps(run)}"
         digest = job.identity.get("parameters", {}).get("digest") if job.kind is JobKind.INDEX else None
         dataset = job.facets.get("dataset")
         if digest and dataset and digest not in text:

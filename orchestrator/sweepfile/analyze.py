@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import MEASURES
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.storage.dataset_files import level_problem
 from orchestrator.sweepfile.fields import Count, Name, OneRule, Seed, Strict, canonical
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.plugin_uses import PluginUses
@@ -193,9 +194,14 @@ def resolve_analysis(
         complaints.add((*path, "dataset"), f"'{entry.dataset}' is not a data set of this sweep: {hint}")
         return found
     trained = _trained_datasets(found, blocks, labels)
-    analysed = (found.dataset,) if found.dataset else trained
-    _check_data(path, found, [datasets[name] for name in analysed if name in datasets], trained, complaints)
-    _check_of(path, found, [datasets[name] for name in analysed if name in datasets], labels, complaints)
+    names = (found.dataset,) if found.dataset else trained
+    analysed = [datasets[name] for name in names if name in datasets]
+    _check_data(path, found, analysed, trained, complaints)
+    _check_of(path, found, analysed, labels, complaints)
+    for level in found.measures.get("distances", {}).get("levels") or ():
+        for problem in filter(None, (_level_problem(level, dataset, labels.get(found.of)) for dataset in analysed)):
+            place = (*path, "measures", list(found.measures).index("distances"), "distances", "levels")
+            complaints.add(place, problem)
     return found
 
 
@@ -251,12 +257,6 @@ def _check_data(
         if "val" in found.splits and not dataset.has_val:
             message = f"data set '{dataset.name}' has no validation samples; write split: train, or give it a split val"
             complaints.add(place, message)
-        known = dict.fromkeys([*dataset.levels, *(dataset.class_table[0] if dataset.class_table else ())])
-        for name in found.measures.get("distances", {}).get("levels") or ():
-            if known and name not in known:
-                where = _place_of(path, found, "distances")
-                hint = did_you_mean(name, dataset.levels)
-                complaints.add(where, f"'{name}' is not a level of data set '{dataset.name}': {hint}")
     if found.dataset and "clp" in found.measures and set(trained) != {found.dataset}:
         message = f"clp needs the classes that backbones were trained on, and '{found.dataset}' has none of them"
         complaints.add(place, f"{message}; remove dataset, or move clp into another entry of analyze")
@@ -291,5 +291,21 @@ def _check_of(
         complaints.add(path, f"{message}, such as a binary one: of")
 
 
-def _place_of(path: Path, found: AnalysisPlan, measure: str) -> Path:
-    return (*path, "measures", list(found.measures).index(measure), measure, "levels")
+def _level_problem(level: str, dataset: Dataset, of: LabelSpace | None) -> str:
+    """Why no analysis can use a level for common ancestors, where that is known; empty if it can."""
+    if level not in dataset.levels:
+        is_known = bool(dataset.levels or dataset.class_table)
+        hint = did_you_mean(level, dataset.levels)
+        return f"'{level}' is not a level of data set '{dataset.name}': {hint}" if is_known else ""
+    if dataset.multi_label:
+        return f"samples of data set '{dataset.name}' have several classes, and so no node of '{level}'; remove levels"
+    if problem := level_problem(dataset.class_table, level):
+        return problem
+    num_nodes = dataset.levels[level]
+    if num_nodes < 2:
+        return f"'{level}' has a single node, which all classes share; remove it"
+    # Where samples are left out, whole nodes may be.
+    if of is not None and of.dataset == dataset.name and of.num_labelled is None and 0 < of.num_classes < num_nodes:
+        message = f"'{level}' has {num_nodes} nodes and '{of.name}' {of.num_classes} classes, so some lie in several"
+        return f"{message} nodes; name coarser levels, or finer classes as 'of'"
+    return ""

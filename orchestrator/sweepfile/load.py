@@ -79,7 +79,7 @@ def load_all(reference: str, changes: Changes) -> Loaded:
     """As ``load_sweep``, with both texts."""
     path = find_sweep(reference)
     shown = _shown_path(path)
-    text = read_text(str(path), shown)
+    text, home = read_text(str(path), shown), str(path.resolve().parent)
     document = read_document(
         text,
         shown,
@@ -87,6 +87,7 @@ def load_all(reference: str, changes: Changes) -> Loaded:
         environment=os.environ,
         read_text=lambda name: read_text(name, name),
         folder=str(Path.cwd()),
+        home=home,
     )
     tree = document.tree
     spec = validate_sweep(tree)
@@ -101,9 +102,7 @@ def load_all(reference: str, changes: Changes) -> Loaded:
         plugins=PluginSources(installed=installed, check=check_plugins),
         labels=labels,
         check_models=check_models,
-        simulations=SimulationSources(
-            check=check_simulations, plugins=installed[SIMULATIONS], folder=str(path.resolve().parent)
-        ),
+        simulations=SimulationSources(check=check_simulations, plugins=installed[SIMULATIONS], folder=home),
     )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from fractions import Fraction
 from itertools import permutations
 from typing import Any
 
@@ -14,7 +16,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import CorruptObjectError, PreemptedError, UserError
 from workloads.analysis import geometry
 from workloads.analysis.features import ArrayStream, SampleClasses, class_moments
 from workloads.analysis.fine_structure import ProbedSamples, best_mapping, cluster_and_probe, linear_probe
@@ -22,6 +24,8 @@ from workloads.analysis.layers import ActivityCounter
 from workloads.analysis.measures import AnalyzedFeatures, measure
 from workloads.analysis.similarity import linear_cka
 from workloads.analysis.units import feature_ranks, purities, sparsity, top_samples
+from workloads.models.build import FrozenForward
+from workloads.runtime import plugin_arguments
 
 C, PER_CLASS = 5, 100
 
@@ -116,6 +120,33 @@ def test_products_of_all_pairs_of_classes_take_as_many_rows_as_fit_in_memory() -
     few, many = (next(geometry._grams(np.zeros((num_classes, 1))))[1] for num_classes in (2_000, 500_000))
     assert few.shape == (1024, 2_000)
     assert many.nbytes <= 128 * 1024**2
+
+
+def test_sums_over_pairs_of_classes_show_that_they_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of 500,000 classes take an hour, in which no features are read."""
+    monkeypatch.setattr(geometry, "_CLASSES_AT_ONCE", 2)
+    ticks: list[int] = []
+    subject = replace(subject_of_blobs(), trained=None, tick=lambda: ticks.append(1))
+    measure(subject, "collapse", {})
+    assert len(ticks) == 3 * 3  # three passes over six classes
+
+    def stop() -> None:
+        raise PreemptedError("asked to stop")
+
+    with pytest.raises(PreemptedError):
+        measure(replace(subject, tick=stop), "collapse", {})
+
+
+def test_distance_to_a_simplex_of_many_classes_is_that_of_all_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
+    classes = SampleClasses.of(np.repeat(np.arange(40), 3), [str(number) for number in range(40)])
+    for scale in (1.0, 1e-6):
+        moments = class_moments(ArrayStream(features_ND=scale * rng().normal(size=(120, 19)) + 5), classes)
+        monkeypatch.setattr(geometry, "_MANY_CLASSES", 1000)
+        direct = geometry.nc2(moments)
+        monkeypatch.setattr(geometry, "_MANY_CLASSES", 4)
+        assert geometry.nc2(moments) == pytest.approx(direct, rel=1e-13)
+    equal = class_moments(ArrayStream(features_ND=np.ones((120, 19))), classes)
+    assert geometry.nc2(equal) is None
 
 
 def test_moments_streamed_in_chunks_of_any_size_are_those_of_the_whole() -> None:
@@ -302,12 +333,24 @@ def test_activity_by_layer_counts_what_is_above_zero_behind_each_call() -> None:
         linear.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, -1.0]]))
     with ActivityCounter(network) as counter:
         for batch in ([[1.0, 2.0], [-1.0, 3.0]], [[-1.0, -2.0]]):
-            counter.next_pass()
             network(torch.tensor(batch))
     assert dict(counter.shares) == pytest.approx({"1": 3 / 6, "3": 1 / 6, "1:2": 1 / 6})
     assert list(counter.shares) == ["1", "3", "1:2"]
     network(torch.ones(1, 2))
     assert counter.shares["1"] == pytest.approx(3 / 6)  # nothing is counted once it is left
+
+
+def test_activity_of_a_pass_that_does_not_fit_into_memory_is_that_of_its_halves() -> None:
+    class Narrow(nn.Module):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            if len(inputs) > 1:
+                raise torch.OutOfMemoryError("out of memory")
+            return inputs
+
+    network, samples = nn.Sequential(nn.ReLU(), Narrow(), nn.ReLU()), torch.tensor([[1.0, 2.0], [-1.0, 3.0]])
+    with ActivityCounter(network) as counter:
+        assert FrozenForward()(network, samples).tolist() == [[1.0, 2.0], [0.0, 3.0]]
+    assert counter.shares == {"0": 3 / 4, "2": 3 / 4}
 
 
 def test_sparsity_of_a_network_without_activation_modules_says_so() -> None:
@@ -395,6 +438,36 @@ def test_measures_where_a_class_has_several_trained_classes_leave_out_what_is_no
     subject = AnalyzedFeatures(features=ArrayStream(features_ND=features), classes=classes, trained=split, levels={})
     assert "msdr" not in measure(subject, "distances", {"levels": None}).metrics
     assert measure(subject, "clp", {}).notes
+
+
+@pytest.mark.parametrize(
+    "error",
+    [PreemptedError("asked to stop"), CorruptObjectError("features.bin differs"), OSError(5, "EIO"), MemoryError()],
+    ids=lambda error: type(error).__name__,
+)
+def test_what_a_measure_of_another_package_meets_and_is_not_its_fault_stays_what_it_is(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop while it reads features made the analysis fail for good."""
+    with pytest.raises(type(error)):
+        found_by(lambda *_: (_ for _ in ()).throw(error), monkeypatch)
+    with pytest.raises(UserError, match=r"the measure pkg==1:mine failed: ZeroDivisionError"):
+        found_by(lambda *_: {"mean": 1 / 0}, monkeypatch)
+
+
+def found_by(function: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> Mapping[str, float]:
+    monkeypatch.setattr(plugin_arguments, "load_plugin", lambda *_: function)
+    return measure(subject_of_blobs(), "plugin", {"name": "pkg==1:mine", "arguments": {}}).metrics
+
+
+def test_measure_of_another_package_may_give_any_real_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = {"a": np.float32(0.5), "b": np.int64(3), "c": np.float16(2), "d": 1, "e": Fraction(1, 4)}
+    found = found_by(lambda *_: numbers, monkeypatch)
+    assert found == {"mine_a": 0.5, "mine_b": 3, "mine_c": 2, "mine_d": 1, "mine_e": 0.25}
+    assert {type(value) for value in found.values()} == {float}
+    for wrong in (np.complex64(1), np.float32("inf"), "1", np.ones(2), 10**400):
+        with pytest.raises(UserError, match="the measure pkg==1:mine "):
+            found_by(lambda *_, wrong=wrong: {"a": wrong}, monkeypatch)
 
 
 def test_measure_of_another_package_that_is_not_there_is_refused() -> None:

@@ -23,8 +23,11 @@ from orchestrator.planning.estimate.volumes import Volumes
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job
 from orchestrator.storage.artifacts import read_part, read_record
+from orchestrator.storage.dataset_files import level_counts
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.analyze import _level_problem
 from orchestrator.sweepfile.load import load_sweep
+from orchestrator.sweepfile.values import Dataset, LabelSpace
 from tests.sweep_fields import plan_of
 from tests.tiny_training import NO_BATCHNORM, TinyTraining
 from workloads.data.index import SampleIndex
@@ -78,6 +81,48 @@ def test_analysis_of_samples_with_several_classes_needs_a_label_space_with_one_f
         return
     with pytest.raises(SpecError, match=message):
         analyses(*photos, look)
+
+
+TABLE = (
+    {"class": 0, "top": "a", "mid": "x", "one": "all", "part": "p"},
+    {"class": 1, "top": "a", "mid": "y", "one": "all"},
+    {"class": 2, "top": "b", "mid": "z", "one": "all", "part": "q"},
+)
+
+
+@pytest.mark.parametrize(
+    ("level", "message", "fields"),
+    [
+        ("top", "", {}),
+        ("mid", "", {}),
+        ("mid", "", {"num_labelled": 20}),  # of samples that are left out there may be whole nodes
+        ("mid", "'mid' has 3 nodes and 'two' 2 classes, so some lie in several nodes", {"num_labelled": None}),
+        ("top", "", {"num_labelled": None}),
+        ("top", "samples of data set 'photos' have several classes, and so no node of 'top'", {"multi_label": True}),
+        ("one", "'one' has a single node, which all classes share", {}),
+        ("part", "class 1 has no value at level 'part'; complete the class table", {}),
+        ("name", "'name' is not a level of data set 'photos': ", {}),
+    ],
+)
+def test_level_that_no_classes_lie_in_is_refused_before_anything_is_trained(
+    level: str, message: str, fields: dict[str, Any]
+) -> None:
+    of = None
+    if "num_labelled" in fields:
+        of = LabelSpace(name="two", entry="two", level="", dataset="photos", space={}, num_classes=2, **fields)
+    dataset = Dataset(
+        name="photos",
+        readable="",
+        parameters={},
+        levels=level_counts(TABLE),
+        num_classes=3,
+        num_train=30,
+        class_table=TABLE,
+        multi_label="multi_label" in fields,
+    )
+    found = _level_problem(level, dataset, of)
+    assert found.startswith(message)
+    assert bool(found) == bool(message)
 
 
 def test_sparsity_of_layers_reads_the_backbone_and_embeds_nothing_more() -> None:

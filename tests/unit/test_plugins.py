@@ -81,6 +81,13 @@ def open_with(function: Callable[..., Any], arguments: dict[str, Any], monkeypat
 def with_model(arguments: Size) -> None: ...
 
 
+class Rate(BaseModel):
+    rate: float = Field(0.1, alias="lr")
+
+
+def with_alias(arguments: Rate) -> None: ...
+
+
 def with_mapping(arguments: dict[str, Any]) -> None: ...
 
 
@@ -114,6 +121,7 @@ def test_arguments_are_read_by_the_type_that_the_plugin_asks_for(monkeypatch: py
             {"side": 1, "sid": 2},
             [(("sid",), "there is no parameter 'sid': did you mean 'side'? known: side")],
         ),
+        (with_alias, {"rate": 0.3}, [(("rate",), "there is no parameter 'rate': known: lr")]),
         (without, {"x": 1}, [((), "it has no parameters; remove them")]),
     ],
 )

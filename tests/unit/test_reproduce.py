@@ -19,10 +19,12 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.reproduction import reproduce
 from orchestrator.storage.layout import provenance_name, submission_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile import load_sweep
+from orchestrator.sweepfile import load, load_sweep
 from orchestrator.sweeps.ledger import describe_plan, keys_digest
 from orchestrator.testing.scripted import ScriptedBackend
-from orchestrator.tracking.provenance import Provenance, capture, capture_all, installed_packages, load, save
+from orchestrator.tracking import provenance
+from orchestrator.tracking.provenance import Provenance, capture, capture_all, installed_packages, save
+from workloads.commands.simulations import check
 
 SWEEP = """
 version: 1
@@ -120,6 +122,33 @@ def test_reproduce_finished_sweep_plans_to_the_same_keys(
     assert yaml.safe_load((folder / "sweep.yaml").read_text())["pretrain"]["recipe"]["lr"] == 0.25
 
 
+SIMULATED = """
+version: 1
+name: again
+simulate:
+  walk: {run: "walks.py:simulate", factors: {steps: [1, 2]}, seeds: {count: 2, per_job: 2}, metric: end}
+"""
+
+
+@pytest.mark.parametrize("is_earlier", [False, True], ids=["kept text", "text as earlier versions kept it"])
+def test_reproduce_finds_the_file_of_a_simulation(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_earlier: bool
+) -> None:
+    monkeypatch.setattr(load, "check_simulations", lambda asked: check({"simulations": asked}))
+    lab = tmp_path / "lab"
+    lab.mkdir()
+    (lab / "walks.py").write_text("def simulate(parameters, seeds, context):\n    yield from ({} for _ in seeds)\n")
+    (lab / "again.yaml").write_text(SIMULATED)
+    monkeypatch.chdir(lab)
+    sweep, text = load_sweep("again.yaml")
+    text = SIMULATED if is_earlier else text
+    run_sweep_inprocess(store, build_plan(sweep, store_uri=store.uri), text, backend=ScriptedBackend(store))
+    monkeypatch.chdir(tmp_path)
+    found = reproduce(store, "again", 1)
+    assert found.is_exact
+    assert f"{lab}/walks.py:simulate" in found.text
+
+
 def test_reproduce_files_that_are_there_are_kept(
     store: LocalStore, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -165,9 +194,9 @@ def test_reproduce_sweep_of_an_earlier_version_says_what_is_not_known(
 
 def test_provenance_of_another_version_is_read_as_far_as_it_is_known(store: LocalStore) -> None:
     save(store, "again", "m", Provenance(commit="abc", untracked=("a",)))
-    assert load(store, "again", "m") == Provenance(commit="abc", untracked=("a",))
+    assert provenance.load(store, "again", "m") == Provenance(commit="abc", untracked=("a",))
     store.put(submission_name("again", "old"), b'{"commit": "abc", "later": 1}')
-    assert load(store, "again", "old") == Provenance(commit="abc")
+    assert provenance.load(store, "again", "old") == Provenance(commit="abc")
 
 
 def test_plan_description_names_seeds_data_and_code_versions(tmp_path: Path) -> None:

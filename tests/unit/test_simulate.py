@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,15 +18,24 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
+import torch
 from matplotlib.figure import Figure
-from pydantic import BaseModel
+from pydantic import BaseModel, Field, computed_field, field_validator
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
+from orchestrator.backends.classify import classify
 from orchestrator.controller.attempt_requests import make_request
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.activity import RankActivity
 from orchestrator.core.contract import ExecutionContext, Progress
-from orchestrator.core.errors import CorruptObjectError, PreemptedError, SpecError, UserError
+from orchestrator.core.errors import (
+    CorruptObjectError,
+    FailureKind,
+    PreemptedError,
+    SpecError,
+    StorageError,
+    UserError,
+)
 from orchestrator.planning.estimate.estimates import estimate
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
@@ -34,7 +45,9 @@ from orchestrator.storage.layout import checkpoints_folder, record_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweepfile.load import load_sweep, parse_sweep, shipped_recipes
-from workloads.jobs.theory import pause_s
+from orchestrator.testing import Fault, FaultyStore, Moment
+from orchestrator.testing.memory_store import MemoryStore
+from workloads.jobs.theory import FinishedSeeds, pause_s
 from workloads.run import execute
 from workloads.theory.context import SimulationContext
 from workloads.theory.loading import ParametersError, Simulation
@@ -84,8 +97,26 @@ def threads(
 NO_PATHS = ("a//b", "loss/", "a/./b", "a/..")
 
 
+FAULTS: dict[str, Exception] = {
+    "value": ValueError("steps is 0"),
+    "memory": MemoryError("no room for 9 GiB"),
+    "device": torch.OutOfMemoryError("CUDA out of memory"),
+    "disk": OSError(errno.ENOSPC, "no space left on device"),
+    "data": CorruptObjectError("features.bin differs"),
+}
+
+
+def broken(parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext) -> Iterator[Any]:
+    """Fails at the second seed, or before the first one."""
+    if parameters["what"] == "none":
+        raise KeyError("table")
+    yield {"end": 0.0}
+    raise FAULTS[parameters["what"]]
+
+
 def bad(parameters: Mapping[str, Any], seeds: Sequence[int], context: SimulationContext) -> Iterator[Any]:
     kinds = {"nan": {"end": float("nan")}, "text": {"end": "x"}, "list": [1.0]}
+    kinds |= {"huge": {"end": 10**400}}
     kinds |= {name: {name: 1.0} for name in ("seed", "num_seeds")}
     kinds |= {f"path{number}": {name: 1.0} for number, name in enumerate(NO_PATHS)}
     yield from (kinds[parameters["what"]] for _ in seeds) if parameters["what"] in kinds else ()
@@ -93,7 +124,7 @@ def bad(parameters: Mapping[str, Any], seeds: Sequence[int], context: Simulation
 
 @pytest.fixture(autouse=True)
 def _simulations(monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in (walk, endless, threads, bad):
+    for function in (walk, endless, threads, bad, broken):
         monkeypatch.setitem(SIMULATIONS, function.__name__, f"{__name__}:{function.__name__}")
     ran.clear()
 
@@ -230,6 +261,7 @@ def main() -> None:
     [
         ("nan", "metric end of the simulation 'bad' is nan for seed 0"),
         ("text", "is 'x' for seed 0; yield numbers"),
+        ("huge", "is 10{199} for seed 0; yield numbers"),
         ("list", "yielded list for seed 0"),
         ("seed", "calls a metric 'seed'"),
         ("num_seeds", "calls a metric 'num_seeds'"),
@@ -241,6 +273,53 @@ def test_what_is_no_metric_of_a_seed_is_refused(tmp_path: Path, what: str, messa
     text = SWEEP.replace("run: walk", "run: bad").replace("{length: 5}", f"{{what: {what}}}")
     with pytest.raises(UserError, match=message):
         run_job(plan_of(text).jobs[0], context_of(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("what", "kind", "message"),
+    [
+        ("none", FailureKind.USER_ERROR, "the simulation 'broken' failed at seed 0: KeyError('table')"),
+        ("value", FailureKind.USER_ERROR, "the simulation 'broken' failed at seed 1: ValueError('steps is 0')"),
+        ("memory", FailureKind.OUT_OF_MEMORY, "no room for 9 GiB"),
+        ("device", FailureKind.OUT_OF_MEMORY, "CUDA out of memory"),
+        ("disk", FailureKind.STORAGE, "no space left on device"),
+        ("data", FailureKind.BAD_DATA, "features.bin differs"),
+    ],
+)
+def test_exception_of_a_simulation_is_its_own_fault_unless_another_attempt_may_not_meet_it(
+    tmp_path: Path, what: str, kind: FailureKind, message: str
+) -> None:
+    """Of an unknown kind it would be tried three times, and the node would be suspected."""
+    text = SWEEP.replace("run: walk", "run: broken").replace("{length: 5}", f"{{what: {what}}}")
+    with pytest.raises(Exception, match=re.escape(message)) as raised:
+        run_job(plan_of(text).jobs[0], context_of(tmp_path))
+    assert classify(raised.value) is kind
+
+
+def test_seed_that_ends_after_a_failed_write_is_kept_with_the_earlier_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    key, store = plan_of(SWEEP).jobs[0].key, MemoryStore()
+    # The second acknowledgement is lost: then the next folder holds a seed of this one, too.
+    faults = [Fault(moment=Moment.ERROR_BEFORE, within=key), Fault(moment=Moment.ERROR_AFTER, nth=2, within="manifest")]
+    finished = FinishedSeeds(FaultyStore(store, faults), key, lambda: None)
+
+    def write_once() -> None:
+        turns = iter([False, True])
+        monkeypatch.setattr(finished._ended, "wait", lambda _: next(turns))
+        finished._write_regularly()
+
+    finished.add(0, {"end": 0.0}, {})
+    write_once()  # refused
+    finished.add(1, {"end": 1.0}, {})  # writes both at once
+    finished.add(2, {"end": 2.0}, {"arrays/2/steps.npy": b"2"})
+    write_once()  # durable, but nobody knows
+    finished.add(3, {"end": 3.0}, {})
+    with FinishedSeeds(store, key, lambda: None) as next_attempt:
+        assert next_attempt.rows == {seed: {"end": float(seed)} for seed in range(4)}
+    refusing = FinishedSeeds(FaultyStore(store, [Fault(moment=Moment.ERROR_BEFORE)]), "k", lambda: None)
+    refusing._has_failed = True
+    with pytest.raises(StorageError):
+        refusing.add(7, {"end": 7.0}, {})
+    assert refusing.rows == {7: {"end": 7.0}}  # for the last write, at the end of the attempt
 
 
 def test_simulation_that_yields_too_few_keeps_the_seeds_that_it_finished(
@@ -348,6 +427,63 @@ def test_name_that_a_lenient_model_would_pass_over_is_refused() -> None:
     with pytest.raises(ParametersError) as refused:
         simulation.complete({"step": 7})
     assert [path for path, _ in refused.value.problems] == [("step",)]
+
+
+class Rate(BaseModel, extra="forbid"):
+    rate: float = Field(0.1, alias="lr")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def per_mille(self) -> float:
+        return 1000 * self.rate
+
+
+class LenientRate(BaseModel):
+    rate: float = Field(0.1, alias="lr")
+
+
+class NamedRate(BaseModel, extra="forbid", populate_by_name=True):
+    rate: float = Field(0.1, alias="lr")
+
+
+class Doubled(BaseModel):
+    angle: float = 0.0
+
+    @field_validator("angle")
+    @classmethod
+    def _double(cls, value: float) -> float:
+        return 2 * value
+
+
+class ReadOnly(BaseModel):
+    rate: float = Field(0.1, validation_alias="lr")
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"), [(Rate, {"lr": 0.3}), (LenientRate, {"lr": 0.3}), (NamedRate, {"rate": 0.3})]
+)
+def test_job_reads_the_parameters_that_were_planned(model: type[BaseModel], expected: dict[str, Any]) -> None:
+    """By names that the model does not read, a job had the defaults, or failed without a reason."""
+    simulation = Simulation(name="mine", function=walk, model=model)
+    planned = simulation.complete({"lr": 0.3})
+    assert planned == expected  # what a model reads by its names stays so, or keys would change
+    assert simulation.checked(planned) == model(lr=0.3)
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "why"),
+    [
+        (Doubled, {"angle": 10}, "from {'angle': 20.0} it makes other values"),
+        (ReadOnly, {"lr": 0.3}, "rate: there is no parameter 'rate': known: lr"),
+        (LenientRate, {"rate": 0.3}, "rate: there is no parameter 'rate': known: lr"),
+        (NamedRate, {"lr": 0.3, "rate": 0.4}, "rate: Extra inputs are not permitted"),
+    ],
+)
+def test_parameters_of_which_a_job_would_make_others_are_refused(
+    model: type[BaseModel], given: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(ParametersError, match=re.escape(why)):
+        Simulation(name="mine", function=walk, model=model).complete(given)
 
 
 def test_wrong_parameters_are_refused_at_their_places(tmp_path: Path) -> None:

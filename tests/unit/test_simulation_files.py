@@ -90,6 +90,15 @@ def test_jobs_run_the_file_and_what_it_imports(tmp_path: Path) -> None:
     assert [read_record(store, job.key).metrics["end"] for job in plan.jobs] == [4.5, 9.0]
 
 
+def test_file_is_read_as_python_reads_it_without_imports_from_the_future_of_others(tmp_path: Path) -> None:
+    plain = CODE.replace("from __future__ import annotations\n", "").replace(": Parameters,", ": model(),")
+    code = plain.replace("\ndef simulate", "\ndef model():\n    return Parameters\n\ndef simulate")
+    sweep = SWEEP.replace("scale: [1, 2]", "scale: [1, one]")
+    assert "factors.scale[1]: the simulation './mysim.py:simulate' refuses it" in problem(
+        write(tmp_path / "a", code=code, sweep=sweep)
+    )
+
+
 def test_keys_hold_contents_and_no_places(tmp_path: Path) -> None:
     first = keys(write(tmp_path / "a"))
     moved = write(tmp_path / "b", sweep=SWEEP.replace("mysim", "renamed").replace("name: s", "name: other"))
@@ -97,6 +106,14 @@ def test_keys_hold_contents_and_no_places(tmp_path: Path) -> None:
     assert keys(moved) == first
     assert not keys(write(tmp_path / "c", code=CODE + "\n# edited\n")) & first
     assert not keys(write(tmp_path / "d", helper="def width(): return 4.0\n")) & first
+
+
+def test_failure_names_the_file_and_not_its_digest(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "store")
+    plan = plan_of(write(tmp_path / "a", helper="def width(): return 1 / 0\n"), store.uri)
+    failure = run_sweep_inprocess(store, plan).jobs[plan.jobs[0].name].last_failure
+    assert failure is not None
+    assert failure.message.startswith("the simulation 'mysim.py:simulate' failed at seed 0: ZeroDivisionError")
 
 
 def test_changed_absent_and_stored_files_are_not_run(tmp_path: Path) -> None:

@@ -270,6 +270,33 @@ datasets:
     assert not found.is_own_text  # or the file that is kept would name other places elsewhere
 
 
+def test_text_that_is_kept_has_absolute_paths_where_messages_show_what_was_written() -> None:
+    """It is read elsewhere: a path that starts from the working directory meant another place there."""
+    text = """version: 1
+name: places
+datasets:
+  a: {convert: {format: csv, source: lists/a.csv, root: "${env:WHERE}"}}
+labels:
+  t: {dataset: a, taxonomy: {levels: [x], table: tables/t.csv}}
+simulate:
+  own: {run: "walks.py:simulate", metric: m}
+  shared: {run: "../lib/walks.py:simulate", metric: m}
+  shipped: {run: feature-learning, metric: m}
+"""
+    where = {"WHERE": "here"}
+    found = read_document(text, "sweep.yaml", environment=where, folder="/home/ada", home="/real/ada")
+    runs = ["/real/ada/walks.py:simulate", "/real/lib/walks.py:simulate", "feature-learning"]
+    for document, source, table, simulations in (
+        (found.portable, "/home/ada/lists/a.csv", "/home/ada/tables/t.csv", runs),
+        (found.tree.value, "lists/a.csv", "tables/t.csv", ["walks.py:simulate", "../lib/walks.py:simulate", runs[2]]),
+    ):
+        assert document["datasets"]["a"]["convert"]["source"] == source
+        assert document["labels"]["t"]["taxonomy"]["table"] == table
+        assert [one["run"] for one in document["simulate"].values()] == simulations
+    assert found.portable["datasets"]["a"]["convert"]["root"] == "${env:WHERE}"
+    assert not found.is_own_text
+
+
 @pytest.mark.parametrize("name", ["", "big"])
 def test_weights_in_a_factor_are_places_as_those_of_a_block(name: str) -> None:
     """A path there was not read as one, and the environment could not name it."""

@@ -7,7 +7,7 @@ Collapse in Transfer Learning", for CDNV.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -23,8 +23,13 @@ ROOT: Final = ""
 _CLASSES_AT_ONCE: Final = 1024
 _ROUNDING: Final = 64 * float(np.finfo(np.float64).eps)
 """Of a squared distance, relative to the squares that it is computed from."""
-_NUMBERS_AT_ONCE: Final = 16 * 1024 * _CLASSES_AT_ONCE
+_MANY_CLASSES: Final = 16 * 1024
+_NUMBERS_AT_ONCE: Final = _MANY_CLASSES * _CLASSES_AT_ONCE
 """Of a block of a matrix over pairs of classes: 128 MiB in float64. Fewer rows are taken above 16,384 classes."""
+
+
+def no_tick() -> None:
+    """Nobody watches."""
 
 
 def nc1(moments: ClassMoments) -> float | None:
@@ -43,18 +48,25 @@ def nc1(moments: ClassMoments) -> float | None:
     return float((inner_R / values[is_there]).sum() / len(centred_CD))
 
 
-def nc2(moments: ClassMoments) -> float | None:
+def nc2(moments: ClassMoments, tick: Callable[[], None] = no_tick) -> float | None:
     """``|| M M^T / ||M M^T||_F - (I - 1 1^T / C) / sqrt(C - 1) ||_F``; 0 = the means are a simplex.
 
-    ``M`` (C, D) are class means minus their mean. None where all class means are equal.
+    ``M`` (C, D) are class means minus their mean. None where all class means are equal. ``tick`` is called again and
+    again: the time grows with the square of C.
     """
     centred_CD = moments.centred_CD
-    num_classes = len(centred_CD)
-    norm = float(np.sqrt(sum((gram_BC**2).sum() for _, gram_BC in _grams(centred_CD))))
+    num_classes, dim = centred_CD.shape
+    if num_classes > max(_MANY_CLASSES, 2 * dim):
+        # Both matrices have norm 1, so it follows from their inner product. That is below 0.71 here, because M M^T has
+        # at most D eigenvalues: no digits are lost, as they would be near a simplex.
+        norm = float(np.linalg.norm(centred_CD.T @ centred_CD))
+        inner = float((centred_CD**2).sum()) / np.sqrt(num_classes - 1)
+        return float(np.sqrt(2 - 2 * inner / norm)) if norm > 0 else None
+    norm = float(np.sqrt(sum((gram_BC**2).sum() for _, gram_BC in _grams(centred_CD, tick))))
     if not norm > 0:
         return None
     total = 0.0
-    for start, gram_BC in _grams(centred_CD):
+    for start, gram_BC in _grams(centred_CD, tick):
         rows = np.arange(len(gram_BC))
         apart_BC = gram_BC / norm + 1 / (num_classes * np.sqrt(num_classes - 1))
         apart_BC[rows, start + rows] -= 1 / np.sqrt(num_classes - 1)
@@ -62,14 +74,14 @@ def nc2(moments: ClassMoments) -> float | None:
     return float(np.sqrt(total))
 
 
-def cdnv(moments: ClassMoments) -> float | None:
+def cdnv(moments: ClassMoments, tick: Callable[[], None] = no_tick) -> float | None:
     """Mean over pairs of classes of ``(v_i + v_j) / (2 ||m_i - m_j||^2)``, v the variance and m the mean of a class.
 
-    None where two classes have the same mean.
+    None where two classes have the same mean. ``tick`` as in ``nc2``.
     """
     num_classes, total = len(moments.means_CD), 0.0
     norms_C = (moments.centred_CD**2).sum(1)
-    for start, squared_BC in _squared_distances(moments.centred_CD):
+    for start, squared_BC in _squared_distances(moments.centred_CD, tick):
         rows = np.arange(len(squared_BC))
         squared_BC[rows, start + rows] = np.inf
         # The squares and the product are rounded, so the distance of equal means is not exactly 0.
@@ -158,16 +170,21 @@ def order_of(levels: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:
     return np.lexsort(tuple(reversed(levels)))
 
 
-def _grams(rows_CD: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _grams(
+    rows_CD: NDArray[np.float64], tick: Callable[[], None] = no_tick
+) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Runs of rows of ``rows rows^T``, with the first row of each."""
     at_once = max(1, min(_CLASSES_AT_ONCE, _NUMBERS_AT_ONCE // max(1, len(rows_CD))))
     for start in range(0, len(rows_CD), at_once):
+        tick()
         yield start, rows_CD[start : start + at_once] @ rows_CD.T
 
 
-def _squared_distances(rows_CD: NDArray[np.float64]) -> Iterator[tuple[int, NDArray[np.float64]]]:
+def _squared_distances(
+    rows_CD: NDArray[np.float64], tick: Callable[[], None] = no_tick
+) -> Iterator[tuple[int, NDArray[np.float64]]]:
     squares_C = np.einsum("cd,cd->c", rows_CD, rows_CD)
-    for start, gram_BC in _grams(rows_CD):
+    for start, gram_BC in _grams(rows_CD, tick):
         squared_BC = squares_C[start : start + len(gram_BC), None] + squares_C - 2 * gram_BC
         yield start, np.maximum(squared_BC, 0, out=squared_BC)
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from numbers import Real
 from statistics import fmean, stdev
 from typing import Any, Final
 
@@ -26,11 +27,15 @@ from orchestrator.core.plugins import MEASURES as MEASURE_PLUGINS
 from workloads.analysis import geometry, units
 from workloads.analysis.features import ClassMoments, FeatureStream, SampleClasses, class_moments, drawn_rows, take_rows
 from workloads.analysis.fine_structure import ProbedSamples, cluster_and_probe, linear_probe, reduced
-from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
+from workloads.runtime.plugin_arguments import is_fault_of_code, open_plugin, takes_arguments
 
 _ENOUGH_SAMPLES: Final = 20
 """Of a class: the variance around their own mean is 5 % too small."""
-_COLLAPSE: Final = {"nc1": geometry.nc1, "nc2": geometry.nc2, "cdnv": geometry.cdnv}
+_COLLAPSE: Final[Mapping[str, Callable[[ClassMoments, Callable[[], None]], float | None]]] = {
+    "nc1": lambda moments, _: geometry.nc1(moments),
+    "nc2": geometry.nc2,
+    "cdnv": geometry.cdnv,
+}
 _OF_SCATTER: Final = ("nc1", "cdnv")
 _OF_TRAINED: Final = ("distance_same", "distance_other", "msdr")
 _TAKEN: Final = frozenset({"root", "self", "same", "other", "trained", "units"})
@@ -65,6 +70,8 @@ class AnalyzedFeatures:
     """Reads what a probe with such parameters needs; None where nothing can be probed."""
     layer_activity: Callable[[int], Mapping[str, float]] | None = None
     """Passes so many samples through the backbone: share of active units by layer. None where it is not at hand."""
+    tick: Callable[[], None] = geometry.no_tick
+    """Called again and again where features are not read: a sign of life, which may raise ``PreemptedError``."""
     moments: dict[int, ClassMoments] = field(default_factory=dict)
     """By id of the classes: several measures need them, and each costs two passes."""
 
@@ -119,7 +126,11 @@ def _collapse(subject: AnalyzedFeatures, _: Mapping[str, Any]) -> Findings:
             continue
         moments, counts_C = subject.moments_of(classes), classes.counts_C
         has_scatter = counts_C.max() > 1
-        found = {name: value(moments) for name, value in _COLLAPSE.items() if has_scatter or name not in _OF_SCATTER}
+        found = {
+            name: value(moments, subject.tick)
+            for name, value in _COLLAPSE.items()
+            if has_scatter or name not in _OF_SCATTER
+        }
         notes += _few_samples(prefix, counts_C)
         metrics |= {f"{prefix}{name}": value for name, value in found.items() if value is not None}
         notes += [f"{prefix}{name}: classes have equal means" for name, value in found.items() if value is None]
@@ -293,11 +304,13 @@ def _plugin(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Finding
         targets["trained"] = subject.trained.ids_N.copy()
     try:
         found = function(subject.features, targets, dict(subject.levels), *given)
+        is_right = isinstance(found, Mapping) and all(
+            isinstance(key, str) and isinstance(value, Real) and math.isfinite(value) for key, value in found.items()
+        )  # numpy's scalars are registered as real numbers
     except Exception as error:
+        if not is_fault_of_code(error):
+            raise
         raise UserError(f"the measure {name} failed: {error!r}") from error
-    is_right = isinstance(found, Mapping) and all(
-        isinstance(key, str) and isinstance(value, int | float) and math.isfinite(value) for key, value in found.items()
-    )
     if not is_right:
         raise UserError(f"the measure {name} gave {found!r:.200} in place of finite numbers by name")
     short = name.rpartition(":")[2]

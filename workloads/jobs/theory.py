@@ -41,6 +41,7 @@ from orchestrator.storage.request_pool import RequestPool
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 from workloads.runtime.npy import npy_bytes
+from workloads.runtime.plugin_arguments import is_fault_of_code
 from workloads.runtime.publish import publish
 from workloads.theory.loading import Simulation
 
@@ -86,7 +87,7 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
             saved = SavedObjects(device=device)
             # Before the first seed, which may take hours: the limits of `setup` are not for it.
             context.report(Progress(phase="simulate", step=num_resumed, total_steps=len(seeds)))
-            running = iter(simulation.function(given, todo, saved) if todo else ())
+            running = _run(simulation, given, todo, saved)
             for seed, metrics in _each_seed(simulation.name, running, todo):
                 finished.add(seed, metrics, saved.take(seed))
                 eta_s = (time.perf_counter() - began_s) / (len(finished.rows) - num_resumed)
@@ -106,9 +107,22 @@ def _refuse_stored(file: str, store_uri: str) -> None:
         raise UserError(f"the simulation {file} is in the store, from which no code is run; move the file")
 
 
-def _each_seed(
-    name: str, running: Iterator[Mapping[str, float]], seeds: Sequence[int]
-) -> Iterator[tuple[int, dict[str, float]]]:
+def _run(simulation: Simulation, given: object, seeds: Sequence[int], saved: SavedObjects) -> Iterator[object]:
+    """What the simulation yields. Raises ``UserError``: its code did."""
+    num_done = 0
+    try:
+        for metrics in simulation.function(given, seeds, saved) if seeds else ():
+            yield metrics
+            num_done += 1
+    except Exception as error:
+        if not is_fault_of_code(error):
+            raise
+        where = f"at seed {seeds[num_done]}" if num_done < len(seeds) else "after its last seed"
+        message = f"the simulation {simulation.name!r} failed {where}: {error!r}"
+        raise UserError(f"{message}; correct it or its parameters, and submit again") from error
+
+
+def _each_seed(name: str, running: Iterator[object], seeds: Sequence[int]) -> Iterator[tuple[int, dict[str, float]]]:
     """Each seed with its metrics as they come."""
     for place, seed in enumerate(seeds):
         metrics = next(running, None)
@@ -132,9 +146,9 @@ def _plain(name: str, seed: int, metrics: object) -> dict[str, float]:
             raise UserError(f"{message} another name than {SEED_COLUMN!r} and {NUM_SEEDS!r}")
         try:
             plain[metric] = float(value)
-        except (TypeError, ValueError) as error:
-            message = f"metric {metric} of the simulation {name!r} is {value!r} for seed {seed}"
-            raise UserError(f"{message}; yield numbers") from error
+        except (TypeError, ValueError, OverflowError) as error:
+            message = f"metric {metric} of the simulation {name!r} is {value!r:.200} for seed {seed}"
+            raise UserError(f"{message}; yield numbers that a float can hold") from error
         if not math.isfinite(plain[metric]):
             message = f"metric {metric} of the simulation {name!r} is {plain[metric]} for seed {seed}; leave it out"
             raise UserError(f"{message} for a seed that has none, or choose parameters under which it is finite")
@@ -241,8 +255,9 @@ class FinishedSeeds:
         self._written: dict[str, tuple[str, Entry]] = {}
         """Object and entry by the name of the part."""
         self._unwritten = _Unwritten()
-        self._lock, self._ended = threading.Lock(), threading.Event()
-        self._failure: StorageError | None = None
+        self._lock, self._writing, self._ended = threading.Lock(), threading.Lock(), threading.Event()
+        self._has_failed = False
+        """Whether the last write was not possible."""
         self._thread = threading.Thread(target=self._write_regularly, name="finished seeds", daemon=True)
 
     def __enter__(self) -> Self:
@@ -268,13 +283,13 @@ class FinishedSeeds:
             self._write()  # for the next attempt
 
     def add(self, seed: int, metrics: dict[str, float], files: Mapping[str, bytes]) -> None:
-        """A seed has ended. Raises ``StorageError`` where earlier ones could not be written."""
-        if self._failure is not None:
-            raise self._failure
+        """A seed has ended. Raises ``StorageError`` where earlier ones could not be written, nor can they be now."""
         self.rows[seed] = metrics
         with self._lock:
             self._unwritten.rows[seed] = metrics
             self._unwritten.files.update(files)
+        if self._has_failed:
+            self._write()
 
     def discard(self) -> None:
         """Forget every finished seed, those of earlier attempts too: no later attempt starts from them."""
@@ -296,15 +311,18 @@ class FinishedSeeds:
         while not self._ended.wait(pause_s(time.monotonic() - began_s)):
             try:
                 self._write()
-            except StorageError as error:
-                self._failure = error
-                return
+            except StorageError:
+                self._has_failed = True  # it is tried again after the next seed, and here
 
     def _write(self) -> None:
-        with self._lock:
-            taken = _Unwritten(rows=dict(self._unwritten.rows), files=dict(self._unwritten.files))
-        if not taken.rows:
-            return
+        with self._writing:
+            with self._lock:
+                taken = _Unwritten(rows=dict(self._unwritten.rows), files=dict(self._unwritten.files))
+            if taken.rows:
+                self._write_folder(taken)
+            self._has_failed = False
+
+    def _write_folder(self, taken: _Unwritten) -> None:
         stop = max(taken.rows) + 1
         folder = f"{self._root}/{checkpoint_name(stop, secrets.token_hex(8))}"
         rows = {str(seed): metrics for seed, metrics in sorted(taken.rows.items())}
@@ -334,11 +352,11 @@ class FinishedSeeds:
         # What was saved is not read: that may take longer than the seeds. See ``remedy_of``.
         if any(sizes.get(name) != entry.size_bytes for name, entry in entries.items()):
             return
-        rows: dict[str, dict[str, float]] = json.loads(content)
-        if self.rows.keys() & {int(seed) for seed in rows}:
-            return  # another attempt has written the same
-        self.rows |= {int(seed): metrics for seed, metrics in rows.items()}
-        self._remember(folder, entries)
+        rows: dict[int, dict[str, float]] = {int(seed): metrics for seed, metrics in json.loads(content).items()}
+        # Another attempt, or a write whose acknowledgement was lost, may have written some of the same seeds.
+        if not rows.keys() <= self.rows.keys():
+            self.rows |= rows
+            self._remember(folder, entries)
 
     def _remember(self, folder: str, entries: Mapping[str, Entry]) -> None:
         self._written |= {name: (f"{folder}/{name}", entry) for name, entry in entries.items() if name != _ROWS}

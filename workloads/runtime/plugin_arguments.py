@@ -1,4 +1,4 @@
-"""The arguments that a sweep gives a plug-in, validated by the plug-in's type.
+"""The arguments that a sweep gives a plug-in, validated by the plug-in's type, and whose fault its exceptions are.
 
 A plug-in is a function; if it has parameters, it has an argument ``arguments`` (of a label rule: the second one, of a
 measure: the fourth one, with any name). If that is annotated with a pydantic model, the model validates the sweep's
@@ -8,12 +8,13 @@ arguments, and the function gets an instance; else it gets the mapping.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, get_type_hints
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, AliasPath, BaseModel, ValidationError
 
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import NO_DEVICE_MEMORY, OrchestratorError, UserError
 from orchestrator.core.plugins import GROUPS, LABEL_SPACES, MEASURES, load_plugin, short_name
 from orchestrator.core.schema_words import why_refused
 from orchestrator.core.suggest import did_you_mean
@@ -22,6 +23,9 @@ _ARGUMENTS: Final = "arguments"
 _POSITIONS: Final = {LABEL_SPACES: 1, MEASURES: 3}
 """Plug-ins of these groups are called by position; this is that of their arguments."""
 _SHOWN: Final = 60
+_OF_DEVICES: Final = frozenset({"OutOfMemoryError", "AcceleratorError"})
+"""Torch's, by name: who only checks arguments does not import it."""
+_NO_MEMORY: Final = re.compile(rf"can't allocate memory|{NO_DEVICE_MEMORY}", re.IGNORECASE)
 Problem = tuple[tuple[str | int, ...], str]
 """The path below the arguments, and what is wrong there."""
 
@@ -110,10 +114,23 @@ def unknown_parameters(model: type[BaseModel], arguments: Mapping[str, Any]) -> 
     """Names that a model does not have: most models ignore them, and a typing error would mean a default."""
     if model.model_config.get("extra") == "allow":
         return
-    known = {field.alias or name for name, field in model.model_fields.items()} | model.model_fields.keys()
+    known = list(_accepted_names(model))
     for name in arguments:
         if name not in known:
-            yield (name,), f"there is no parameter '{name}': {did_you_mean(name, model.model_fields)}"
+            yield (name,), f"there is no parameter '{name}': {did_you_mean(name, known)}"
+
+
+def _accepted_names(model: type[BaseModel]) -> Iterator[str]:
+    """What a model reads: of a field with an alias that alone, unless the model is told to read its name, too."""
+    config = model.model_config
+    by_name = config.get("populate_by_name") or config.get("validate_by_name")
+    for name, field in model.model_fields.items():
+        alias = field.validation_alias  # pydantic puts a plain `alias` there
+        if alias is not None and config.get("validate_by_alias", True):
+            choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
+            yield from (str(one.path[0]) if isinstance(one, AliasPath) else one for one in choices)
+        if alias is None or by_name:
+            yield name
 
 
 def _problem(detail: Mapping[str, Any]) -> Problem:
@@ -126,3 +143,15 @@ def _problem(detail: Mapping[str, Any]) -> Problem:
     shown = repr(detail["input"])
     shown = shown if len(shown) <= _SHOWN else f"{shown[: _SHOWN - 3]}..."
     return path, f"{shown} is refused: {why}"
+
+
+def is_fault_of_code(error: Exception) -> bool:
+    """Whether an exception that left a user's code means that the code is wrong, so that no other attempt helps.
+
+    Our own errors (a stop or bad data, met while it reads what it was given) say themselves what they mean. Another
+    attempt or node may not meet those of disks, memory and devices.
+    """
+    if isinstance(error, OrchestratorError | OSError | MemoryError):
+        return False
+    is_of_device = any(base.__name__ in _OF_DEVICES for base in type(error).__mro__)
+    return not is_of_device and _NO_MEMORY.search(str(error)) is None

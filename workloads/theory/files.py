@@ -25,7 +25,9 @@ def load_function(sources: SimulationCode, function: str) -> Any:  # noqa: ANN40
     module.__file__ = str(sources.path)
     sys.modules[name] = module  # pydantic looks there for what annotations name
     try:
-        exec(compile(sources.main, shown, "exec"), module.__dict__)  # noqa: S102 - its digest is that of the plan
+        # Without `dont_inherit` the file would be read with the `from __future__` imports of this one.
+        code = compile(sources.main, shown, "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102 - its digest is that of the plan
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         message = f"{shown} cannot be imported: {type(error).__name__}: {error}; correct the file"

@@ -16,7 +16,7 @@ from orchestrator.core.plugins import SIMULATIONS as GROUP
 from orchestrator.core.plugins import is_reference, load_plugin
 from orchestrator.core.schema_words import why_refused
 from orchestrator.core.simulation_files import SimulationCode, file_identity
-from workloads.runtime.plugin_arguments import unknown_parameters
+from workloads.runtime.plugin_arguments import Problem, unknown_parameters
 from workloads.theory.context import SimulationContext
 from workloads.theory.files import load_function
 from workloads.theory.shipped import SIMULATIONS
@@ -29,10 +29,15 @@ Function: TypeAlias = Callable[[Any, Sequence[int], SimulationContext], Iterator
 class ParametersError(UserError):
     """Parameters that a simulation refuses; ``problems`` are pairs of where and why."""
 
-    def __init__(self, name: str, problems: Sequence[tuple[tuple[str | int, ...], str]]) -> None:
-        reasons = "; ".join(f"{'.'.join(map(str, at))}: {why}" if at else why for at, why in problems)
-        super().__init__(f"the simulation {name!r} refuses its parameters: {reasons}; correct them and plan again")
+    def __init__(self, name: str, problems: Sequence[Problem]) -> None:
+        super().__init__(
+            f"the simulation {name!r} refuses its parameters: {_told(problems)}; correct them and plan again"
+        )
         self.problems = tuple(problems)
+
+
+def _told(problems: Sequence[Problem]) -> str:
+    return "; ".join(f"{'.'.join(map(str, at))}: {why}" if at else why for at, why in problems)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +45,7 @@ class Simulation:
     """A simulation that can be run."""
 
     name: str
+    """For people: of a plain file its name and the function, else as of the identity."""
     function: Function
     model: type[BaseModel] | None
     """What its parameters must be; None = any mapping."""
@@ -61,36 +67,60 @@ class Simulation:
         elif is_reference(name):
             function = load_plugin(name, GROUP)
         elif (wanted := file_identity(name)) is not None:
-            function = _load_file(Path(file), *wanted)
+            function, name = _load_file(Path(file), *wanted), f"{Path(file).name}:{wanted[1]}"
         else:
             raise UserError(f"there is no simulation {name!r} in this release; it has {', '.join(sorted(SIMULATIONS))}")
         return cls(name=name, function=function, model=_model_of(function))
 
     def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters as plain JSON with the defaults of the model. Raises ``ParametersError``."""
-        checked = self.checked(parameters)
-        return checked.model_dump(mode="json") if isinstance(checked, BaseModel) else dict(parameters)
+        """The parameters as plain JSON with the defaults of the model, as a job reads them again.
+
+        Raises:
+            ParametersError: the model refuses them, or would read others from what it writes.
+        """
+        given = self.checked(parameters)
+        refused: tuple[Problem, ...] = ()
+        for is_strict in (False, True):  # first as keys have always been; a model with aliases cannot read that again
+            written = _written(given, is_strict=is_strict)
+            try:
+                again = self.checked(written)
+            except ParametersError as error:
+                refused = error.problems
+                continue
+            if again == given or _written(again, is_strict=is_strict) == written:
+                return written
+            refused = (((), f"from {written} it makes other values"),)
+        message = "a job reads what the model writes with all defaults, and the model does not take that as it is"
+        remedy = "use `alias` instead of `validation_alias`, and validators that leave a valid value unchanged"
+        raise ParametersError(self.name, [((), f"{message} ({_told(refused)}); {remedy}")])
 
     def checked(self, parameters: Mapping[str, Any]) -> BaseModel | Mapping[str, Any]:
         """The parameters as the function takes them. Raises ``ParametersError``."""
         if self.model is None:
             return parameters
+        problems = list(unknown_parameters(self.model, parameters))
         try:
             given = self.model.model_validate(dict(parameters))
         except ValidationError as error:
-            found = [
-                (tuple(detail["loc"]), why_refused(detail["type"], detail["msg"], detail.get("ctx", {})))
+            problems += [
+                (at, why_refused(detail["type"], detail["msg"], detail.get("ctx", {})))
                 for detail in error.errors(include_url=False)
-                if detail["type"] != "extra_forbidden" or len(detail["loc"]) > 1
+                if (at := tuple(detail["loc"])) not in {path for path, _ in problems}
             ]
-            raise ParametersError(self.name, [*unknown_parameters(self.model, parameters), *found]) from error
-        problems = list(unknown_parameters(self.model, parameters))
+            raise ParametersError(self.name, problems) from error
         if self.name in SIMULATIONS:
             huge = [name for name, value in parameters.items() if isinstance(value, int) and value > _MAX_PARAMETER]
             problems += [((name,), f"it must be at most {_MAX_PARAMETER:,}, or no seed ever ends") for name in huge]
         if problems:
             raise ParametersError(self.name, problems)
         return given
+
+
+def _written(given: BaseModel | Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
+    """Parameters as plain JSON; ``is_strict``: by the names that a model reads, without what it computes."""
+    if not isinstance(given, BaseModel):
+        return dict(given)
+    return given.model_dump(mode="json", by_alias=is_strict or None, round_trip=is_strict)
 
 
 def _load_file(path: Path, digest: str, name: str) -> Function:

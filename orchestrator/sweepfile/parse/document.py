@@ -16,6 +16,7 @@ from typing import Any
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.security.references import is_reference
+from orchestrator.core.simulation_files import file_reference
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.storage.open import as_uri, has_scheme
 from orchestrator.sweepfile.parse.factors import with_factors
@@ -37,6 +38,8 @@ _PATHS = re.compile(
     r"datasets\.[^.]+\.convert\.(?:source|labels|root)|labels\.[^.]+\.(?:wordnet\.file|classes\.file|taxonomy\.table)"
 )
 """Fields that hold paths."""
+_RUNS = re.compile(r"simulate\.[^.]+\.run")
+"""Fields that may hold a path with a function behind it."""
 _OUTSIDE = "${env:"
 
 
@@ -73,6 +76,7 @@ def read_document(
     environment: Mapping[str, str] | None = None,
     read_text: ReadText | None = None,
     folder: str = "",
+    home: str = "",
 ) -> Document:
     """Expand a sweep.yaml.
 
@@ -84,6 +88,7 @@ def read_document(
         environment: for ``${env:NAME}``.
         read_text: reads included files; None: there can be none.
         folder: absolute path from which names of files start; empty: relative places stay as they are.
+        home: absolute path of the file's own folder, from which files of simulations start; default: ``folder``.
 
     Raises:
         SpecError: everything that is wrong up to the schema.
@@ -103,11 +108,12 @@ def read_document(
     portable = tree.value
     tree = Substitution({}, environment=environment or {}).fill(tree)
     if folder:
-        resolved = _with_places(tree, portable, folder)
-        portable = _kept(portable, tree.value, resolved.value)
         # Relative places of the file would mean other places once it is stored elsewhere.
-        is_own_text = is_own_text and resolved.value == tree.value
-        tree = resolved
+        complete = _with_places(tree, portable, folder, home=home or folder)
+        is_own_text = is_own_text and complete.value == tree.value
+        shown = _with_places(tree, portable, folder)
+        portable = _kept(portable, tree.value, complete.value)
+        tree = shown
     tree = with_factors(tree)
     return Document(tree=tree, portable=portable, is_own_text=is_own_text, scales=scales)
 
@@ -174,14 +180,16 @@ def _with_variables(tree: Tree, used_variables: frozenset[str]) -> Tree:
     return filled
 
 
-def _with_places(tree: Tree, written: Any, folder: str) -> Tree:  # noqa: ANN401 - a document
-    """The document with every relative place made absolute.
+def _with_places(tree: Tree, written: Any, folder: str, *, home: str = "") -> Tree:  # noqa: ANN401 - a document
+    """The document with its relative places made absolute.
 
     Args:
         tree: the document, whose places are as they are read.
         written: the same before variables of the environment were filled in. What they begin is no path that the file
             names: it starts from ``folder``, as what stands on the command line does.
         folder: absolute path of the working directory, from which names of files start.
+        home: absolute path from which files of simulations start; empty: paths stay as they are written where the file
+            lies in the working directory, and all those of simulations, because messages show them so.
     """
 
     def resolved(at: Located, text: Any, path: Path) -> Any:  # noqa: ANN401
@@ -189,20 +197,27 @@ def _with_places(tree: Tree, written: Any, folder: str) -> Tree:  # noqa: ANN401
             steps = list(at.value) if isinstance(at.value, dict) else range(len(at.value))
             parts = [resolved(at.child(step), _below(text, step), (*path, step)) for step in steps]
             return dict(zip(steps, parts, strict=True)) if isinstance(at.value, dict) else parts
-        if not isinstance(at.value, str) or not at.value or has_scheme(at.value):
+        if not isinstance(at.value, str) or not at.value:
             return at.value
         name = pattern_path(path)
+        if home and _RUNS.fullmatch(name) and (reference := file_reference(at.value)) is not None:
+            return f"{_joined(home, reference[0])}:{reference[1]}"
+        if has_scheme(at.value):
+            return at.value
         here = at.places.here
         outside = is_argument(here) or (isinstance(text, str) and text.startswith(_OUTSIDE))
         start = folder if outside else os.path.join(folder, os.path.dirname(here.file))  # noqa: PTH118, PTH120
         if _URIS.fullmatch(name):
             return as_uri(at.value, start)
-        # Messages show what was written where the file lies in the working directory.
-        is_elsewhere = _PATHS.fullmatch(name) is not None and os.path.normpath(start) != folder
-        return os.path.normpath(os.path.join(start, at.value)) if is_elsewhere else at.value  # noqa: PTH118
+        is_elsewhere = bool(home) or os.path.normpath(start) != folder
+        return _joined(start, at.value) if is_elsewhere and _PATHS.fullmatch(name) else at.value
 
     value = resolved(Located(tree.value, tree.places), written, ())
     return Tree(file=tree.file, value=value, places=tree.places)
+
+
+def _joined(folder: str, path: str) -> str:
+    return os.path.normpath(os.path.join(folder, path))  # noqa: PTH118 - of texts, links unfollowed
 
 
 def _below(value: Any, step: str | int) -> Any:  # noqa: ANN401
