@@ -6,6 +6,7 @@ is better.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -50,12 +51,26 @@ RECORDED_METRICS: Final[Mapping[str, RecordedMetric]] = {
     "select_loss": RecordedMetric(),
     "train_error": RecordedMetric(),
     "train_loss": RecordedMetric(),
+    "peak_epoch": RecordedMetric(),
+    "num_steps": RecordedMetric(),
+    "num_parameters": RecordedMetric(),
+    "num_trained_parameters": RecordedMetric(),
     "gpu_hours": RecordedMetric(unit="h", is_of_backbone=True),
     "cpu_hours": RecordedMetric(unit="h", is_of_backbone=True),
     "images_per_s": RecordedMetric(better=Better.HIGHER, unit="images/s", is_of_backbone=True),
 }
 """Those that this project records. ``val_error_<subset>`` and other longer names follow their beginning."""
+METRIC_FAMILIES: Final[Mapping[str, re.Pattern[str]]] = {
+    "val_level_error_<level>": re.compile(r"val_level_error_.+"),
+    "val_k<k>_error": re.compile(r"val_k[1-9][0-9]*_error"),
+}
+"""Those that are recorded for each level of a hierarchy, and for each number of neighbours. Lower is better."""
 _HIGHER_WORDS: Final = frozenset({"accuracy", "acc", "score", "auc", "auroc", "f1", "precision", "recall", "map"})
+
+
+def is_recorded(metric: str) -> bool:
+    """Whether this project records it."""
+    return _row(metric) is not None
 
 
 def better_of(metric: str) -> Better:
@@ -73,5 +88,7 @@ def unit_of(metric: str) -> str:
 
 
 def _row(metric: str) -> RecordedMetric | None:
+    if any(family.fullmatch(metric) for family in METRIC_FAMILIES.values()):
+        return RecordedMetric()
     begins = [name for name in RECORDED_METRICS if metric == name or metric.startswith(f"{name}_")]
     return RECORDED_METRICS[max(begins, key=len)] if begins else None

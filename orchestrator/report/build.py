@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 
 from orchestrator.core.job_kinds import REPORTED_KINDS, TIMED_KINDS, TRANSFER_KINDS
 from orchestrator.planning.estimate.prices import PriceTable
-from orchestrator.planning.graph.plan import Job, Plan, Published
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.analyses import build_analyses
 from orchestrator.report.factors import FactorLayout, effect_tables
 from orchestrator.report.inputs import Committed, read_committed
@@ -33,6 +33,7 @@ from orchestrator.report.tables import (
     SELECT_METRIC,
     Cells,
     Grouped,
+    PublishedIndex,
     TableBuilder,
     facet_rank,
     group_transfers,
@@ -51,7 +52,8 @@ _UNPRICED = (
     "cost unknown: neither labels of nodes nor the table of prices give a price for the nodes that were used (if it is "
     "not recorded whether a node was spot, only an entry with one price for both applies)"
 )
-_FAILED = frozenset({"failed", "skipped", "cancelled"})
+_FAILED = ("failed", "skipped", "cancelled")
+"""States that end a job without a result, causes before what follows from them."""
 
 
 def build_ablations(builder: TableBuilder, grouped: Grouped, tables: Sequence[Table]) -> tuple[Ablation, ...]:
@@ -151,9 +153,9 @@ def notes_on_costs(report: Report, prices: PriceTable | None) -> Iterator[str]:
 
 
 def notes_on(
-    plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView], unused: Sequence[Published]
+    plan: Plan, committed: Mapping[str, Committed], views: Mapping[str, JobView], published: PublishedIndex
 ) -> Iterator[str]:
-    """Notes on the runs themselves."""
+    """Notes on the runs themselves, and on published numbers that are not beside any."""
     transfers = [job for job in plan.jobs if job.kind in TRANSFER_KINDS]
     yield from _metric_notes(plan.metric, transfers, committed)
     spaces = {job.facets["label_space"] for job in transfers}
@@ -169,16 +171,19 @@ def notes_on(
             f"(first: {uncompiled[0]}); their records say why: see `notes`"
         )
     yield from _data_notes(committed)
-    failed = [job.name for job in plan.jobs if job.name not in committed and _has_failed(views.get(job.name))]
+    ended = [view for job in plan.jobs if job.name not in committed and (view := views.get(job.name)) is not None]
+    by_state = {state: found for state in _FAILED if (found := [view for view in ended if view.state.value == state])}
     is_whole = all(job.name in committed for job in plan.jobs if job.kind in TIMED_KINDS)
-    if failed and not is_whole:  # artifacts of kinds that no report reads were not looked up
-        view = views[failed[0]]
-        reason = f": {view.reason}" if view.reason else ""
-        yield f"{len(failed)} jobs {view.state.value} (first: {failed[0]}{reason}); their cells lack these runs"
-    for entry in unused:
+    if by_state and not is_whole:  # artifacts of kinds that no report reads were not looked up
+        (state, [first, *others]), *rest = by_state.items()
+        reason = f": {first.reason}" if first.reason else ""
+        more = "".join(f", {len(found)} {other}" for other, found in rest)
+        yield f"{1 + len(others)} jobs {state} (first: {first.name}{reason}){more}; their cells lack these runs"
+    reasons = ((published.unused, "the sweep has no such row"), (published.repeated, "a later one is of the same row"))
+    for entry, why in ((entry, why) for entries, why in reasons for entry in entries):
         yield (
             f"the published number of {entry.label_space or 'direct training'} under {entry.transfer} "
-            f"({entry.source or 'no source'}) is not shown: the sweep has no such row"
+            f"({entry.source or 'no source'}) is not shown: {why}"
         )
 
 
@@ -188,7 +193,8 @@ def _data_notes(committed: Mapping[str, Committed]) -> Iterator[str]:
     if rewound:
         yield (
             f"{len(rewound)} runs were rewound after a NaN, an infinity or a spike, and skipped the batches before it, "
-            f"{sum(rewound.values())} times in all (first: {next(iter(rewound))}); their records name the samples"
+            f"{sum(rewound.values())} times in all (first: {next(iter(rewound))}); their records name the samples, and "
+            "their curves may show, between the two steps of a rewind, values from before it"
         )
     bad = {name: found.num_bad_samples for name, found in committed.items() if found.num_bad_samples}
     if bad:
@@ -196,10 +202,6 @@ def _data_notes(committed: Mapping[str, Committed]) -> Iterator[str]:
             f"{len(bad)} runs found samples that cannot be decoded, up to {max(bad.values())} per run; training "
             f"replaced them and validation left them out (first: {next(iter(bad))}); their records name them"
         )
-
-
-def _has_failed(view: JobView | None) -> bool:
-    return view is not None and view.state.value in _FAILED
 
 
 def notes_on_statistics(report: Report) -> Iterator[str]:
@@ -315,7 +317,7 @@ def compute_report(
             ),
         )
     notes = (
-        *notes_on(plan, committed, states, builder.published.unused),
+        *notes_on(plan, committed, states, builder.published),
         *notes_on_costs(report, prices),
         *notes_on_statistics(report),
         *notes_on_simulations(plan, committed),

@@ -14,6 +14,7 @@ from orchestrator.report.simulations import SimulationReport
 from orchestrator.report.statistics.corrections import Family
 from orchestrator.report.statistics.effects import Effect, VarianceTest
 from orchestrator.report.statistics.summaries import PairedDifference, SeedPair, Summary
+from orchestrator.sweepfile.values import LABELS_FACTOR
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -215,6 +216,22 @@ class OnePass:
     summary: Summary | None
     published: Published | None = None
 
+    @property
+    def row(self) -> Row:
+        """As a row of ``results.csv``."""
+        return Row(
+            label_space="one-pass",
+            series="",
+            granularity=None,
+            num_expected=0,
+            results=(),
+            summary=self.summary,
+            subsets={},
+            improvement=None,
+            difference=None,
+            published=self.published,
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
@@ -313,6 +330,8 @@ class FactorTable(Table):
     row_factors: tuple[str, ...]
     row_values: tuple[tuple[str, ...], ...]
     """By row, a value of each factor of the rows."""
+    one_passes: tuple[OnePass | None, ...] = ()
+    """By row, pretraining on the target itself with the row's values of all factors but that of label spaces."""
 
     @property
     def row_title(self) -> str:
@@ -323,6 +342,16 @@ class FactorTable(Table):
     def noun(self) -> str:
         """What a row is."""
         return "combination" if len(self.row_factors) > 1 else "value"
+
+    @property
+    def direct_trainings(self) -> Mapping[str, OnePass]:
+        """``one_passes`` by what they are called: rows of several label spaces share one."""
+        found = {}
+        for values, one_pass in zip(self.row_values, self.one_passes, strict=False):
+            if one_pass is not None:
+                named = zip(self.row_factors, values, strict=True)
+                found[" + ".join(value for factor, value in named if factor != LABELS_FACTOR)] = one_pass
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

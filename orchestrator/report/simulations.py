@@ -34,6 +34,7 @@ class SimulationReport:
     run: str
     metric: str
     factors: Mapping[str, tuple[Level, ...]]
+    """In the order of the sweep file."""
     num_expected: int
     """Seeds of each cell that the plan asks for."""
     cells: tuple[SimulationCell, ...]
@@ -50,7 +51,7 @@ class SimulationReport:
 
 def build_simulations(plan: Plan, committed: Mapping[str, Committed]) -> tuple[SimulationReport, ...]:
     """The simulations of a plan, as far as their blocks are committed."""
-    return tuple(_report(planned, jobs, committed) for planned, jobs in _with_jobs(plan))
+    return tuple(_report(planned, _as_written(plan, planned), jobs, committed) for planned, jobs in _with_jobs(plan))
 
 
 def notes_on_simulations(plan: Plan, committed: Mapping[str, Committed]) -> Iterator[str]:
@@ -99,8 +100,27 @@ def _with_jobs(plan: Plan) -> Iterator[tuple[PlannedSimulation, list[list[Job]]]
         yield planned, [jobs.get((planned.name, cell_name(cell)), []) for cell in planned.cells]
 
 
+def _as_written(plan: Plan, planned: PlannedSimulation) -> dict[str, tuple[Level, ...]]:
+    """The factors in the order of the sweep file, which a stored plan does not keep.
+
+    Its jobs do: they are those of all combinations in turn, and the later a factor stands in the file, the sooner its
+    level changes.
+    """
+    cells = {cell_name(cell): cell for cell in planned.cells}
+    theories = (job for job in plan.jobs if job.kind is JobKind.THEORY and job.facets["simulation"] == planned.name)
+    ran = [cells[name] for name in dict.fromkeys(str(job.facets["cell"]) for job in theories) if name in cells]
+
+    def first_change(factor: str) -> int:
+        return next((place for place, cell in enumerate(ran) if cell[factor] != ran[0][factor]), 0)
+
+    return dict(sorted(planned.factors.items(), key=lambda item: -first_change(item[0])))
+
+
 def _report(
-    planned: PlannedSimulation, jobs: Sequence[Sequence[Job]], committed: Mapping[str, Committed]
+    planned: PlannedSimulation,
+    factors: Mapping[str, tuple[Level, ...]],
+    jobs: Sequence[Sequence[Job]],
+    committed: Mapping[str, Committed],
 ) -> SimulationReport:
     runs = SimulationRuns(cells=planned.cells, values=_values(planned, jobs, committed))
     estimates = {
@@ -117,7 +137,7 @@ def _report(
         name=planned.name,
         run=planned.run,
         metric=planned.metric,
-        factors=planned.factors,
+        factors=factors,
         num_expected=planned.num_seeds,
         cells=cells,
         expectations=tuple(judge(claim, runs, planned.metric) for claim in planned.expectations),
@@ -140,5 +160,5 @@ def _values(
 
 
 def unmet(simulations: Sequence[SimulationReport]) -> list[tuple[SimulationReport, JudgedExpectation]]:
-    """Expectations that do not hold, or of which too few seeds say anything, each with its simulation."""
+    """Expectations that do not hold, are undefined or have too few seeds, each with its simulation."""
     return [(found, one) for found in simulations for one in found.expectations if one.judgement is not Judgement.HOLDS]

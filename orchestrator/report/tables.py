@@ -139,11 +139,12 @@ def mean_metric(results: Sequence[Result], metric: str) -> float | None:
 
 
 class PublishedIndex:
-    """Looks entries up and remembers which of them nobody asked for."""
+    """Looks entries up and remembers which of them nobody asked for. Of several for one row, the last one counts."""
 
-    def __init__(self, entries: Iterable[Published]) -> None:
+    def __init__(self, entries: Sequence[Published]) -> None:
         self._entries = {_address(entry): entry for entry in entries}
         self._unused = dict(self._entries)
+        self.repeated = tuple(entry for entry in entries if self._entries[_address(entry)] is not entry)
 
     @property
     def unused(self) -> tuple[Published, ...]:
@@ -237,6 +238,11 @@ class TableBuilder:
         self._plan, self._committed, self._views, self._grouped = plan, committed, views, grouped
         self._jobs = plan.by_name()
         self._pretrains = [job for job in plan.jobs if job.kind is JobKind.PRETRAIN]
+        self._direct: dict[str, dict[str, list[Job]]] = {}
+        """Pretrainings by label space and block."""
+        for job in self._pretrains:
+            blocks = self._direct.setdefault(str(job.facets.get("label_space", "")), {})
+            blocks.setdefault(str(job.facets.get("pretrain", "")), []).append(job)
         self._labels = {job.name.partition("/")[2]: job for job in plan.jobs if job.kind is JobKind.LABELS}
         self._headlines = headline_places(grouped)
         self.published = PublishedIndex(plan.published)
@@ -294,6 +300,7 @@ class TableBuilder:
         return "rebalanced" if "rebalanced" in space_of.get("clusters", {}) else str(next(iter(space_of), entry))
 
     def _table(self, place: TablePlace, spaces: Mapping[str, Cells]) -> Table:
+        cells = self._cells_of_rows(spaces)
         table = Table(
             transfer=place.transfer,
             protocol=place.protocol,
@@ -306,12 +313,11 @@ class TableBuilder:
             checkpoint=place.checkpoint,
             fraction=place.fraction,
             is_headline=place in self._headlines,
-            one_pass=self._one_pass(place),
+            one_pass=None if cells else self._one_pass(place, place.pretrain, self._direct.get(place.target, {})),
         )
         metric = self._plan.metric
         values = (found.metrics[metric] for row in table.rows for found in row.results)
         bounds = bounds_of(metric, values)
-        cells = self._cells_of_rows(spaces)
         if not cells:
             return compared(table, bounds)
         baseline = self._layout.baseline_row
@@ -319,8 +325,9 @@ class TableBuilder:
             **{field.name: getattr(table, field.name) for field in fields(table)},
             row_factors=self._layout.rows,
             row_values=tuple(tuple(cell[name] for name in self._layout.rows) for cell in cells.values()),
+            one_passes=tuple(self._one_pass_of_row(place, row) for row in spaces.values()),
         )
-        factors = replace(factors, baseline=baseline if baseline in cells else "", one_pass=None)
+        factors = replace(factors, baseline=baseline if baseline in cells else "")
         backbones = {row: pretraining_of(next(iter(some.values()))[0], self._jobs) for row, some in spaces.items()}
         return compared(factors, bounds, lambda one, other: bool(sharing_between(backbones[one], backbones[other])))
 
@@ -399,20 +406,25 @@ class TableBuilder:
         view = self._views.get(job.name)
         return MISSING if view is None or view.state.is_done else view.state.value
 
-    def _one_pass(self, place: TablePlace) -> OnePass | None:
+    def _one_pass_of_row(self, place: TablePlace, row: Cells) -> OnePass | None:
+        """Of a row that is a combination: other blocks have other values."""
+        name = str(next(iter(row.values()))[0].facets.get("pretrain", ""))
+        return self._one_pass(place, name, {name: self._direct.get(place.target, {}).get(name, [])})
+
+    def _one_pass(self, place: TablePlace, name: str, blocks: Mapping[str, Sequence[Job]]) -> OnePass | None:
         """Backbones that were trained on the target itself: of this block, else of the first that has any; also those
         of other blocks that differ in their seeds alone.
         """
-        jobs = [job for job in self._pretrains if job.facets.get("label_space") == place.target]
-        own = [job for job in jobs if job.facets.get("pretrain", "") == place.pretrain] or jobs
+        jobs = [job for some in blocks.values() for job in some]
+        own = blocks.get(name) or jobs
         alike = [job for job in (*own, *jobs) if _but_seed(job) == _but_seed(own[0])]
         block = list({job.key: job for job in reversed(alike)}.values())[::-1]  # those of this block first
-        published = self.published.find(place, "", is_headline=place in self._headlines)
+        published = self.published.find(replace(place, pretrain=name), "", is_headline=place in self._headlines)
         if not block and published is None:
             return None
         values = by_seeds(self.results(block), self._plan.metric)
         return OnePass(
-            pretrain=str(block[0].facets.get("pretrain", "")) if block else place.pretrain,
+            pretrain=str(block[0].facets.get("pretrain", "")) if block else name,
             label_space=place.target,
             summary=self._summary(values) if values else None,
             published=published,

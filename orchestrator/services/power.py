@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
-from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.job_kinds import TRANSFER_KINDS, JobKind
 from orchestrator.planning.estimate.estimates import Estimates, estimate
 from orchestrator.planning.estimate.power import (
     ALPHA,
@@ -453,13 +453,15 @@ def _jobs_of(plan: Plan, table: Table) -> list[Job]:
 
 
 def _prices(plan: Plan, table: Table, estimates: Estimates) -> tuple[JobCost, JobCost]:
-    """Of one more pretrain seed without this table's transfers, and of one more transfer seed for one pretrain seed.
+    """Of one more pretrain seed without this table's transfer, and of one more transfer seed for one pretrain seed.
 
-    A further pretrain seed gets whatever the sweep does with each: its other transfers, features, searches.
+    A further seed gets whatever the sweep does with each: a pretrain seed its other transfers, features and searches,
+    a transfer seed all checkpoints, fractions of the labels and blocks that the transfer measures.
     """
-    own = {job.key: job.name for job in _jobs_of(plan, table)}  # of several names for one result one job runs
+    measured = [job for job in plan.jobs if job.kind in TRANSFER_KINDS and job.facets["transfer"] == table.transfer]
+    own = {job.key: job.name for job in measured}  # of several names for one result one job runs
     seeds = {job.facets["pretrain_seed"] for job in plan.jobs if "pretrain_seed" in job.facets}
-    planned = _design_of(_jobs_of(plan, table))
+    planned = _design_of(measured)
     of_seeds = {job.key: job.name for job in plan.jobs if _is_of_a_seed(plan, job) and job.key not in own}
     backbones = _sum(estimates, list(of_seeds.values()))
     transfers = _sum(estimates, sorted(own.values()))

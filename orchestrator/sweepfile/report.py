@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.core.metrics import RECORDED_METRICS
+from orchestrator.core.metrics import METRIC_FAMILIES, RECORDED_METRICS, is_recorded
 from orchestrator.core.security.urls import forbidden_host
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Fraction, Name, Strict
@@ -56,8 +56,8 @@ class ReportSpec(Strict):
     )
     metric: Name = Field(
         "val_error",
-        description="What is compared: any metric that the records of the transfers hold; or what pretraining their "
-        "backbones took: gpu_hours, cpu_hours, images_per_s.",
+        description="What is compared: an error, a loss or a size that the records of the transfers hold; or what "
+        "pretraining their backbones took: gpu_hours, cpu_hours, images_per_s.",
     )
     published: list[PublishedSpec] = Field(
         default_factory=list, description="Published numbers, shown next to those of this sweep."
@@ -131,11 +131,12 @@ def check_metric(spec: ReportSpec, complaints: Complaints, *, has_plugins: bool)
         has_plugins: whether a recipe names an objective of another package, which may have metrics of its own.
     """
     name = spec.metric
-    if name in RECORDED_METRICS or any(name.startswith(f"{known}_") for known in RECORDED_METRICS):
+    if is_recorded(name):
         return
     near = get_close_matches(name, RECORDED_METRICS, n=1, cutoff=_NEARLY)
     if not near and not has_plugins:
-        hint = did_you_mean(name, RECORDED_METRICS)
+        known = [*RECORDED_METRICS, *METRIC_FAMILIES]
+        hint = did_you_mean(name, known, most=len(known))
         message = f"'{name}' is not a metric of built-in losses, which are all that this sweep has: {hint}"
         complaints.add(("report", "metric"), message)
     if near:

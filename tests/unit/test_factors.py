@@ -15,9 +15,10 @@ from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import dispositions
 from orchestrator.services.preview import summarize_design
-from orchestrator.state.snapshot import JobView
+from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.content import ContentReader, RecordCache
+from orchestrator.tracking.facts import Timeline, job_facts
 from orchestrator.tracking.links import shared_view
 from tests.builders import make_job
 from tests.sweep_fields import plan_of, portable_of
@@ -242,6 +243,17 @@ def test_name_of_a_block_means_its_cells_also_where_it_is_no_value() -> None:
     }
 
 
+def test_name_of_a_block_means_the_blocks_that_several_values_of_set_make_of_it() -> None:
+    text = _blocks(small="{size: small}", large="{size: large}")
+    changes = ("report=null", "transfer.top.pretrain=[large, small]", "pretrain.large.recipe.norm_group=16,null")
+    plan = plan_of(*changes, text=text)
+    probed = {job.facets["pretrain"]: job.facets.get("factor.norm_group") for job in plan.jobs if job.kind == "probe"}
+    assert probed == {"large_norm_group-16": "16", "large_norm_group-None": "null", "small": None}
+    assert plan_of(text=portable_of(*changes, text=text).canonical).jobs == plan.jobs
+    only = plan_of(*changes, "transfer.top.pretrain=[small]", text=text)
+    assert {job.facets["pretrain"] for job in only.jobs if job.kind == "probe"} == {"small"}
+
+
 def test_canonical_form_keeps_the_factors_and_plans_the_same() -> None:
     canonical = portable_of(text=TEXT).canonical
     assert "factors:" in canonical
@@ -279,8 +291,11 @@ def test_mlflow_has_factors_as_parameters_tags_and_axes_of_the_view_that_compare
     plan = _plan()
     reader = ContentReader(LocalStore(tmp_path), plan, RecordCache(LocalStore(tmp_path)), {})
     job = plan.by_name()["probe/top/optimizer-lamb_mix-none/levels/depth2/seed1/seed0"]
-    said = reader.read(job, JobView(name=job.name, key=job.key), segments=(), said={}, is_described=False)
-    for found in (said.params, said.tags):
+    view = JobView(name=job.name, key=job.key, ended_at_s=1.0)
+    said = reader.read(job, view, segments=(), run=None, is_told=False)
+    facts = job_facts(Timeline(snapshot=Snapshot(sweep="s")), view, job)
+    assert facts is not None
+    for found in (said.params, facts.tags):
         assert (found["factor.optimizer"], found["factor.mix"]) == ("lamb", "none")
     assert _view(plan) == (["factor.optimizer", "factor.mix", "label_space", "granularity"], "granularity")
     numbers = _plan("pretrain.factors={recipe.epochs: [2, 4]}")
@@ -312,6 +327,7 @@ def test_plan_whose_backbones_have_no_facets_has_a_view_too() -> None:
     [
         ("val_error", Better.LOWER),
         ("val_error_hard", Better.LOWER),
+        ("val_level_error_map", Better.LOWER),
         ("images_per_s", Better.HIGHER),
         ("gpu_hours", Better.LOWER),
         ("my_accuracy", Better.HIGHER),
@@ -321,3 +337,14 @@ def test_plan_whose_backbones_have_no_facets_has_a_view_too() -> None:
 )
 def test_direction_of_a_metric_is_its_row_or_a_word_of_its_name(metric: str, better: Better) -> None:
     assert better_of(metric) is better
+
+
+@pytest.mark.parametrize("metric", ["val_level_error_depth1", "val_k10_error", "peak_epoch", "num_trained_parameters"])
+def test_whatever_the_records_of_all_runs_hold_can_be_reported(metric: str) -> None:
+    assert _plan(f"report.metric={metric}").metric == metric
+
+
+@pytest.mark.parametrize("metric", ["val_level_error", "val_kk_error", "val_k0_error"])
+def test_metrics_that_no_level_and_no_number_of_neighbours_has_are_refused(metric: str) -> None:
+    with pytest.raises(SpecError, match=r"report\.metric: "):
+        _plan(f"report.metric={metric}")

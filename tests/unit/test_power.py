@@ -35,7 +35,7 @@ from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed
 from orchestrator.report.render.curves import PowerPanel, draw_power
 from orchestrator.report.statistics.summaries import SeedPair, noise_of
-from orchestrator.services.power import JobCost, PowerQuestion, _of_table, _with_effects, answer_power
+from orchestrator.services.power import JobCost, PowerQuestion, _added, _of_table, _prices, _with_effects, answer_power
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import parse_sweep
 from tests.power_simulation import Truth, effect_shares, found_share, runs_of
@@ -198,7 +198,7 @@ def test_rows_of_searched_backbones_are_independent_samples_whatever_else_pretra
     }
 
 
-def blocks_with(*seeds_of_blocks):
+def blocks_with(*seeds_of_blocks, overrides=()):
     """A sweep of blocks with other optimizers, and these seeds."""
     rest = "model: {name: test_vit, image_size: 32}, labels: [levels/depth1]"
     blocks = (
@@ -207,7 +207,7 @@ def blocks_with(*seeds_of_blocks):
         for name, seeds in zip(("adamw", "lamb", "sgd"), seeds_of_blocks, strict=False)
     )
     head, tail = FACTORS.partition("pretrain:")[0], FACTORS[FACTORS.index("transfer:") :]
-    return plan_of(text=f"{head}pretrain: {{{', '.join(blocks)}}}\n{tail}")
+    return plan_of(*overrides, text=f"{head}pretrain: {{{', '.join(blocks)}}}\n{tail}")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +226,15 @@ def test_planned_seeds_of_pairs_are_those_that_both_rows_have(seeds, num_common,
     answer = answer_power(plan, PowerQuestion(difference=0.02, std=0.005))[0]
     assert answer.planned.num_pretrain_seeds == num_common
     assert (answer.planned_power > 0) == (num_common > 1)
+
+
+def test_independent_samples_have_all_of_their_own_seeds_in_rows_and_in_effects():
+    other = ("pretrain.lamb.model={name: test_vit2, image_size: 32}", "pretrain.lamb.subset={fraction: 0.5}")
+    plan = blocks_with([0, 1, 2, 3, 4], [4, 5, 6], overrides=other)
+    answer = answer_power(plan, PowerQuestion(difference=0.02, std=0.005))[0]
+    (effect,) = answer.effects
+    assert (answer.is_paired, effect.is_paired) == (False, False)
+    assert (answer.planned.num_pretrain_seeds, effect.num_pretrain_seeds) == (3, 3)
 
 
 def test_plan_is_not_warned_of_a_table_in_which_some_rows_share_enough_seeds():
@@ -301,7 +310,10 @@ def test_power_command_prints_the_effects_once_and_in_its_document(store, tmp_pa
     assert "tests: 10 contrasts, paired t tests" in told
     options = PowerOptions(difference=1.0, std=0.5, store=store.uri, form=DocumentForm.JSON)
     show_power(str(tmp_path / "sweep.yaml"), options)
-    assert len(json.loads(capsys.readouterr().out)[0]["effects"]) == 10
+    constants: list[str] = []  # Infinity and NaN, which JSON does not have
+    document = json.loads(capsys.readouterr().out, parse_constant=constants.append)
+    assert len(document[0]["effects"]) == 10
+    assert (constants, document[0]["noise"]["freedom"]) == ([], None)
 
 
 def test_noise_is_pooled_over_rows_and_split_into_its_components():
@@ -390,24 +402,31 @@ def test_transfer_that_names_its_own_baseline_is_warned_of_with_the_baselines_sh
     assert own != without
 
 
-@pytest.mark.parametrize("search", ["", ", search: {random: {}, space: {momentum: [0.5, 0.9]}}"])
-def test_added_seeds_cost_what_the_planner_says_of_the_larger_plan(tmp_path, search):
-    """The search for a transfer's recipe runs for the first seed alone."""
+@pytest.mark.parametrize(
+    "fields", ["", ", search: {random: {}, space: {momentum: [0.5, 0.9]}}", ", fractions: [0.1, 0.5, 1.0]"]
+)
+def test_added_seeds_cost_what_the_planner_says_of_the_larger_plan(tmp_path, fields):
+    """The search for a transfer's recipe runs for the first seed alone, each transfer seed measures all fractions."""
     prices = PriceTable.parse("{currency: USD, cpu: {hour: 1.0}}", "prices.yaml")
 
     def plan(num_seeds, num_transfers):
         text = SWEEP.format(seeds=list(range(num_seeds)), transfer_seeds=list(range(num_transfers)))
-        text = text.replace(f"seeds: {list(range(num_transfers))}}}", f"seeds: {list(range(num_transfers))}{search}}}")
+        text = text.replace(f"seeds: {list(range(num_transfers))}}}", f"seeds: {list(range(num_transfers))}{fields}}}")
         return build_plan(parse_sweep(text, "sweep.yaml", {}), store_uri=(tmp_path / "none").as_uri())
 
     small = plan(2, 1)
     [answer] = answer_power(small, PowerQuestion(difference=0.02, std=0.01, transfer="tuned"), prices=prices)
     [option] = answer.options
-    larger = plan(option.num_pretrain_seeds or 0, 1)
-    before, after = (estimate(one, prices=prices).cost or 0.0 for one in (small, larger))
-    assert option.added is not None
-    assert option.added.cost == pytest.approx(after - before, rel=1e-6)
-    assert after > before
+    before = estimate(small, prices=prices)
+    table = next(one for one in compute_report(small, {}).headlines if one.transfer == "tuned")
+    costs, planned = _prices(small, table, before), Design(num_pretrain_seeds=2, num_transfer_seeds=1)
+    for num_seeds, num_transfers in ((option.num_pretrain_seeds or 0, 1), (2, 3), (3, 2)):
+        design = Design(num_pretrain_seeds=num_seeds, num_transfer_seeds=num_transfers)
+        added = option.added if num_transfers == 1 else _added(planned, design, costs)
+        assert added is not None
+        after = estimate(plan(num_seeds, num_transfers), prices=prices).cost or 0.0
+        assert added.cost == pytest.approx(after - (before.cost or 0.0), rel=1e-6)
+        assert after > (before.cost or 0.0)
 
 
 @pytest.fixture

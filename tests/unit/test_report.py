@@ -1,7 +1,7 @@
 import csv
 import io
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -11,8 +11,10 @@ from orchestrator.report.build import build_report
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import caveats
 from orchestrator.report.render.curves import curve_points
-from orchestrator.report.render.files import render_files, save_report
+from orchestrator.report.render.files import render_files, save_files, save_report
 from orchestrator.report.render.terminal import render_terminal
+from orchestrator.report.results import Compute
+from orchestrator.storage.layout import report_name
 from orchestrator.testing.memory_store import MemoryStore
 from tests.report_sweeps import REPORT_FILES
 from tests.sample_sweep import BASELINE, ERROR, GRANULARITY, commit, sample_metrics, sample_plan
@@ -170,6 +172,18 @@ def test_report_saved_files_are_in_the_store_and_readable(store, plan):
     document = json.loads(files["report.json"])
     assert document["tables"][0]["rows"][0]["summary"]["mean"] == pytest.approx(ERROR[BASELINE])
     assert b"| **levels/depth3** | **32** | **7.00" in files["report.md"]
+
+
+def test_report_with_costs_is_replaced_by_other_results_and_not_by_the_same_without_prices(store):
+    def files(error: float, compute: Compute):
+        return {"report.json": json.dumps({"rows": [{"error": error, "compute": asdict(compute)}]}).encode()}
+
+    unpriced = Compute(gpu_hours=1.0, cpu_hours=2.0)
+    priced = files(0.5, replace(unpriced, cost=3.0, currency="USD"))
+    name = report_name("study", "report.json")
+    for content, expected in ((priced, priced), (files(0.5, unpriced), priced), (files(0.4, unpriced), None)):
+        save_files(store, "study", content, keeps_costs=True)
+        assert store.get(name) == (expected or content)["report.json"]
 
 
 def test_report_equal_records_give_equal_files(store, plan):

@@ -101,6 +101,24 @@ def test_numbers_are_a_line_for_each_metric_and_label_space_with_a_column_for_ea
     assert "no result yet" not in in_notebook
 
 
+def test_only_rates_of_measures_are_printed_in_percent() -> None:
+    """Whatever a measure of another package called an error was."""
+    structure = report().analyses[0]
+    named = [
+        replace(row, metric={"nc1": "mine_error_rank", "clp_accuracy": "mine_accuracy"}[row.metric])
+        for row in structure.rows
+    ]
+    printed = {}
+    for factor in (1, 100):
+        rows = tuple(replace(row, summary=replace(row.summary, mean=factor * row.summary.mean)) for row in named)
+        table = next(analysis_tables(replace(structure, rows=rows)))
+        printed[factor] = {row[0]: row[3].partition(" ")[0] for row in table.rows}, "percent" in table.caption
+    assert printed == {
+        1: ({"mine_error_rank": "0.6", "mine_accuracy": "99.00"}, True),  # 1.2 after the first epoch
+        100: ({"mine_error_rank": "60", "mine_accuracy": "99"}, False),
+    }
+
+
 def test_rows_are_means_over_seeds_with_an_interval_by_label_space_and_checkpoint() -> None:
     structure = report().analyses[0]
     rows = {(row.label_space, row.checkpoint, row.metric): row for row in structure.rows}

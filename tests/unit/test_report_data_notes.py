@@ -1,4 +1,4 @@
-"""What a report says of runs that did not see the very samples that others saw."""
+"""What a report says of its data sets, and of runs that did not see the very samples that others saw."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -7,10 +7,13 @@ import pytest
 
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
-from orchestrator.report.build import notes_on
+from orchestrator.report.build import compute_report, notes_on
 from orchestrator.report.inputs import Committed
+from orchestrator.report.render.study import study_facts
+from orchestrator.report.tables import PublishedIndex
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
+from tests.sweep_fields import plan_of
 from tests.tiny_training import TinyTraining
 from workloads.train.safety import Rewind
 
@@ -19,7 +22,7 @@ REWIND = Rewind(failed_step=7, to_step=4, first_batch=4, num_batches=4, reason="
 
 def notes(**committed: Committed) -> list[str]:
     plan = Plan(sweep="s", revision=0, store_uri="", jobs=(), baseline="")
-    return list(notes_on(plan, committed, {}, ()))
+    return list(notes_on(plan, committed, {}, PublishedIndex(())))
 
 
 def test_notes_name_the_first_run_that_left_batches_out() -> None:
@@ -28,7 +31,8 @@ def test_notes_name_the_first_run_that_left_batches_out() -> None:
     )
     assert found == (
         "2 runs were rewound after a NaN, an infinity or a spike, and skipped the batches before it, 3 times in all "
-        "(first: b); their records name the samples"
+        "(first: b); their records name the samples, and their curves may show, between the two steps of a rewind, "
+        "values from before it"
     )
 
 
@@ -42,6 +46,30 @@ def test_notes_name_the_first_run_that_replaced_samples() -> None:
 
 def test_notes_of_runs_without_incidents_are_none() -> None:
     assert notes(a=Committed(metrics={})) == []
+
+
+TWO_DATASETS = """\
+version: 1
+name: study
+datasets:
+  tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}
+  scans: {builtin: digits}
+labels: {levels: {dataset: tree, hierarchy: [depth2]}, digit: {dataset: scans, hierarchy: [digit]}}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: [levels/depth2]
+  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}
+  seeds: [0]
+transfer: [{name: knn, target: digit/digit, protocol: knn}]
+"""
+
+
+def test_only_data_sets_of_targets_are_said_to_judge_results() -> None:
+    plan = plan_of(text=TWO_DATASETS)
+    found = {job.name: Committed(metrics={"val_error": 0.1}, num_val=360) for job in plan.jobs}
+    data = dict(study_facts(compute_report(plan, found), plan))["Data"]
+    tree = "tree (synthetic-hierarchy, 512 training, 256 validation images)"
+    assert data == f"{tree}; scans (digits, judged on 360 images)"
 
 
 @pytest.fixture

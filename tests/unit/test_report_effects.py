@@ -1,5 +1,6 @@
 """Main effects and interactions against statsmodels and scipy, and on designs with gaps."""
 
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -16,6 +17,7 @@ from orchestrator.report.statistics.effects import (
     WelchDifference,
     balanced,
     balanced_means,
+    independent_difference,
 )
 from orchestrator.report.statistics.intervals import RATE
 from orchestrator.report.statistics.summaries import SeedPair, paired_difference
@@ -305,6 +307,22 @@ def test_independent_samples_average_the_same_cells_too():
     cells[2] = DesignCell(values=cells[2].values, runs=_cells_of_effects({"": [0.0] * 5})[0].runs)  # sgd has them all
     effect = _contrast(_design(cells, TWO_CELLS, is_paired=lambda *_: False).effects(), ("optimizer", "lamb", "sgd"))
     assert (effect.difference.mean, effect.num_matched) == (pytest.approx(-1.0, abs=0.02), 1)
+
+
+def test_independent_samples_use_all_seeds_of_each_side_as_rows_do():
+    """They used the seeds that both sides have: a report gave two differences of the same runs."""
+    sgd, lamb = (cell.runs for cell in _cells_of_effects({"all": [0.5] * 5}))
+    for shift in (2, 4, 5):
+        moved = {replace(pair, pretrain=pair.pretrain + shift): value for pair, value in lamb.items()}
+        cells = [DesignCell(values=(name, "all"), runs=runs) for name, runs in (("sgd", sgd), ("lamb", moved))]
+        effects = _design(cells, TWO_CELLS, is_paired=lambda *_: False).effects()
+        effect = _contrast(effects, ("optimizer", "lamb", "sgd"))
+        expected = stats.ttest_ind(list(lamb.values()), list(sgd.values()), equal_var=False)
+        assert effect.difference.p_value == pytest.approx(expected.pvalue, rel=1e-9)
+        assert (effect.difference.num_pretrain_seeds, effect.num_seeds) == (5, 5)
+        of_rows = independent_difference(moved, sgd)
+        assert of_rows is not None
+        assert (effect.difference.mean, effect.difference.std_error) == (of_rows.mean, of_rows.std_error)
 
 
 def test_where_seeds_lack_different_cells_some_of_both_are_left_out():

@@ -17,7 +17,7 @@ from orchestrator.planning.graph.plan import Published
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed
 from orchestrator.report.render.answers import answers
-from orchestrator.report.render.columns import caveats
+from orchestrator.report.render.columns import caveats, result_records
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.label_efficiency import label_efficiency_figures, label_efficiency_html
 from orchestrator.report.render.numbers import fixed, number, p_text
@@ -28,6 +28,7 @@ from orchestrator.state.spending import ResourceUse
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.artifacts import Record
 from tests.report_sweeps import LEVELS, StudyPlan, committed
+from tests.sweep_fields import plan_of
 
 ERROR = dict(zip(LEVELS, (0.27, 0.12, 0.07), strict=True))
 SPREAD = {0: -0.01, 1: 0.0, 2: 0.012}
@@ -250,6 +251,47 @@ def test_one_pass_is_the_pretraining_on_the_target_itself():
     )
 
 
+FACTORS = """\
+version: 1
+name: study
+datasets: {tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}
+labels: {levels: {dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {name: test_vit, image_size: 32}
+  labels: [levels/depth2]
+  recipe: {epochs: 2, batch_size: 64, lr: 1e-3}
+  seeds: [0, 1]
+  factors: {optimizer: {adamw: {}, lamb: {recipe: {optimizer: lamb}}}}
+transfer:
+  - {name: top, target: levels/depth1, protocol: probe, recipe: {epochs: 2, batch_size: 64, lr: 1e-3},
+     baselines: [one_pass]}
+report:
+  published: [{transfer: top, pretrain: optimizer-lamb, value: 0.0587}]
+"""
+
+
+@pytest.mark.parametrize("rows", [["optimizer"], ["optimizer", "labels"]])
+def test_one_pass_of_a_sweep_with_factors_is_that_of_each_combination(rows):
+    """They were trained, and in no table, sentence or file."""
+    plan = plan_of(f"report.rows={rows}", "pretrain.labels=[levels/depth2, levels/depth1]", text=FACTORS)
+    errors = {"adamw": 0.3, "lamb": 0.2}
+    found = {
+        job.name: Committed(metrics={"val_error": errors[str(job.facets["factor.optimizer"])]})
+        for job in plan.jobs
+        if job.kind is JobKind.PRETRAIN
+    }
+    report = compute_report(plan, found)
+    told = [sentence for answer in answers(report) for sentence in answer.sentences if "direct training" in sentence]
+    start = "direct training on levels/depth1, without transfer: adamw 30.00 ± 0.00 %, "
+    assert set(told) == {f"{start}lamb 20.00 ± 0.00 % (published 5.87 %)"}
+    records = result_records(report)
+    lines = [dict(zip(records.columns, row, strict=True)) for row in records.rows]
+    names = ("factor.optimizer", "factor.labels", "mean")
+    of_target = [tuple(map(line.get, names)) for line in lines if line["label_space"] == "one-pass"]
+    assert of_target == [("adamw", "levels/depth1", 0.3), ("lamb", "levels/depth1", 0.2)] * len(told)
+    assert not any("published" in note for note in report.notes)
+
+
 PAPER = Published(transfer="main", label_space="levels/depth3", value=0.0479, std=0.00045, source="table 1")
 
 
@@ -285,6 +327,13 @@ def test_published_number_of_no_row_is_noted():
     assert any("levels/depth9" in note and "no such row" in note for note in report.notes)
 
 
+def test_of_several_published_numbers_for_a_row_those_that_are_not_shown_are_noted():
+    report = _report(StudyPlan(published=(PAPER, replace(PAPER, value=0.05, source="table 2"))))
+    assert [row.published.value for row in report.tables[0].rows if row.published] == [0.05]
+    said = "levels/depth3 under main (table 1) is not shown: a later one is of the same row"
+    assert [note for note in report.notes if "not shown" in note] == [f"the published number of {said}"]
+
+
 # ----------------------------------------------------------------------------------------------- missing, failed, NaN
 def test_failed_runs_are_shown_as_such():
     plan = StudyPlan().plan()
@@ -296,6 +345,25 @@ def test_failed_runs_are_shown_as_such():
     assert "2/3 runs, 1 failed" in _printed(report)
     assert any(f"first: {lost}: out of memory" in note for note in report.notes)
     assert report.absent == {lost: "failed"}
+
+
+def test_jobs_without_a_result_are_counted_by_how_they_ended():
+    """All of them were said to be in the state of the first one, such as failed where they were skipped."""
+    plan = StudyPlan().plan()
+    ends = {
+        "finetune/main/levels/depth1/seed0/seed0": (JobState.CANCELLED, ""),
+        "finetune/main/levels/depth2/seed0/seed0": (JobState.SKIPPED, "needs pretrain/levels/depth2/seed0"),
+        "finetune/main/levels/depth2/seed1/seed0": (JobState.FAILED, "out of memory"),
+        "finetune/main/levels/depth3/seed0/seed0": (JobState.SKIPPED, "needs pretrain/levels/depth3/seed0"),
+    }
+    views = {
+        job.name: JobView(name=job.name, key=job.key, state=state, reason=reason)
+        for job in plan.jobs
+        for state, reason in [ends.get(job.name, (JobState.SUCCEEDED, ""))]
+    }
+    found = compute_report(plan, committed(plan, lambda job: None if job.name in ends else _metrics(job)), views)
+    first = "finetune/main/levels/depth2/seed1/seed0: out of memory"
+    assert found.notes[0] == f"1 jobs failed (first: {first}), 2 skipped, 1 cancelled; their cells lack these runs"
 
 
 def test_nan_metric_is_shown_excluded_and_noted():

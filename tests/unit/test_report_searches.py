@@ -90,6 +90,8 @@ def test_search_table_has_the_best_first_and_says_what_was_saved():
 def test_search_without_stops_claims_no_saving():
     every = {**FOUND, "trials": [TRIALS[0], TRIALS[2]]}
     assert sentences(SearchReport.of(JOB, every)) == ["All trials ran to the end: 4.22 GPU-hours."]
+    told = sentences(SearchReport.of(JOB, {**every, "trials": [TRIALS[0], TRIALS[2], TRIALS[3]]}))
+    assert told == ["1 of 3 trials failed, all others ran to the end: 4.22 GPU-hours."]
 
 
 def test_report_shows_committed_searches_in_markdown_and_json():

@@ -27,6 +27,7 @@ from orchestrator.report.results import Report
 from orchestrator.report.statistics.expectations import Judgement, SimulationRuns, judge
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.values import Expectation
+from orchestrator.sweeps.ledger import plan_content
 from tests.report_sweeps import REPORT_FILES
 
 CELLS = tuple({"k": k, "labels": labels} for k in (2, 4, 8) for labels in ("coarse", "fine"))
@@ -130,6 +131,32 @@ def test_shares_of_many_samples_and_closed_forms_are_judged_as_they_are_and_have
     assert (judged.judgement, number.low, number.high, number.is_equal) == (Judgement.HOLDS, None, None, True)
 
 
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [
+        (Expectation(rule="slope", of="k", log=True, low=-1, high=1), Judgement.UNDEFINED),
+        (Expectation(rule="ratio", of="k", levels=(1, 2), low=0), Judgement.UNDEFINED),
+        (Expectation(rule="closed_form", other_metric="formula", low=0.99, high=1.01), Judgement.UNDEFINED),
+        (
+            Expectation(rule="closed_form", other_metric="formula", low=0.99, high=1.01, where={"k": (2,)}),
+            Judgement.HOLDS,
+        ),
+        (
+            Expectation(rule="closed_form", other_metric="formula", low=2, high=3, where={"k": (2, 3)}),
+            Judgement.FAILS,
+        ),
+    ],
+)
+def test_numbers_that_do_not_exist_are_undefined_with_any_number_of_seeds(
+    claim: Expectation, expected: Judgement
+) -> None:
+    """They had too few seeds, with a thousand of them; 0 is what a closed form of 0 says."""
+    values = np.random.default_rng(0).normal(1, 0.1, (1000, 1)) * np.array([1.0, 0.0, 1.0, 1.0])
+    cells = tuple({"k": k} for k in (1, 2, 3, 4))
+    runs = SimulationRuns(cells=cells, values={"m": values, "formula": np.array([[1.0, 0.0, 1.0, 0.0]] * 1000)})
+    assert verdict(claim, runs) is expected
+
+
 @pytest.mark.parametrize("num_seeds", [0, 1])
 def test_one_seed_says_nothing(num_seeds: int) -> None:
     assert verdict(slope(-9, 9), runs_of(num_seeds)) is Judgement.TOO_FEW
@@ -196,6 +223,18 @@ def test_notebook_has_the_tables_of_a_sweep_of_simulations_alone() -> None:
     assert "<h5>Simulation gran (x): m</h5>" in shown
     assert "-1 (theorem 5)" in shown
     assert "no result yet" in empty
+
+
+def test_curves_are_drawn_over_the_first_numeric_factor_of_the_file() -> None:
+    """A stored plan has the names of factors in the order of the alphabet."""
+    text = SWEEP.replace("{k: [2, 4, 8], labels", "{kind: [x], steps: [1, 2], rate: [0.1], k: [2, 4, 8], labels")
+    plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
+    stored = Plan.from_json(json.loads(plan_content(plan.to_json(), 1)))
+    assert list(stored.simulations[0].factors) == ["k", "kind", "labels", "rate", "steps"]
+    (found,) = compute_report(stored, {}).simulations
+    assert found.ordered_factor == page_document(found)["factor"] == "steps"
+    assert found.factors == plan.simulations[0].factors
+    assert simulation_tables(found)[0].header[:5] == ("k", "kind", "labels", "rate", "steps")  # as its rows
 
 
 METHODS = """\
@@ -318,6 +357,17 @@ def test_table_csv_and_page_say_alike_that_seeds_are_equal_or_have_no_metric() -
     other = Committed(metrics={}, runs={"seed": np.arange(2.0), "x": np.ones(2)})
     notes = compute_report(plan, {job.name: other for job in plan.jobs}).notes
     assert "simulation gran: no run has a metric m; they have x" in notes
+
+
+def test_table_says_why_a_number_is_undefined() -> None:
+    claim = "closed_form: {metric: f, within: 0.1}"
+    text = METHODS.replace("between: [0.5, 2], where: {method: [a, c]}, paper: 1.25", claim)
+    plan = build_plan(parse_sweep(text, "s", shipped_recipes()), store_uri="file:///s")
+    runs = {"seed": np.arange(2.0), "m": np.ones(2), "f": np.zeros(2)}
+    (found,) = compute_report(plan, {job.name: Committed(metrics={}, runs=runs) for job in plan.jobs}).simulations
+    first, *_ = simulation_tables(found)[1].rows
+    assert first[1:5] == ("method=a", "-", "- (a ratio to a mean of 0)", "2")
+    assert first[-1] == "undefined"
 
 
 def test_submit_ends_with_its_own_code_where_an_expectation_fails(capsys: pytest.CaptureFixture[str]) -> None:

@@ -121,6 +121,13 @@ def test_independent_rows_without_a_common_seed_are_compared_too():
     assert pair.difference.p_value == pytest.approx(stats.ttest_ind(means[3:, 1], means[:3, 0], equal_var=False).pvalue)
 
 
+def test_independent_rows_that_are_not_tested_are_not_said_to_lack_common_seeds():
+    means = np.array([[0.1, np.nan], [0.11, np.nan], [np.nan, 0.2]])
+    table = compared(_report(means).tables[0], is_paired=lambda *_: False)
+    each = "two pretrain seeds (independent samples: have two each)"
+    assert verdict(table)[0].startswith(f"nothing is tested: no two label spaces share {each}, so the noise")
+
+
 def test_notes_of_a_table_say_what_transfer_seeds_add_to_differences():
     random = np.random.default_rng(0)
     noise = 0.01 * random.normal(size=(4, 3, 2))

@@ -19,6 +19,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.render.columns import TextTable, units
 from orchestrator.report.render.curves import PowerPanel, draw_power, encode_png
+from orchestrator.report.render.files import json_ready
 from orchestrator.report.render.numbers import MISSING, in_words, number
 from orchestrator.report.render.terminal import FittingTable
 from orchestrator.report.statistics.intervals import is_fraction
@@ -112,7 +113,7 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
         _write(options.png, answers, plan.metric)
         stderr_console().print(f"wrote {options.png}", markup=False)
     if options.form is not DocumentForm.TABLE:
-        print_document([_document(answer, prices) for answer in answers], options.form)
+        print_document(json_ready([_document(answer, prices) for answer in answers]), options.form)
         return ExitCode.OK
     for answer in answers:
         stdout_console().print(FittingTable(table=_table(answer, plan.metric, prices)))

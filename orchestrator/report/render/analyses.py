@@ -20,7 +20,7 @@ from orchestrator.report.render.figures import (
 )
 from orchestrator.report.render.numbers import MEAN_INTERVAL, MISSING, fixed, mean_interval, plus_minus
 from orchestrator.report.results import AnalysisPicture, AnalysisReport, AnalysisRow, Report
-from orchestrator.report.statistics.intervals import is_fraction
+from orchestrator.report.statistics.intervals import bounds_of, is_fraction
 
 _OVER_EPOCHS = ("nc1", "nc2", "cdnv", "msdr")
 _WIDE = 30.0
@@ -71,9 +71,10 @@ def _rows_table(analysis: AnalysisReport) -> TextTable:
     for row in analysis.rows:
         grouped.setdefault((row.metric, row.label_space, row.pretrain), {})[row.checkpoint] = row
     checkpoints = sorted({row.checkpoint for row in analysis.rows}, key=_epoch)
+    shown = {metric: _printed_as(metric, analysis.rows) for metric, _, _ in grouped}
     lines = []
     for (metric, space, block), found in sorted(grouped.items(), key=lambda group: group[0][0]):
-        last, shown_as = found[max(found, key=_epoch)], _SHOWN_AS.get(metric, metric)
+        last, shown_as = found[max(found, key=_epoch)], shown[metric]
         means = [plus_minus(found[one].summary, shown_as) if one in found else MISSING for one in checkpoints]
         named = [metric, space or "all compared", *([block] if has_blocks else [])]
         lines.append(
@@ -91,8 +92,18 @@ def _rows_table(analysis: AnalysisReport) -> TextTable:
         header=("metric", "pretrained on", *(["pretrain"] if has_blocks else []), *means, MEAN_INTERVAL, "n"),
         rows=tuple(lines),
         expendable=((first + len(checkpoints) + 1,), *((first + number,) for number in range(len(checkpoints) - 1))),
-        caption="; ".join(_row_captions(frozenset(metric for metric, _, _ in grouped), len(checkpoints))),
+        caption="; ".join(_row_captions(shown, len(checkpoints))),
     )
+
+
+def _printed_as(metric: str, rows: Sequence[AnalysisRow]) -> str:
+    """The metric by whose unit values are printed; empty, so not percent, for what is a rate by its name alone.
+
+    Measures of other packages call theirs as they like.
+    """
+    name = _SHOWN_AS.get(metric, metric)
+    is_rate = bounds_of(name, (row.summary.mean for row in rows if row.metric == metric)) is not None
+    return name if is_rate or not is_fraction(name) else ""
 
 
 _SHOWN_AS = {"clp_std": "clp_accuracy"}
@@ -108,11 +119,12 @@ _MEANINGS = (
 )
 
 
-def _row_captions(metrics: frozenset[str], num_checkpoints: int) -> Iterator[str]:
+def _row_captions(shown: Mapping[str, str], num_checkpoints: int) -> Iterator[str]:
+    """Explanations of metrics; ``shown``: of each the one that it is printed as."""
     yield f"n: pretrain seeds{', with the interval of the last checkpoint' if num_checkpoints > 1 else ''}"
-    if any(is_fraction(metric) for metric in metrics):
+    if any(map(is_fraction, shown.values())):
         yield "accuracies in percent"
-    yield from (meaning for names, meaning in _MEANINGS if not metrics.isdisjoint(names))
+    yield from (meaning for names, meaning in _MEANINGS if not shown.keys().isdisjoint(names))
 
 
 def _counts(rows: Iterable[AnalysisRow]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -27,7 +27,7 @@ from orchestrator.report.render.numbers import (
     p_text,
     plus_minus,
 )
-from orchestrator.report.results import EffectTable, FactorReport, Report, Row, Table
+from orchestrator.report.results import EffectTable, FactorReport, FactorTable, OnePass, Report, Row, Table
 from orchestrator.report.statistics.corrections import Family, PooledFit
 from orchestrator.report.statistics.effects import Effect
 from orchestrator.report.statistics.intervals import is_fraction
@@ -156,9 +156,9 @@ def _untested(table: Table, family: Family) -> str:
         why = f"more than {MAX_ROWS_ALL_PAIRS} {table.noun}s are compared with the baseline only, and {lacks}"
         return f"nothing is tested: {why}"
     if family.max_pretrain_seeds < 2:
-        why = f"no two {table.noun}s share two pretrain seeds"
-        if is_large:
-            why = f"no {table.noun} shares two pretrain seeds with the baseline {table.baseline}"
+        who = f"no {table.noun} shares" if is_large else f"no two {table.noun}s share"
+        whom = f" with the baseline {table.baseline}" if is_large else ""
+        why = f"{who} two pretrain seeds{whom}{_or_each(pair.difference for pair in table.comparisons)}"
     else:
         why = "every difference is the same for all seeds"
     return f"nothing is tested: {why}, so the noise between seeds is unknown"
@@ -193,8 +193,14 @@ def _established(table: Table, family: Family) -> str:
     return f"{'; '.join(sides)}; {corrected}"
 
 
+def _or_each(differences: Iterable[PairedDifference]) -> str:
+    """What independent samples need instead of two pretrain seeds in common; empty where all are pairs."""
+    return "" if all(difference.is_paired for difference in differences) else " (independent samples: have two each)"
+
+
 def _why_untested(table: Table) -> str:
-    return f"the baseline {table.baseline}, with fewer than two pretrain seeds in common or no noise between them"
+    seeds = f"two pretrain seeds in common{_or_each(pair.difference for pair in table.comparisons)}"
+    return f"the baseline {table.baseline}, with fewer than {seeds} or no noise between them"
 
 
 def _by_how_much(row: Row, table: Table) -> str:
@@ -266,7 +272,8 @@ def _of_factors(table: EffectTable) -> tuple[str, ...]:
     if not tested:
         if not any(_has_matched_cells(table, factor) for factor in table.factors):
             return ("nothing is tested: no two cells with results differ in one factor alone",)
-        why = "no two values share two pretrain seeds, or their differences are the same for all seeds"
+        seeds = f"two pretrain seeds{_or_each(effect.difference for effect in table.contrasts)}"
+        why = f"no two values share {seeds}, or their differences are the same for all seeds"
         return (f"nothing is tested: {why}", *lacking)
     corrected = f"corrected for {len(tested)} contrast{'s' * (len(tested) > 1)}"
     main = [effect for effect in tested if len(effect.factors) == 1]
@@ -345,12 +352,19 @@ def _names(rows: Sequence[Row], say: Callable[[Row], str]) -> str:
 
 
 def _one_pass(table: Table) -> list[str]:
-    found = table.one_pass
+    by_name = table.direct_trainings if isinstance(table, FactorTable) else {"": table.one_pass}
+    told = [f"{name} {text}".lstrip() for name, found in by_name.items() if (text := _direct_training(found, table))]
+    more = f" and {len(told) - _MAX_NAMES} more" if len(told) > _MAX_NAMES else ""
+    values = ", ".join(told[:_MAX_NAMES])
+    return [f"direct training on {table.target}, without transfer: {values}{more}"] if told else []
+
+
+def _direct_training(found: OnePass | None, table: Table) -> str:
     if found is None or (found.summary is None and found.published is None):
-        return []
+        return ""
     unit = in_words(table.metric)
     ours = MISSING if found.summary is None else f"{plus_minus(found.summary, table.metric)}{unit}"
     printed = ""
     if found.published is not None:
         printed = f" (published {mean_and_std(found.published.value, found.published.std, table.metric)}{unit})"
-    return [f"direct training on {found.label_space}, without transfer: {ours}{printed}"]
+    return f"{ours}{printed}"

@@ -33,10 +33,11 @@ from orchestrator.report.render.numbers import (
     p_text,
     plus_minus,
 )
-from orchestrator.report.results import EffectTable, FactorReport, OnePass, Report, Row, Table, TablePlace
+from orchestrator.report.results import EffectTable, FactorReport, FactorTable, OnePass, Report, Row, Table, TablePlace
 from orchestrator.report.statistics.corrections import Family, family_method
 from orchestrator.report.statistics.effects import Effect, VarianceTest
 from orchestrator.report.statistics.summaries import PairedDifference, Summary
+from orchestrator.sweepfile.values import LABELS_FACTOR
 
 Value = str | int | float | None
 Values = Mapping[str, Callable[[Any], Value]]
@@ -486,8 +487,14 @@ def _result_lines(table: Table, cells: Sequence[Mapping[str, str]]) -> Iterator[
         yield line
         for name, summary in row.subsets.items():
             yield replace(line, row=_row_of(row, summary), metric=f"{table.metric}_{name}", subset=name)
-    if (found := table.one_pass) is not None:
-        yield _ResultLine(table=table, row=_one_pass_row(found), metric=table.metric, factors={})
+    one_passes: dict[tuple[tuple[str, str], ...], OnePass | None] = {(): table.one_pass}
+    if isinstance(table, FactorTable):  # with the values of its row, but trained on the target; rows may share one
+        trained = {f"{FACTOR_PREFIX}{LABELS_FACTOR}": table.target}
+        of_target = [tuple((name, trained.get(name, value)) for name, value in cell.items()) for cell in cells]
+        one_passes = dict(zip(of_target, table.one_passes, strict=True))
+    for values, found in one_passes.items():
+        if found is not None:
+            yield _ResultLine(table=table, row=found.row, metric=table.metric, factors=dict(values))
 
 
 def _row_of(row: Row, subset: Summary) -> Row:
@@ -504,21 +511,6 @@ def _row_of(row: Row, subset: Summary) -> Row:
         difference=None,
         cell=row.cell,
         selected_by=row.selected_by,
-    )
-
-
-def _one_pass_row(found: OnePass) -> Row:
-    return Row(
-        label_space="one-pass",
-        series="",
-        granularity=None,
-        num_expected=0,
-        results=(),
-        summary=found.summary,
-        subsets={},
-        improvement=None,
-        difference=None,
-        published=found.published,
     )
 
 

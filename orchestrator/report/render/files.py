@@ -11,6 +11,7 @@ from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
 
+from orchestrator.core.errors import NotFoundError
 from orchestrator.report.render.analyses import analysis_figures, analysis_records, analysis_tables
 from orchestrator.report.render.answers import ReportAnswer, answers
 from orchestrator.report.render.columns import (
@@ -49,6 +50,8 @@ LABEL_EFFICIENCY_SVG = "label-efficiency.svg"
 """Of sweeps whose transfers have several fractions of the labelled data."""
 RESULTS_PARQUET, RUNS_PARQUET = "results.parquet", "runs.parquet"
 PNG, SVG = "curve.png", "curve.svg"
+_COSTS = frozenset({"cost", "is_cost_partial", "currency"})
+"""Of ``Compute``, which depend on the prices that are known where a report is computed."""
 SIMULATIONS, EXPECTATIONS = "simulations.csv", "expectations.csv"
 SIMULATIONS_PNG, SIMULATIONS_SVG = "simulations.png", "simulations.svg"
 SIMULATION_FILES = (SIMULATIONS, EXPECTATIONS, SIMULATIONS_PNG, SIMULATIONS_SVG)
@@ -204,13 +207,32 @@ def save_report(store: ObjectStore, sweep: str, report: Report) -> tuple[str, ..
     return save_files(store, sweep, render_files(report))
 
 
-def save_files(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> tuple[str, ...]:
-    """Write rendered files (by name) as the sweep's report and return their object names."""
+def save_files(
+    store: ObjectStore, sweep: str, files: Mapping[str, bytes], *, keeps_costs: bool = False
+) -> tuple[str, ...]:
+    """Write rendered files (by name) as the sweep's report and return their object names.
+
+    With ``keeps_costs``, a saved report that differs in its costs alone stays: whoever saved it knew a table of prices.
+    """
+    if keeps_costs and _differs_in_costs(store, sweep, files[DOCUMENT]):
+        return ()
     names = []
     for file, content in files.items():
         names.append(report_name(sweep, file))
         store.put(names[-1], content)
     return tuple(names)
+
+
+def _differs_in_costs(store: ObjectStore, sweep: str, document: bytes) -> bool:
+    try:
+        saved = store.get(report_name(sweep, DOCUMENT))
+        return saved != document and _without_costs(saved) == _without_costs(document)
+    except (NotFoundError, ValueError):  # none yet, or a damaged one
+        return False
+
+
+def _without_costs(document: bytes) -> Any:  # noqa: ANN401 - JSON is any of these
+    return json.loads(document, object_hook=lambda some: {name: some[name] for name in some.keys() - _COSTS})
 
 
 def render_files(report: Report) -> dict[str, bytes]:

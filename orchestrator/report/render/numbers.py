@@ -24,7 +24,7 @@ _SIGNIFICANT_DIGITS = 4
 _SILENT = frozenset({"missing", "pending"})
 """Reasons that "2/3" says already."""
 _REASONS = {"nan": "NaN"}
-_IS_SHARE_OF_SAMPLES = re.compile(r"(best_)?val_error|val_top5_error|val_level_error_.+")
+_IS_SHARE_OF_SAMPLES = re.compile(r"(best_)?val_error|val_top5_error|val_level_error_.+|val_k\d+_error")
 """Metrics that are wrong samples over all validation samples."""
 
 

@@ -184,8 +184,10 @@ def _saving(search: SearchReport) -> list[str]:
     unit, each = hours_unit(search)
     stopped = sum(trial.state == "stopped" for trial in search.trials)
     spent, full = hours(search.spent_hours * each), hours(search.full_hours * each)
+    failed = sum(trial.state == "failed" for trial in search.trials)
     if not stopped:
-        return [f"All trials ran to the end: {spent} {unit}-hours."]
+        who = f"{failed} of {len(search.trials)} trials failed, all others" if failed else "All trials"
+        return [f"{who} ran to the end: {spent} {unit}-hours."]
     epochs = f"{search.epochs:g} of {search.full_epochs:g} epochs were trained, {spent} {unit}-hours of {full} that "
     saved = f"all trials would have taken: {fixed(100 * search.saved_share, 0)} % saved."
     risk = f"Risk: {stopped} of {len(search.trials)} trials were stopped early; one of them might have been the best."

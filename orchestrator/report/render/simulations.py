@@ -10,7 +10,7 @@ from orchestrator.planning.estimate.power import CONFIDENCE_TEXT
 from orchestrator.report.render.columns import Records, TextTable, Value, units
 from orchestrator.report.render.numbers import MISSING, interval, number
 from orchestrator.report.simulations import SimulationCell, SimulationReport
-from orchestrator.report.statistics.expectations import ClaimedNumber, JudgedExpectation
+from orchestrator.report.statistics.expectations import UNDEFINED_BECAUSE, ClaimedNumber, JudgedExpectation
 from orchestrator.report.statistics.intervals import Estimate, bounds_of, is_fraction
 from orchestrator.sweepfile.values import Expectation, Level, cell_name
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 SIMULATIONS_METHOD: Final = (
     f"Intervals of simulations are Student's t at {CONFIDENCE_TEXT} over seeds. An expectation holds if the interval "
     "of each of its numbers is inside the claimed one. It does not hold if one interval, corrected for all of its "
-    "numbers (Bonferroni), is outside. Otherwise there are too few seeds to decide. The error of a number that "
+    "numbers (Bonferroni), is outside. It is undefined if a ratio is to a mean of 0, or a logarithm of a mean that is "
+    "not above 0. Otherwise there are too few seeds to decide. The error of a number that "
     "combines several cells comes from leaving out one seed at a time (jackknife). Where all seeds are equal there is "
     "no interval, and the number is judged as it is."
 )
@@ -43,7 +44,7 @@ _LOGARITHM: Final = "log_"
 def simulation_tables(found: SimulationReport) -> list[TextTable]:
     """The means of the cells, and the expectations if there are any."""
     unit = units(_printed_as(found, found.metric))[0]
-    header = (*(found.factors or ("cell",)), f"{found.metric}{unit}", _INTERVAL, "n")
+    header = (*(found.cells[0].factors or ("cell",)), f"{found.metric}{unit}", _INTERVAL, "n")
     rows = tuple(_cell_row(found, cell) for cell in found.cells)
     run = _DIGEST.sub(r"\1...", found.run)
     title = f"Simulation {found.name} ({run}): {found.metric}{unit}"
@@ -96,12 +97,19 @@ def _claim_rows(found: SimulationReport, judged: JudgedExpectation) -> Iterator[
     numbers: Sequence[ClaimedNumber | None] = judged.numbers or (None,)
     for position, one in enumerate(numbers):
         value = MISSING if one is None or one.value is None else number(one.value, metric)
-        ends = MISSING if one is None else _EQUAL if one.is_equal else interval(one.low, one.high, metric)
+        ends = MISSING if one is None else _ends(one, claim, metric)
         where, num_seeds = ("", 0) if one is None else (one.name, one.num_seeds)
         is_first = position == 0
         said = (printed, judged.judgement.value) if is_first else ("", "")
         claimed = describe_claim(found, judged) if is_first else ""
         yield (claimed, where, value, ends, _count(num_seeds, found.num_expected), *said)
+
+
+def _ends(one: ClaimedNumber, claim: Expectation, metric: str) -> str:
+    """The interval of a number, or why there is none."""
+    if one.is_undefined:
+        return f"{MISSING} ({UNDEFINED_BECAUSE.get(claim.rule, 'too large for a number')})"
+    return _EQUAL if one.is_equal else interval(one.low, one.high, metric)
 
 
 def describe_claim(found: SimulationReport, judged: JudgedExpectation) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.job_kinds import TRANSFER_KINDS, JobKind
 from orchestrator.core.metrics import Better, better_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.results import Report
@@ -39,9 +39,8 @@ def _question(report: Report) -> str:
 
 
 def _data(plan: Plan, report: Report) -> Iterator[str]:
-    sizes = {table.num_val for table in report.tables if table.num_val}
-    judged = f"; judged on {min(sizes):,} images" if len(sizes) == 1 else ""
     datasets = [job for job in plan.jobs if job.kind in {JobKind.DATASET, JobKind.INDEX} and "dataset" in job.facets]
+    sizes = _judged_sizes(plan, report, {job.name: str(job.facets["dataset"]) for job in datasets})
     by_name: dict[str, Mapping[str, Any]] = {}
     for job in datasets:
         by_name.setdefault(str(job.facets["dataset"]), job.identity.get("parameters", {}))
@@ -50,7 +49,20 @@ def _data(plan: Plan, report: Report) -> Iterator[str]:
         counts = [
             f"{parameters[field]:,} {split}" for field, split in _SPLITS if isinstance(parameters.get(field), int)
         ]
-        yield f"{name} ({', '.join([str(what), *counts])}){judged}"
+        found = sizes.get(name, set())
+        judged = [f"judged on {min(found):,} images"] if len(found) == 1 else []
+        yield f"{name} ({', '.join([str(what), *counts, *judged])})"
+
+
+def _judged_sizes(plan: Plan, report: Report, datasets: Mapping[str, str]) -> dict[str, set[int]]:
+    """Validation samples of the tables by the data set of their targets; ``datasets`` are by the name of their jobs."""
+    transfers = [job for job in plan.jobs if job.kind in TRANSFER_KINDS]
+    of_targets = {job.facets["target"]: datasets[need] for job in transfers for need in job.needs if need in datasets}
+    found: dict[str, set[int]] = {}
+    for table in report.tables:
+        if table.num_val and table.target in of_targets:
+            found.setdefault(of_targets[table.target], set()).add(table.num_val)
+    return found
 
 
 _SPLITS = (("num_train", "training"), ("num_val", "validation images"))

@@ -219,8 +219,6 @@ class FactorialDesign:
         columns = [cells for sample in samples for _, cells in sample]
         rests = [rest for rest in columns[0] if all(rest in some for some in columns)]
         parts = [self._combined(sample, rests) for sample in samples]
-        if len(parts) > 1:
-            parts = _of_common_runs(parts)
         present = [self._by_seed(np.isfinite(part)) for part in parts]
         matched = np.logical_and.reduce([some.any(axis=0) for some in present])
         cells, seeds = balanced([some[:, matched] for some in present])
@@ -369,13 +367,6 @@ def _samples(terms: Sequence[_Term], first_paired: bool, second_paired: bool) ->
     if first_paired:
         return [[bd, ad], [bc, ac]]
     return [[bd, bc], [ad, ac]] if second_paired else [[bd], [ad], [bc], [ac]]
-
-
-def _of_common_runs(parts: Sequence[Floats]) -> list[Floats]:
-    """Independent samples of the same seeds where they have any in common, so that all sides mix the same cells."""
-    common = np.logical_and.reduce([np.isfinite(part) for part in parts])
-    use = common | ~common.any(axis=0)
-    return [np.where(use, part, np.nan) for part in parts]
 
 
 def balanced(

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,16 @@ class Judgement(StrEnum):
     """A number has its interval outside, at 95 % for all numbers of the claim together (Bonferroni)."""
     TOO_FEW = "too few seeds"
     """Neither can be said yet."""
+    UNDEFINED = "undefined"
+    """A number does not exist for the means of the runs: see ``UNDEFINED_BECAUSE``."""
+
+
+UNDEFINED_BECAUSE: Final[Mapping[str, str]] = {
+    "slope": "the logarithm of a mean that is not above 0",
+    "ratio": "a ratio to a mean of 0",
+    "closed_form": "a ratio to a mean of 0",
+}
+"""By the rule of a claim; the numbers of others always exist."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +59,17 @@ class ClaimedNumber:
     """Which cells it is about; empty where there is one alone."""
     num_seeds: int
     value: float | None
-    """None without a seed, or where it is undefined, as the logarithm of a negative mean."""
+    """None without a seed, or where it is undefined: see ``UNDEFINED_BECAUSE``."""
     low: float | None = None
     """Ends of the 95 % interval; None with fewer than two seeds, and without any spread."""
     high: float | None = None
     is_equal: bool = False
     """Whether it is the same for all of two seeds or more, so that no interval can be stated."""
+
+    @property
+    def is_undefined(self) -> bool:
+        """Whether there are seeds, and the number does not exist for their means."""
+        return self.value is None and self.num_seeds > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,17 +140,14 @@ def judge(expectation: Expectation, runs: SimulationRuns, metric: str) -> Judged
         number = ClaimedNumber(name=found.contrast.name, num_seeds=found.num_seeds, value=found.value)
         if found.value is None or not np.isfinite(found.error):
             numbers.append(number)
-            places.append(Judgement.TOO_FEW)
+            places.append(Judgement.UNDEFINED if number.is_undefined else Judgement.TOO_FEW)
             continue
         own, together = found.ends(1), found.ends(len(contrasts))
         low, high = (None, None) if found.is_equal else own
         numbers.append(replace(number, low=low, high=high, is_equal=found.is_equal))
         places.append(_place(expectation, own, together, is_exact=found.error == 0))
-    verdict = Judgement.TOO_FEW
-    if places and all(place is Judgement.HOLDS for place in places):
-        verdict = Judgement.HOLDS
-    elif Judgement.FAILS in places:
-        verdict = Judgement.FAILS
+    order = (Judgement.FAILS, Judgement.UNDEFINED, Judgement.TOO_FEW, Judgement.HOLDS)
+    verdict = min(places, key=order.index, default=Judgement.TOO_FEW)
     return JudgedExpectation(expectation=expectation, metric=asked, numbers=tuple(numbers), judgement=verdict)
 
 
@@ -202,7 +215,7 @@ def _contrasts(claim: Expectation, runs: SimulationRuns, metric: str) -> Iterato
         return
     if claim.rule == "closed_form":
         for index, cell in chosen.items():
-            yield _Contrast(cell_name(cell), ((metric, index), (claim.other_metric, index)), _ratio)
+            yield _Contrast(cell_name(cell), ((metric, index), (claim.other_metric, index)), _agreement)
         return
     groups: dict[str, dict[Level, int]] = {}
     for index, cell in chosen.items():
@@ -238,7 +251,14 @@ def _first(means_N: Floats) -> Floats:
 
 
 def _ratio(means_N: Floats) -> Floats:
-    return means_N[..., 0] / means_N[..., 1]
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(means_N[..., 0] / means_N[..., 1])
+
+
+def _agreement(means_N: Floats) -> Floats:
+    """The ratio to a closed form; where both are 0, they agree."""
+    are_0 = (means_N[..., 0] == 0) & (means_N[..., 1] == 0)
+    return np.where(are_0, 1.0, _ratio(means_N))
 
 
 def _rise(means_N: Floats) -> Floats:
