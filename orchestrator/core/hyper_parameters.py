@@ -474,11 +474,17 @@ RELATIONS: Final = (
         refusal="the learning rate would rise, from lr {lr:g}; use at most {lr:g}",
         wanted="at most lr = {lr:g}",
     ),
-    Relation(name="milestones", holds=_ascends, wanted="ascending epochs > 0"),
+    Relation(
+        name="milestones",
+        holds=_ascends,
+        refusal="an epoch is given twice; write each once, in ascending order",
+        wanted="ascending epochs > 0",
+    ),
     Relation(
         name="milestones",
         others=("schedule",),
         holds=lambda milestones, schedule: bool(milestones) or "milestones" not in SCHEDULES[schedule].needs,
+        refusal="schedule: {schedule} needs one epoch or more; write for example [30, 60]",
         wanted="given with schedule: {schedule}",
     ),
     Relation(

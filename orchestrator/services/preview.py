@@ -333,17 +333,26 @@ def never_runs(preview: Preview) -> Iterator[str]:
     fleet = preview.fleet
     if fleet is None or not fleet.is_fixed:
         return
-    found: dict[str, list[Job]] = {}
+    found: dict[tuple[str, str], list[Job]] = {}
     for job in preview.plan.jobs:
         if job.name in preview.estimates.jobs and (lack := _lack(job, fleet)):
-            found.setdefault(lack, []).append(job)
-    for lack, jobs in found.items():
+            found.setdefault((lack, _remedy(job, lack)), []).append(job)
+    for (lack, remedy), jobs in found.items():
         first, more = jobs[0], len(jobs) - 1
         others = f" and {more} more job{'s' * (more > 1)} ask" if more else " asks"
         yield (
             f"{first.name}{others} for {_amount(first, lack)}, which {fleet.name} does not have, and nothing adds "
-            f"nodes; {_LOWER[lack].format(group=KINDS[first.kind].resources)}, or submit to a cluster (RAY_ADDRESS)"
+            f"nodes; {remedy}, or submit to a cluster (RAY_ADDRESS)"
         )
+
+
+def _remedy(job: Job, lack: str) -> str:
+    """What of the file to change for a job that a cluster has too little of something for."""
+    trial = job.identity["parameters"]["trial"] if job.kind is JobKind.SEARCH else None
+    if trial is not None and lack == "room":
+        return f"lower search.concurrent of transfer {job.facets['transfer']}"
+    kind = job.kind if trial is None else JobKind(trial["kind"])
+    return _LOWER[lack].format(group=KINDS[kind].resources)
 
 
 _LOWER: Final = {
@@ -388,7 +397,7 @@ def _suits(node: Resources, asked: Resources) -> bool:
 def _amount(job: Job, lack: str) -> str:
     resources = job.resources
     if lack == "room":
-        return f"{job.execution.num_workers} workers at once"
+        return f"{job.execution.num_workers} {'trials' if job.kind is JobKind.SEARCH else 'workers'} at once"
     if lack == "kind":
         return f"a node of its kind ({replace(resources, cpus=0.0, gpus=0.0, memory_gib=0.0)})".replace("(0 CPU, ", "(")
     if lack == "memory_gib":
@@ -431,7 +440,7 @@ def _sources(preview: Preview) -> Iterator[str]:
             f"of {error.num_results} results here nine of ten lie within a factor of {error.within:.1f} of the model, "
             f"{error.within_calibrated:.1f} once corrected",
         )
-    elif EstimateSource.HISTORY not in estimates.sources:
+    elif set(estimates.sources) == {EstimateSource.MODEL}:
         yield _labelled(
             "", "nothing was measured here yet: the estimate may be wrong by a factor of 3 in both directions"
         )

@@ -26,17 +26,21 @@ from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import ControllerError, UserError
 from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind
+from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
+from orchestrator.sweeps.progress import read_progress
 from orchestrator.testing.memory_store import MemoryStore
 
 _SAVING = TRAINING_KINDS | {JobKind.EMBED, JobKind.SEARCH, JobKind.THEORY}
 """Kinds whose attempts lose only what follows their newest checkpoint, part, trial or seed."""
 CLUSTER = "forecast"
+_PATIENCE_S = 3600.0
+"""After so long without an attempt no job starts any more: longer than any wait before one is tried again."""
 _MAX_ROUNDS_OF_A_SWEEP = 20_000
 """Jobs wait half a pause for a round, so a sweep of so many pauses becomes longer by about one part in as many."""
 
@@ -323,9 +327,17 @@ def join_plans(plans: Sequence[Plan]) -> JoinedPlans:
     return JoinedPlans(plan=study, names=tuple(names))
 
 
-def imagined(plan: Plan) -> Plan:
-    """A plan without reading data: a forecast also runs for data that are declared and do not exist yet."""
-    jobs = [replace(job, execution=replace(job.execution, data_location={})) for job in plan.jobs]
+def imagined(plan: Plan, fleet: Fleet) -> Plan:
+    """A plan that reads no data, because they may be declared and not exist yet, and that asks for nothing of which
+    nobody knows whether the nodes have it: a type of GPU, and memory and labels of nodes that only options describe.
+    """
+    unknown: dict[str, Any] = {"accelerator": ""}
+    unknown |= {} if all(node.memory_gib for node in fleet.nodes) else {"memory_gib": 0.0}
+    unknown |= {} if fleet.is_fixed else {"labels": ()}
+    jobs = [
+        replace(job, execution=replace(job.execution, data_location={}), resources=replace(job.resources, **unknown))
+        for job in plan.jobs
+    ]
     return replace(plan, jobs=tuple(jobs))
 
 
@@ -429,11 +441,23 @@ class _Simulated:
         )
         cluster.on_news = loop.news
         self._cluster, self._loop = cluster, loop
+        busy_at_s, patience_s = began_s, _PATIENCE_S + self._hazards.replace_s
         while not (loop.num_rounds and controller.is_idle):
             if not self.clock.step():
                 raise ControllerError(f"sweep {self._plan.sweep} waits for nothing and has not ended: this is a bug")
+            busy_at_s = self.clock() if cluster.attempts else busy_at_s
+            if self.clock() > busy_at_s + patience_s:
+                raise UserError(self._why_it_never_ends())
         cluster.measure()
         return client.load_snapshot(self.store, self._plan.sweep)
+
+    def _why_it_never_ends(self) -> str:
+        waits = read_progress(self.store, self._plan.sweep)
+        reasons = "; ".join(f"{job}: {wait.progress.phase}" for job, wait in waits.items())
+        return (
+            f"sweep {self._plan.sweep} would never end here, because jobs wait and nothing runs ({reasons}); raise the "
+            "limits that keep them waiting"
+        )
 
     def outcome(self, snapshot: Snapshot, lower_bound_s: float) -> Forecast:
         """The result of the run."""

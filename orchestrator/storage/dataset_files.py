@@ -25,6 +25,17 @@ DATASET_VERSION: Final = 1
 _MOST_SHOWN: Final = 5
 NOT_LEVELS: Final = frozenset({"class", "name"})
 ClassRows = list[dict[str, Any]]
+MIXTURE_WINDOW: Final = 10_000
+"""Samples of a weighted mixture of which each data set has its exact share; so weights count in ten-thousandths."""
+
+
+def weights_problem(weights: Sequence[float]) -> str:
+    """Why data sets cannot be mixed by these weights; empty if they can."""
+    total = sum(weights)
+    if all(weight > 0 and weight * MIXTURE_WINDOW >= total for weight in weights):
+        return ""
+    message = f"the weights {list(weights)} of a mixture are not valid; each must be above 0 and at least "
+    return f"{message}1/{MIXTURE_WINDOW} of their sum; leave a data set out instead"
 
 
 def join_class_tables(tables: Sequence[Sequence[Mapping[str, Any]]]) -> tuple[list[dict[str, Any]], list[list[int]]]:

@@ -18,23 +18,15 @@ from orchestrator.core.contract import MISSING_DATA
 from orchestrator.core.errors import BadDataError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.units import MIB
-from orchestrator.storage.dataset_files import DatasetFile, join_class_tables, level_counts
-from orchestrator.sweepfile.fields import (
-    MAX_INTEGER,
-    Count,
-    Fraction,
-    Name,
-    Pixels,
-    Samples,
-    Seed,
-    Strict,
-    refuse_unread,
-)
+from orchestrator.storage.dataset_files import DatasetFile, join_class_tables, level_counts, weights_problem
+from orchestrator.sweepfile.fields import Count, Fraction, Name, Samples, Seed, Strict, refuse_unread
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.values import Dataset
 
 Jobs = Annotated[int, Field(ge=1, le=10_000)]
+_Side = Annotated[int, Field(ge=1, le=1024)]
+_Patches = Annotated[int, Field(ge=1, le=4096)]
 _JOBS = "Jobs that share the writing of its shards. Changes no key but their own."
 _MIXTURE = "a mixture"
 _CONVERTED = "a conversion"
@@ -42,6 +34,7 @@ _SOURCES = {"builtin", "from", "shards", "convert", "mixture"}
 _BUILTIN, _EXTERNAL = "a built-in data set", "external shards"  # no key of a sweep.yaml, or errors would point there
 _NOT_IN_LISTING: Final = frozenset({"listing", "shard_mib", "shuffle"})
 BUILTIN_VERSION = 1
+_MAX_LEAVES = 100_000
 _SCANS_OF_DIGITS = (178, 182, 177, 183, 181, 182, 181, 179, 174, 180)
 """Scans of the digits 0 to 9 inside scikit-learn."""
 WRITER_VERSION = 1  # as in workloads.convert.write, which a test compares
@@ -59,18 +52,21 @@ class SyntheticHierarchy(Strict):
     )
     num_train: Samples = Field(4096, description="Training samples.")
     num_val: Samples = Field(2048, description="Validation samples.")
-    image_size: Pixels = Field(32, description="Side of the square images, pixels; a multiple of patch_size.")
-    patch_size: Count = Field(8, description="Side of a patch, pixels.")
+    # The generator has the same ranges, which a test compares.
+    image_size: _Side = Field(32, description="Side of the square images, pixels; a multiple of patch_size.")
+    patch_size: int = Field(8, ge=1, le=256, description="Side of a patch, pixels.")
     hard_fraction: Fraction = Field(0.5, description="Share of validation samples without common-feature patches.")
-    noise: float = Field(1.0, ge=0, description="Standard deviation of the pixel noise.")
-    feature_amplitude: float = Field(1.0, gt=0, description="Root-mean-square pixel value of a feature patch.")
+    noise: float = Field(1.0, ge=0, le=100, description="Standard deviation of the pixel noise.")
+    feature_amplitude: float = Field(
+        1.0, ge=0.001, le=100, description="Root-mean-square pixel value of a feature patch."
+    )
     amplitude_jitter: float = Field(
-        0.2, ge=0, lt=1, description="iota: squared amplitudes lie in [1 - iota, 1 + iota]."
+        0.2, ge=0, le=0.99, description="iota: squared amplitudes lie in [1 - iota, 1 + iota]."
     )
     weak_amplitude: Fraction = Field(0.2, description="gamma: largest amplitude of a weak feature of another class.")
-    num_weak_features: int = Field(2, ge=0, le=MAX_INTEGER, description="Weak features in each remaining patch.")
-    num_common_patches: Count = Field(4, description="Patches that name the superclass, in a normal sample.")
-    num_subclass_patches: Count = Field(1, description="Patches that name each finer level.")
+    num_weak_features: int = Field(2, ge=0, le=64, description="Weak features in each remaining patch.")
+    num_common_patches: _Patches = Field(4, description="Patches that name the superclass, in a normal sample.")
+    num_subclass_patches: _Patches = Field(1, description="Patches that name each finer level.")
     seed: Seed = Field(0, description="Seed of the generator.")
     jobs: Jobs = Field(1, description=_JOBS)
 
@@ -237,6 +233,8 @@ class MixtureSpec(Strict):
             context = {"parts": len(self.mixture), "weights": len(self.weights), "at": ("weights",)}
             message = "{weights} weights for {parts} data sets; give one for each"
             raise PydanticCustomError("refused", message, context)
+        if problem := weights_problem(self.weights or ()):
+            raise PydanticCustomError("refused", "{problem}", {"problem": problem, "at": ("weights",)})
         return self
 
 
@@ -339,7 +337,7 @@ def resolve_dataset(
         return resolve_conversion(name, entry, survey or Survey(), complaints)
     parameters = {**entry.model_dump(exclude={"jobs"}), "version": BUILTIN_VERSION}
     if isinstance(entry, Digits):
-        num_train, _ = digits_split(entry.val_fraction)
+        num_train, num_val = digits_split(entry.val_fraction)
         return Dataset(
             name=name,
             readable="digits",
@@ -348,6 +346,7 @@ def resolve_dataset(
             num_classes=10,
             num_train=num_train,
             jobs=entry.jobs,
+            has_val=num_val > 0,
         )
     _check_patches(("datasets", name), entry, complaints)
     levels = {f"depth{depth}": prod(entry.branching[:depth]) for depth in range(1, len(entry.branching) + 1)}
@@ -470,6 +469,9 @@ def _check_patches(path: Path, entry: SyntheticHierarchy, complaints: Complaints
     if nodes > (values := 3 * entry.patch_size**2):
         message = f"the tree has {nodes} nodes, but a patch of {entry.patch_size} pixels has {values} values and so"
         complaints.add(path, f"{message} at most {values} independent features; use fewer nodes or larger patches")
+    elif (leaves := prod(entry.branching)) > _MAX_LEAVES:
+        message = f"{entry.branching} has {leaves:,} leaf classes; use {_MAX_LEAVES:,} or fewer"
+        complaints.add((*path, "branching"), message)
 
 
 # ----------------------------------------------------------------------- shards that jobs of the sweep make of a source

@@ -187,8 +187,8 @@ class PolicySpec(Strict):
     )
     expectations: Literal["report", "fail"] = Field(
         "report",
-        description="fail: a submit ends with exit code 104 if an expectation of a simulation does not hold, or has "
-        "too few seeds.",
+        description="fail: a submit ends with exit code 104 if an expectation of a simulation does not hold, is "
+        "undefined or has too few seeds.",
     )
 
     @field_validator("deadline", mode="before")

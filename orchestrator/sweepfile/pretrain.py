@@ -16,7 +16,7 @@ from orchestrator.sweepfile.checkpoints import CheckpointsSpec, resolve_checkpoi
 from orchestrator.sweepfile.fields import Name, Seed, Seeds, Strict, refuse_unread
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec, resolve_model
-from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import RecipeResolver
 from orchestrator.sweepfile.subset import SubsetSpec
@@ -152,8 +152,19 @@ def resolve_pretrain(
         keep=resolve_keep(spec.checkpoints.keep, recipe, (*path, "checkpoints", "keep"), complaints),
         checkpoints=resolve_checkpoints(spec.checkpoints),
         factors={name: str(value) for name, value in spec.factors.items()},
-        cell_of=complaints.tree.origin_of(block.name),
+        cell_of=_cell_of(block, complaints.tree),
     )
+
+
+def _cell_of(block: Block, tree: Tree) -> str:
+    origin = tree.origin_of(block.name)
+    return str(origin[-1]) if len(origin) > 1 and origin != block.path else ""
+
+
+def shown_block(block: str, tree: Tree) -> str:
+    """How messages name a block of ``pretrain``; a cell is the block of the file that it was made of."""
+    origin = tree.origin_of(block)
+    return f"block '{origin[-1]}'" if len(origin) > 1 else "the pretraining"
 
 
 def _initial_from(spec: BackboneInitSpec | None) -> InitialBackbone | None:

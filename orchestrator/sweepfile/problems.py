@@ -204,10 +204,10 @@ class Complaints:
         """The complaints so far."""
         return tuple(self._problems)
 
-    def add(self, path: Path, message: str) -> None:
-        """Complain about the value at ``path``."""
+    def add(self, path: Path, message: str, block: str = "") -> None:
+        """Complain about the value at ``path``; ``block``: because of this block of ``pretrain``."""
         self.doubt(path)
-        self._problems.append(self._tree.problem(path, message))
+        self._problems.append(self._tree.problem(path, message, block))
 
     def doubt(self, path: Path) -> None:
         """Note that something at ``path`` is complained of elsewhere."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import prod
+from math import floor, prod
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -15,7 +15,7 @@ from orchestrator.core.hyper_parameters import ARGUMENTS_OF
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict
 from orchestrator.sweepfile.parse.tree import Path
-from orchestrator.sweepfile.pretrain import path_of
+from orchestrator.sweepfile.pretrain import path_of, shown_block
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import (
     LOOK_FIELDS,
@@ -29,6 +29,7 @@ from orchestrator.sweepfile.recipe import (
     off_default,
     schema_of,
 )
+from orchestrator.sweepfile.resources import ResourceGroups, ResourcesSpec
 from orchestrator.sweepfile.subset import labelled_part, thinned
 from orchestrator.sweepfile.values import Dataset, LabelSpace, Pretrain, Search, Transfer
 
@@ -241,32 +242,51 @@ def check_searches(
     transfers: Sequence[Transfer],
     pretrains: Sequence[Pretrain],
     labels: Mapping[str, LabelSpace],
-    num_workers: Mapping[str, int],
+    groups: ResourceGroups,
     complaints: Complaints,
     *,
     datasets: Mapping[str, Dataset],
+    max_gpus: float | None = None,
 ) -> None:
-    """Complain about searches that cannot be run with these settings; ``num_workers`` is by group of resources."""
+    """Complain about searches that cannot be run with these settings; ``max_gpus`` is the policy's."""
     for position, item in enumerate(transfers):
         if item.search is None:
             continue
         path: Path = ("transfer", position, "search")
         group = "pretrain" if item.searches_backbones else "transfer"
-        if num_workers[group] > 1:
-            message = f"a trial runs in one process, and resources.{group} asks for {num_workers[group]} workers"
+        blocks = [block for block in pretrains if block.name in item.pretrains]
+        resources: ResourcesSpec = getattr(groups, group)
+        if resources.num_workers > 1:
+            message = f"a trial runs in one process, and resources.{group} asks for {resources.num_workers} workers"
             complaints.add(path, f"{message}; give it one GPU at most, and raise search.concurrent instead")
+        elif max_gpus is not None and (problem := _lacks_gpus(item, blocks, resources.gpus, max_gpus)):
+            complaints.add((*path, "concurrent"), problem)
         if item.searches_backbones:
             if item.checkpoints:
                 message = "the backbones of a search have final weights only; remove it, or search over: recipe"
                 complaints.add(("transfer", position, "from_checkpoints"), message)
             space: Path = (*path, "space")
             is_read = not complaints.doubts(space)  # asked before any block adds what does not suit it
-            for block in (block for block in pretrains if block.name in item.pretrains):
+            for block in blocks:
                 _check_block(path, item, block, labels, complaints)
                 if is_read and block.recipe:
                     measured = [labels[name] for name in block.labels if item.measures(name) and name in labels]
                     parts = [labelled_part(one, datasets) for one in measured]
                     _check_trials(space, item.search, block, parts, complaints)
+
+
+def _lacks_gpus(item: Transfer, blocks: Sequence[Pretrain], gpus: float, max_gpus: float) -> str:
+    """Why a search never starts whose trials take ``gpus`` each; empty if it may, or if a single trial cannot."""
+    if item.search is None:
+        return ""
+    num_spaces = max((sum(map(item.measures, block.labels)) for block in blocks), default=0)
+    at_once = item.search.num_at_a_time(num_spaces if item.search.over == "labels" else item.search.trials)
+    if not gpus <= max_gpus < at_once * gpus - 1e-6:
+        return ""
+    return (
+        f"{at_once} trials at once ask for {at_once * gpus:g} GPUs, and policy.max_gpus is {max_gpus:g}: the search "
+        f"would never start; use {floor(max_gpus / gpus)} or fewer, or raise policy.max_gpus"
+    )
 
 
 def _check_trials(
@@ -281,25 +301,22 @@ def _check_trials(
     for size in {size for values in search.space.get("batch_size", {}).values() for size in values if thin}:
         least = min(thin, key=lambda part: part.num_train)
         check_recipe_on(path, {"batch_size": size, "epochs": 1e6}, least, complaints)
-    last = max(block.keep.get("epochs", ()), default=0)
+    last, named = max(block.keep.get("epochs", ()), default=0), shown_block(block.name, complaints.tree)
     for rule, values in search.space.get("epochs", {}).items():
         for position, epochs in enumerate(values):
             if epochs < last:
-                message = f"keep.epochs names epoch {last} of {_named(block)}, which trials of {epochs:g} epochs never"
+                message = f"keep.epochs names epoch {last} of {named}, which trials of {epochs:g} epochs never"
                 where = (*path, "epochs", *(() if rule == "values" else (rule,)), position)
-                complaints.add(where, f"{message} end; search {last} epochs or more, or keep earlier ones")
-
-
-def _named(block: Pretrain) -> str:
-    return f"block '{block.name}'" if block.name else "the pretraining"
+                complaints.add(where, f"{message} end; search {last} epochs or more, or keep earlier ones", block.name)
 
 
 def _check_block(
     path: Path, item: Transfer, block: Pretrain, labels: Mapping[str, LabelSpace], complaints: Complaints
 ) -> None:
-    named = _named(block)
+    named = shown_block(block.name, complaints.tree)
     if block.initial_from is not None:
-        complaints.add(path, f"{named} starts from other backbones of this sweep, which trials cannot; remove init")
+        message = f"{named} starts from other backbones of this sweep, which trials cannot; remove init"
+        complaints.add(path, message, block.name)
     if item.search is None:
         return
     if item.search.over == "pretrain" and "retrain" in item.baselines:
@@ -312,16 +329,17 @@ def _check_block(
     spaces = [space for space in block.labels if item.measures(space)]
     if len(spaces) == 1:
         message = f"{named} has the single label space '{spaces[0]}': there is nothing to choose from"
-        complaints.add(path, f"{message}; pretrain with more, or search over: recipe")
+        complaints.add(path, f"{message}; pretrain with more, or search over: recipe", block.name)
     elif item.search.trials not in {None, len(spaces)}:
         message = (
             f"there is one trial for each label space of {named}, {len(spaces)} in all, and not {item.search.trials}"
         )
-        complaints.add((*path, "trials"), f"{message}; remove trials, or choose label spaces with transfer.labels")
+        remedy = "remove trials, or choose label spaces with transfer.labels"
+        complaints.add((*path, "trials"), f"{message}; {remedy}", block.name)
     datasets = sorted({labels[space].dataset for space in spaces if space in labels})
     if len(datasets) > 1:
         message = f"{named} has label spaces of several data sets ({', '.join(datasets)}), whose epochs do not compare"
-        complaints.add(path, f"{message}; make one transfer for each, with labels: [...]")
+        complaints.add(path, f"{message}; make one transfer for each, with labels: [...]", block.name)
 
 
 def _search(

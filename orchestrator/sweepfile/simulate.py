@@ -24,9 +24,11 @@ DEFAULT_PER_JOB: Final = 25
 """Part of every key of a simulation: a change of it runs all of them again."""
 _MAX_CELLS: Final = 10_000
 _MAX_JOBS: Final = 100_000
+_NO_METRICS: Final = frozenset({"seed", "num_seeds"})
+"""Names that records have besides metrics (``workloads.jobs.theory``): a job whose simulation yields one fails."""
 
 LevelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}$")]
-LevelValue = bool | int | float | LevelText
+LevelValue = Annotated[bool | int | float | LevelText, AfterValidator(canonical)]
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 
 
@@ -230,7 +232,10 @@ class _SimulationCheck:
                 complaints.add(self._place(cell, at), f"the simulation '{run}' refuses it: {why}")
         known_metrics = found.get("metrics", ())
         for at, metric in self._metrics():
-            if known_metrics and metric not in known_metrics:
+            if metric in _NO_METRICS:
+                message = f"no simulation may call a metric '{metric}'; name one that '{run}' yields"
+                complaints.add((*self.path, *at), message)
+            elif known_metrics and metric not in known_metrics:
                 hint = did_you_mean(metric, known_metrics)
                 complaints.add((*self.path, *at), f"'{metric}' is not a metric of the simulation '{run}': {hint}")
         cells = tuple(

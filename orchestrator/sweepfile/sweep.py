@@ -211,8 +211,8 @@ class _Resolver:
         pretrained = [name for pretrain in pretrains for name in pretrain.labels]
         self._check_splits([*pretrained, *(item.target for item in transfer)], labels, datasets)
         check_targets(transfer, labels, self._complaints)
-        workers = {group: getattr(spec.resources, group).num_workers for group in ("pretrain", "transfer")}
-        check_searches(transfer, pretrains, labels, workers, self._complaints, datasets=datasets)
+        groups, max_gpus = spec.resources, spec.policy.max_gpus
+        check_searches(transfer, pretrains, labels, groups, self._complaints, datasets=datasets, max_gpus=max_gpus)
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         analyses = self._analyses(datasets, labels, pretrains)
         baseline = resolve_baseline(spec.report, pretrains, self._complaints)
@@ -367,7 +367,8 @@ class _Resolver:
     ) -> None:
         for name in dict.fromkeys(labels[name].dataset for name in used if name in labels):
             if not datasets[name].has_val:
-                message = "it has no validation samples, on which every training is evaluated; give it a split 'val'"
+                remedy = "raise val_fraction" if "builtin" in datasets[name].parameters else "give it a split 'val'"
+                message = f"it has no validation samples, on which every training is evaluated; {remedy}"
                 if datasets[name].location:
                     message += " (`orchestrator data index --split train=... --split val=...` prints the entry)"
                 self._complaints.add(("datasets", name), message)

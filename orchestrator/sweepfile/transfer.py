@@ -17,7 +17,8 @@ from orchestrator.core.errors import SpecError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Name, Seeds, Strict
-from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.parse.tree import Path, dotted
+from orchestrator.sweepfile.pretrain import shown_block
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import GivenRecipe, ProtocolRecipes, RecipeResolver, given_fields
 from orchestrator.sweepfile.search import (
@@ -38,7 +39,6 @@ _UNNAMED = re.compile(r"[^A-Za-z0-9_.+=-]")
 Grid = Mapping[str, Sequence[Any]]
 SELECT_HOLDOUT: Final = 0.1
 """Default share of the training samples on which a grid is selected."""
-_KEEPING: Final = "pretrain.checkpoints.keep.epochs"
 
 
 class TransferSpec(Strict):
@@ -380,10 +380,11 @@ def check_epochs(path: Path, epochs: Sequence[int], measured: Sequence[Pretrain]
             last, kept = pretrain.recipe.get("epochs", epoch), pretrain.keep.get("epochs", ())
             if epoch in kept or epoch == last:
                 continue
-            block = f"block '{pretrain.name}'" if pretrain.name else "the pretraining"
-            keeping = _KEEPING.replace("pretrain", f"pretrain.{pretrain.name}") if pretrain.name else _KEEPING
+            block = shown_block(pretrain.name, complaints.tree)
             if epoch > last:
                 message = f"epoch {epoch} never ends: {block} trains {last:g} epochs; name epochs up to that"
             else:
+                origin = complaints.tree.origin_of(pretrain.name)
+                keeping = dotted((*origin, "checkpoints", "keep", "epochs"))
                 message = f"{block} keeps no weights of epoch {epoch}; add it: {keeping}: {sorted({*kept, epoch})}"
-            complaints.add((*path, position), message)
+            complaints.add((*path, position), message, pretrain.name)

@@ -205,6 +205,10 @@ class Search:
     more_read: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Over ``pretrain``, by block: fields that its own recipe does not read, and that of some trial does."""
 
+    def num_at_a_time(self, trials: int | None) -> int:
+        """The number of trials that run at once: at most as many as there are trials."""
+        return min(self.concurrent, trials or self.concurrent)
+
     def algorithm_for(self, recipe: Mapping[str, Any]) -> Mapping[str, Mapping[str, Any]]:
         """The algorithm for trainings by a recipe: without a given first rung, it lies at their first validation."""
         options = self.algorithm.get("asha")

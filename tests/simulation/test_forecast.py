@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from orchestrator.backends.simulated import LLAMA3_GPU_MTBF_H, ClusterSpec, Hazards
 from orchestrator.cli.app import app
+from orchestrator.core.errors import UserError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.simulation import Assumptions, Forecast, forecast
 from orchestrator.simulation.forecast import Traffic, Workload
@@ -91,6 +92,14 @@ def test_forecast_of_what_no_node_can_hold_fails_and_says_why() -> None:
     found = forecast(plan, ClusterSpec.uniform(4, gpus_per_node=2), durations_s)
     assert found.state is SweepState.FAILED
     assert "infeasible" in " ".join(found.reasons.values())
+
+
+@pytest.mark.parametrize("hazards", [None, Hazards(spot_loss_per_h=0.5)])
+def test_forecast_of_a_job_that_a_limit_never_lets_start_ends_and_says_why(hazards: Hazards | None) -> None:
+    job = make_job("pretrain/a", gpus=2.0)
+    plan = make_plan(job, max_gpus=1.0)
+    with pytest.raises(UserError, match=r"would never end here.*pretrain/a.*2 more would exceed max_gpus=1"):
+        forecast(plan, ClusterSpec.uniform(8, spot=True), {job.name: 36_000.0}, hazards=hazards)
 
 
 def test_forecast_reads_a_data_set_once_per_node_and_again_after_a_loss() -> None:
@@ -220,6 +229,64 @@ def test_forecast_command_refuses_impossible_numbers(
     code, _, error = invoke(tmp_path, monkeypatch, "quickstart", *flags)
     assert code != 0
     assert told in error
+
+
+SMALL = """version: 1
+name: small
+datasets: {tree: {builtin: synthetic-hierarchy, branching: [2, 2], num_train: 512, num_val: 64}}
+labels: {levels: {dataset: tree, hierarchy: [depth1]}}
+pretrain: {model: {name: test_vit, image_size: 32}, labels: ["levels/*"], recipe: {epochs: 1, batch_size: 64, lr: 0.1}}
+"""
+
+
+def write_small(path: Path, asked: str, more: str = "") -> str:
+    """A sweep of one backbone, named by the file, whose pretraining asks for these resources."""
+    path.write_text(f"{SMALL.replace('small', path.stem)}resources: {{pretrain: {{{asked}}}}}\n{more}")
+    return path.name
+
+
+def test_forecast_command_asks_stated_nodes_for_nothing_that_nobody_knows_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = "gpus: 1, cpus: 2, memory_gib: 64, accelerator: H100, labels: {zone: a}"
+    name = write_small(tmp_path / "asks.yaml", asked)
+    assert invoke(tmp_path, monkeypatch, name, "--gpus", "2")[0] == 0
+    never = write_small(tmp_path / "never.yaml", f"{asked}, spot: never")
+    code, found, _ = invoke(tmp_path, monkeypatch, never, "--gpus", "2", "--spot", "0.01", "-o", "json")
+    assert (code, "not on spot nodes" in str(json.loads(found)["reasons"])) == (100, True)
+    huge = write_small(tmp_path / "huge.yaml", "memory_gib: 100000")
+    code, found, _ = invoke(tmp_path, monkeypatch, huge, "-o", "json")  # of this machine the memory is known
+    assert (code, "100000 GiB" in str(json.loads(found)["reasons"])) == (100, True)
+
+
+@pytest.mark.parametrize(
+    ("asked", "flags", "price"),
+    [
+        ("gpus: 1, accelerator: H100", ["--accelerator", "A100"], 7.0),
+        ("gpus: 1", ["--accelerator", "h100"], 7.0),
+        ("gpus: 1", ["--accelerator", "A100"], 2.0),
+        ("cpus: 1", ["--accelerator", "H100"], 7.0),
+    ],
+)
+def test_forecast_command_prices_the_gpus_that_its_jobs_run_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, flags: list[str], price: float
+) -> None:
+    (tmp_path / "prices.yaml").write_text("{A100: 2, h100: 7}")
+    name = write_small(tmp_path / "priced.yaml", asked)
+    arguments = (name, "--gpus", "1", "--prices", "prices.yaml", "-o", "json", *flags)
+    found = json.loads(invoke(tmp_path, monkeypatch, *arguments)[1])
+    assert found["cost_available"] == pytest.approx(price * found["available_hours"])
+
+
+def test_forecast_command_tells_what_gpus_are_assumed_for_any_of_its_sweeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [write_small(tmp_path / "without.yaml", "cpus: 1"), write_small(tmp_path / "with.yaml", "gpus: 1")]
+    _, shown, _ = invoke(tmp_path, monkeypatch, *names, "--gpus", "1")
+    assert "durations assume A100 GPUs" in shown
+    _, shown, _ = invoke(tmp_path, monkeypatch, names[0], "--gpus", "1")
+    assert "no job has a GPU: those of the cluster stand idle" in shown
+    assert "held for" not in shown
 
 
 def test_training_sweep_is_a_plan_that_can_be_sent() -> None:

@@ -249,6 +249,9 @@ def test_records_are_printed_for_machines_one_object_a_line(searched: World, cap
     [
         (("--grep", "("), 2, "is not a regular expression"),
         (("--since", "yesterday"), 2, "neither a duration"),
+        (("--since", "9999999d"), 2, "'9999999d' is outside of the years 1000 to 9998"),
+        (("--since", "0001-01-01T00:00:00+01:00"), 2, "is outside of the years"),
+        (("--since", "9999-12-31T23:59:59-05:00"), 2, "is outside of the years"),
         (("--level", "loud"), 2, "is none of debug"),
         (("--job", "nothing"), 102, "no job 'nothing'"),
         (("--where", "colour=red"), 2, "has this facet"),

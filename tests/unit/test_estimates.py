@@ -20,7 +20,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.identity import subject_of
 from orchestrator.planning.graph.plan import LABELLED, Job, Plan
 from orchestrator.planning.graph.reuse import repeated_jobs
-from orchestrator.services.preview import make_preview
+from orchestrator.services.preview import make_preview, preview_lines
 from orchestrator.sweepfile.labels import LabelSources
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.parse.tree import parse_tree
@@ -383,6 +383,16 @@ def test_outlook_counts_a_result_of_two_names_once(tmp_path: Path) -> None:
     assert repeated == [set(), {job for job in plan.by_name() if job.startswith("finetune/again/")}]
     assert len(repeated[1]) == 4
     assert hours[1] == pytest.approx(hours[0])
+
+
+def test_outlook_says_that_nothing_was_measured_only_where_no_result_corrects_it(tmp_path: Path) -> None:
+    sweep = parse_sweep(TEXT, "sweep.yaml", shipped_recipes())
+    outlook = make_preview(sweep, build_plan(sweep, store_uri=tmp_path.as_uri()), fleet=None)
+    name, job = next(iter(outlook.estimates.jobs.items()))
+    jobs = {**outlook.estimates.jobs, name: replace(job, source=EstimateSource.CALIBRATED)}
+    corrected = replace(outlook, estimates=replace(outlook.estimates, jobs=jobs))
+    told = [any("nothing was measured here yet" in line for line in preview_lines(one)) for one in (outlook, corrected)]
+    assert told == [True, False]
 
 
 def test_outlook_lets_the_followers_of_a_repeated_job_wait_for_the_one_that_runs(tmp_path: Path) -> None:

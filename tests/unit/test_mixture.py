@@ -159,6 +159,7 @@ def test_mixture_index_needs_the_indexes_of_its_components() -> None:
         ("{mixture: [a]}", "at least 2 items"),
         ("{mixture: [a, b], weights: [1]}", "1 weights for 2 data sets"),
         ("{mixture: [a, b], weights: [1, 0]}", "greater than 0"),
+        ("{mixture: [a, b], weights: [1, 20000]}", "datasets.both.weights: the weights [1.0, 20000.0] of a mixture"),
         ("{mixture: [a, b], weight: [1, 1]}", "unknown key 'weight'"),
     ],
 )

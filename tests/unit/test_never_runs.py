@@ -11,7 +11,7 @@ from orchestrator.core.contract import Resources
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.services.preview import Preview, make_preview, never_runs, preview_lines
-from orchestrator.sweepfile.load import parse_sweep
+from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 
 SWEEP = """version: 1
 name: small
@@ -93,6 +93,25 @@ def test_what_the_idle_cluster_can_hold_waits_for_its_turn(asked: str, tmp_path:
 def test_what_nobody_knows_of_a_node_holds_no_job_up(tmp_path: Path) -> None:
     unknown = Fleet(nodes=(Resources(cpus=8.0, gpus=1.0),), is_fixed=True)
     assert list(never_runs(_preview("gpus: 1, accelerator: H100, memory_gib: 500", unknown, tmp_path))) == []
+
+
+@pytest.mark.parametrize(
+    ("over", "asked", "remedy"),
+    [
+        ("recipe", "transfer: {cpus: 2}", "search.concurrent of transfer t"),
+        ("pretrain", "pretrain: {gpus: 1}", "resources.pretrain.gpus"),
+    ],
+)
+def test_remedy_for_a_search_that_never_runs_is_what_its_resources_follow_from(
+    over: str, asked: str, remedy: str, tmp_path: Path
+) -> None:
+    search = f"search: {{over: {over}, random: {{}}, space: {{lr: [0.1, 0.2, 0.3, 0.4]}}, concurrent: 4}}"
+    transfer = f"transfer: [{{name: t, target: levels/depth1, protocol: finetune, {search}}}]\nresources:"
+    text = SWEEP.replace("resources:", transfer).replace("pretrain: {RESOURCES}", asked)
+    sweep = parse_sweep(text, "sweep.yaml", shipped_recipes())
+    preview = make_preview(sweep, build_plan(sweep, store_uri=tmp_path.as_uri()), fleet=NODE)
+    (why,) = (why for why in never_runs(preview) if why.startswith("search/"))
+    assert f"lower {remedy}, or submit" in why
 
 
 def _preview(asked: str, fleet: Fleet, folder: Path) -> Preview:

@@ -104,3 +104,26 @@ def test_forecast_with_prices_of_other_machines_says_so(project: Path, capsys: p
     assert "cost unknown: the table has no price of " in told.out
     prices.write_text("{H200: 3.0, cpu: 0.1}")
     assert "cost unknown" not in run_command(capsys, *arguments).out
+
+
+def test_difference_of_plans_names_both_sides_and_what_a_submit_would_run(
+    tmp_path: Path, project: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = run_command(capsys, "plan", "quickstart", "--diff", "quickstart", "--set", "pretrain.seeds=0,7").out
+    assert "Difference of plans: quickstart -> quickstart with --set" in told
+    assert "A submit of quickstart: 37 jobs: 37 new, 0 resume, 0 reuse, 0 stale" in told
+    world = World(tmp_path / "store")
+    world.submit(make_job("pretrain/a"))
+    world.finish()
+    told = run_command(capsys, "plan", "quickstart", "--diff", "sweep", "--store", world.store.uri).out
+    assert "Difference of plans: sweep, revision 1 -> quickstart" in told
+
+
+def test_pin_is_confirmed_on_stderr(tmp_path: Path, project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    world = World(tmp_path / "store")
+    world.submit(make_job("pretrain/a"), make_job("probe/a", "pretrain/a"))
+    world.finish()
+    pinned = run_command(capsys, "gc", "--pin", "mine=sweep", "--store", world.store.uri)
+    assert "Pin mine keeps 2 keys of sweep sweep.\n" in pinned.err
+    assert "Pin" not in pinned.out
+    assert "Pin mine is removed.\n" in run_command(capsys, "gc", "--unpin", "mine", "--store", world.store.uri).err

@@ -84,21 +84,28 @@ def test_diff_renamed_transfer_keeps_its_results() -> None:
         ("a=1 b=1", "a=2 c=1", {"a": ("rekeyed", ""), "c": ("renamed", "b")}),
         ("a=1 b=2", "a=2 b=1", {"a": ("renamed", "b"), "b": ("renamed", "a")}),
         ("a=1 b=2", "a=1 b=1", {"b": ("rekeyed", "")}),
+        ("a=1 b=2", "a=2", {"a": ("renamed", "b"), "-a": ("removed", "")}),
+        ("a=1 b=2 c=3", "a=2 b=3", {"a": ("renamed", "b"), "b": ("renamed", "c"), "-a": ("removed", "")}),
     ],
 )
 def test_diff_job_is_renamed_only_if_its_former_name_is_not_its_own_any_more(
     old: str, new: str, expected: dict[str, tuple[str, str]]
 ) -> None:
-    """A job that stayed was called the former one of an equal job that came, and to be stopped."""
+    """A job that stayed was called the former one of an equal job that came, and to be stopped; one whose name another
+    job took over was not told of.
+    """
 
     def plan(jobs: str) -> Plan:
         pairs = [job.split("=") for job in jobs.split()]
         return make_plan(*(make_job(f"pretrain/{name}", key=key) for name, key in pairs))
 
     changed = [job for job in diff_plans(plan(old), plan(new)).jobs if job.change is not Change.UNCHANGED]
-    found = {job.name: (job.change.value, job.old_name) for job in changed}
     assert {
-        name.partition("/")[2]: (how, former.partition("/")[2]) for name, (how, former) in found.items()
+        "-" * (job.change is Change.REMOVED) + job.name.partition("/")[2]: (
+            job.change.value,
+            job.old_name.partition("/")[2],
+        )
+        for job in changed
     } == expected
 
 

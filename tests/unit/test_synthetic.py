@@ -7,7 +7,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from orchestrator.sweepfile.datasets import SyntheticHierarchy
+from orchestrator.sweepfile.fields import MAX_INTEGER
 from workloads.data.synthetic import (
+    _FLOAT_RANGES,
+    _INTEGER_RANGES,
     BLOCK_SIZE,
     SyntheticParameters,
     SyntheticSample,
@@ -200,9 +204,9 @@ def test_from_mapping_plain_values_match_the_constructor() -> None:
         ({"noise": -1}, ("noise", "-1", "[0.0, 100.0]")),
         ({"noise": float("nan")}, ("noise", "nan", "[0.0, 100.0]")),
         ({"hard_fraction": 1.5}, ("hard_fraction", "1.5", "[0.0, 1.0]")),
-        ({"num_train": True}, ("num_train", "True", "[1, 10000000]")),
+        ({"num_train": True}, ("num_train", "True", "[1, 100000000000]")),
         ({"num_train": "many"}, ("num_train", "many", "an integer")),
-        ({"num_train": 0}, ("num_train", "0", "[1, 10000000]")),
+        ({"num_train": 0}, ("num_train", "0", "[1, 100000000000]")),
         ({"patch_size": 5}, ("patch_size", "5", "divide image_size 32")),
         ({"num_common_patches": 14}, ("num_common_patches", "17", "[1, 16]")),
         ({"branching": "24"}, ("branching", "'24'", "list of integers")),
@@ -219,3 +223,15 @@ def test_from_mapping_bad_value_is_refused_with_field_value_and_range(
     with pytest.raises(ValueError, match=parts[0]) as caught:
         SyntheticParameters.from_mapping(mapping)
     assert [part for part in parts if part not in str(caught.value)] == []
+
+
+@pytest.mark.parametrize("name", [*_INTEGER_RANGES, *_FLOAT_RANGES])
+def test_sweep_file_takes_the_values_that_the_generator_takes_and_no_others(name: str) -> None:
+    low, high = {**_INTEGER_RANGES, **_FLOAT_RANGES}[name]
+    beyond = 1 if name in _INTEGER_RANGES else 1e-6
+    low = max(low, 1) if name == "num_val" else low  # every training is evaluated
+    for value in (low, min(high, MAX_INTEGER)):
+        SyntheticHierarchy.model_validate({"builtin": "synthetic-hierarchy", name: value})
+    for value in (low - beyond, high + beyond):
+        with pytest.raises(ValueError, match=name):
+            SyntheticHierarchy.model_validate({"builtin": "synthetic-hierarchy", name: value})

@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
+from orchestrator.storage.dataset_files import MIXTURE_WINDOW, weights_problem
 from workloads.data.index import MixtureShares
 from workloads.data.subset import SampleView
 from workloads.runtime.memo import Memo
@@ -35,8 +36,8 @@ from workloads.runtime.streams import Purpose, Stage, permutation, random_words,
 
 _SHARDS = 0  # detail of the stream that permutes an epoch's shards; block b has the detail b + 1
 _KEPT_BLOCKS = 4  # of each group: consecutive batches touch one or two blocks
-WINDOW: Final = 10_000
-"""Positions of which each component has its exact share, in random places; so weights count in ten-thousandths."""
+WINDOW: Final = MIXTURE_WINDOW
+"""Positions of which each component has its exact share, in random places."""
 
 
 class Order(Protocol):
@@ -583,10 +584,9 @@ def quotas(weights: Sequence[float], num_components: int) -> NDArray[np.int64]:
     """
     if len(weights) != num_components:
         raise UserError(f"a mixture of {num_components} data sets has {len(weights)} weights; give one for each")
+    if problem := weights_problem(weights):
+        raise UserError(problem)
     total = sum(weights)
-    if not all(weight > 0 and weight * WINDOW >= total for weight in weights):
-        message = f"the weights {list(weights)} of a mixture are not valid; each must be above 0 and at least "
-        raise UserError(message + f"1/{WINDOW} of their sum; leave a data set out instead")
     exact = np.array([weight / total * WINDOW for weight in weights])
     found: NDArray[np.int64] = np.floor(exact).astype(np.int64)
     found[np.argsort(found - exact, kind="stable")[: WINDOW - int(found.sum())]] += 1

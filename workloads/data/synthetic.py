@@ -50,12 +50,12 @@ _LIMIT_IN_RMS: Final = 3.0
 _DICTIONARY, _ORDER, _SUBSET, _BLOCK = range(4)
 _SPLIT_CODE: Final[Mapping[Split, int]] = {"train": 0, "val": 1}
 
-# Closed ranges; the upper ends only stop typing errors from asking for terabytes.
+# Closed ranges, as in the sweep language; the upper ends only stop typing errors.
 _INTEGER_RANGES: Final[Mapping[str, tuple[int, int]]] = {
     "image_size": (1, 1024),
     "patch_size": (1, 256),
-    "num_train": (1, 10_000_000),
-    "num_val": (0, 10_000_000),
+    "num_train": (1, 100_000_000_000),
+    "num_val": (0, 100_000_000_000),
     "num_common_patches": (1, 4096),
     "num_subclass_patches": (1, 4096),
     "num_weak_features": (0, 64),

@@ -83,6 +83,8 @@ def compare(
         if metric or match_by:
             raise UsageError("--metric and --match-by are for the cells of sweeps; leave them out with --samples")
         first, second = samples
+        if option := next((name for name in samples if name.startswith("-")), ""):
+            raise UsageError(f"--samples takes two names, and {option} is an option: write --samples A B {option} ...")
         options = SampleOptions(first=first, second=second, transfer=transfer, out=out, form=output, store=store)
         raise typer.Exit(show_sample_comparison(sweeps or [], options))
 

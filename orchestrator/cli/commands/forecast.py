@@ -30,6 +30,7 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.core.units import format_bytes, format_duration, format_percent
+from orchestrator.planning.estimate.estimates import price_name_of
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.planning.estimate.prices import CPU_ENTRY, PriceTable
 from orchestrator.planning.graph.build import build_plan
@@ -107,7 +108,7 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     lines = _lines(found, bounds, fleet, expected, bill)
     _write_chart(found, lines, options)
     if options.form is DocumentForm.TABLE:
-        _print_table(found, lines)
+        _print_table(found, lines, has_hours=expected.uses(found.resource))
     else:
         print_document(_document(found, bounds, expected, bill), options.form)
     raise typer.Exit(_verdict(found))
@@ -177,12 +178,15 @@ class _Expected:
     committed: Sequence[str]
     """Keys that the store has."""
     kept_bytes: int
-    accelerator: str
-    """GPU type of most jobs with GPUs; empty = no job has any."""
     price_name: str
-    """Its entry in a table of prices."""
+    """Entry in a table of prices of the GPUs of most jobs, or of those that ``--accelerator`` names; empty = no job has
+    any, and none are named."""
     assumed_accelerator: str
     """The assumed GPU type where none is given; empty = it is given."""
+
+    def uses(self, resource: str) -> bool:
+        """Whether any job holds ``GPU`` or ``CPU``, which a forecast counts."""
+        return resource == "CPU" or any(job.resources.gpus for job in self.plan.jobs)
 
     def bounds(self) -> list[Self]:
         """As if everything took less, and more, by all that estimates may be wrong."""
@@ -202,7 +206,6 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
     kept: dict[str, int] = {}
     traffic: dict[str, Traffic] = {}
     errors = [outlook.model_error for outlook in outlooks]
-    used: Counter[str] = Counter()
     priced: Counter[str] = Counter()
     for outlook, names in zip(outlooks, study.names, strict=True):
         durations_s |= {names[name]: seconds for name, seconds in outlook.estimates.durations_s().items()}
@@ -217,9 +220,7 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
             )
             for name, job in outlook.estimates.jobs.items()
         }
-        gpu_jobs = [estimated for estimated in outlook.estimates.jobs.values() if estimated.gpus]
-        used.update(estimated.accelerator for estimated in gpu_jobs)
-        priced.update(estimated.price_name for estimated in gpu_jobs)
+        priced.update(estimated.price_name for estimated in outlook.estimates.jobs.values() if estimated.gpus)
     done = {job.key for outlook in outlooks for job in outlook.plan.jobs if job.name in outlook.found.reused}
     return _Expected(
         plan=study.plan,
@@ -228,9 +229,8 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
         error_factor=max(_DEFAULT_ERROR_FACTOR if error is None else error.within_calibrated for error in errors),
         committed=[job.key for job in study.plan.jobs if job.key in done],
         kept_bytes=sum(kept.values()),
-        accelerator=accelerator or (used.most_common(1)[0][0] if used else ""),
-        price_name=accelerator or (priced.most_common(1)[0][0] if priced else ""),
-        assumed_accelerator=next((one.estimates.assumed_accelerator for one in outlooks), ""),
+        price_name=priced.most_common(1)[0][0] if priced else price_name_of(prices, "", accelerator),
+        assumed_accelerator=next(filter(None, (one.estimates.assumed_accelerator for one in outlooks)), ""),
     )
 
 
@@ -257,7 +257,7 @@ def _simulate(expected: _Expected, fleet: Fleet, options: ForecastOptions) -> Fo
     )
     ticker = _Ticker()
     return simulation.forecast(
-        imagined(expected.plan),
+        imagined(expected.plan, fleet),
         _spec_of(fleet, is_spot=options.spot > 0.0),
         expected.durations_s,
         hazards=hazards,
@@ -305,7 +305,9 @@ def _lines(found: Forecast, bounds: Sequence[Forecast], fleet: Fleet, expected: 
         f"with all durations {expected.error_factor:.1f} times shorter or longer: makespan {_from_to(bounds)}{costs}",
         _waits(found),
         f"utilisation {format_percent(found.utilisation, digits=1)} % of {found.available_hours:,.1f} {unit}{rented}",
-        f"goodput {format_percent(found.goodput)} % of the {held:,.1f} {unit} that attempts held{used}",
+        f"goodput {format_percent(found.goodput)} % of the {held:,.1f} {unit} that attempts held{used}"
+        if expected.uses(found.resource)
+        else "no job has a GPU: those of the cluster stand idle",
     ]
     if bill.prices is not None and not rented:
         lines.append(f"cost unknown: the table has no price of {bill.name(found.resource)}")
@@ -328,7 +330,7 @@ def _waits(found: Forecast) -> str:
     return f"queueing time: median {format_duration(median_s)}, longest {format_duration(longest_s)} ({name})"
 
 
-def _print_table(found: Forecast, lines: list[str]) -> None:
+def _print_table(found: Forecast, lines: list[str], *, has_hours: bool) -> None:
     console = stdout_console()
     for line in lines:
         console.print(line, markup=False)
@@ -339,7 +341,8 @@ def _print_table(found: Forecast, lines: list[str]) -> None:
     rows = [*found.hours.items(), *((f"  lost by {cause}", hours) for cause, hours in found.lost_hours.items())]
     for name, hours in rows:
         table.add_row(name, f"{hours:,.2f}", format_percent(hours / held))
-    console.print(table)
+    if has_hours:
+        console.print(table)
     ends = ", ".join(f"{number} {ending}" for ending, number in found.num_ends.items())
     console.print(f"{found.num_attempts} attempts: {ends or 'none'}", markup=False)
 

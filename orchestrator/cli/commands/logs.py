@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from enum import StrEnum
 from operator import itemgetter
 from typing import Annotated
@@ -45,6 +46,8 @@ from orchestrator.sweeps.client import SweepLedger, load_plan
 
 _POLL_S = 0.5
 _SECONDS = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
+_YEARS_S = tuple(datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1000, 9999))
+"""Between them a year has four digits in UTC, and texts of times compare as times do."""
 _RANK = re.compile(r"rank(\d+)")
 _ATTEMPT = re.compile(r"(\d+)(?:-(\w+))?")
 
@@ -153,6 +156,8 @@ def parse_since(text: str, now: float) -> str:
     if moment is None:
         message = f"--since {text!r} is neither a duration (90s, 10m, 36h, 3d) nor a time with its time zone"
         raise typer.BadParameter(f"{message} (2026-12-01T18:00:00+01:00)")
+    if not _YEARS_S[0] <= moment < _YEARS_S[1]:
+        raise typer.BadParameter(f"--since {text!r} is outside of the years 1000 to 9998 (UTC); leave it out for all")
     return format_time(moment)
 
 

@@ -29,6 +29,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.diff import diff_plans
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.planning.graph.reuse import Disposition, JobGroup, count_by_kind, group_jobs
+from orchestrator.services.artifact_lookup import lookup_artifacts
 from orchestrator.services.costs import read_prices
 from orchestrator.services.fleets import StatedCluster, choose_fleet
 from orchestrator.services.preview import (
@@ -103,7 +104,7 @@ def show_plan(reference: str, options: PlanOptions) -> ExitCode:
     sweep, _ = load_sweep(reference, options.overrides, scale=options.scale)
     plan = build_plan(sweep, store_uri=options.store or settings.store_uri(sweep))
     if options.diff:
-        return _show_diff(plan, options)
+        return _show_diff(reference, plan, options)
     outlook = make_preview(
         sweep,
         plan,
@@ -140,7 +141,7 @@ def _print_outlook(outlook: Preview, options: PlanOptions) -> None:
         console.print(line, markup=False)
 
 
-def _show_diff(plan: Plan, options: PlanOptions) -> ExitCode:
+def _show_diff(reference: str, plan: Plan, options: PlanOptions) -> ExitCode:
     try:
         other = find_plan(options.diff, options.store or Settings().store_uri(), plan.store_uri)
     except SpecError as error:
@@ -150,9 +151,16 @@ def _show_diff(plan: Plan, options: PlanOptions) -> ExitCode:
         print_document(diff.to_json(), options.output)
         return ExitCode.OK
     console = stdout_console()
-    console.print(diff_table(diff, f"{options.diff} -> {plan.sweep}"))
+    revision = f", revision {other.revision}" if other.revision else ""
+    changed = " and ".join(flag for flag, given in (("--set", options.overrides), ("--scale", options.scale)) if given)
+    title = f"{options.diff}{revision} -> {reference}{f' with {changed}' if changed else ''}"
+    console.print(diff_table(diff, title))
     for line in diff_lines(diff, lists_jobs=options.lists_jobs):
         console.print(line, markup=False)
+    found = lookup_artifacts(plan)
+    for problem in found.problems:
+        stderr_console().print(f"warning: {problem}", markup=False)
+    console.print(f"A submit of {reference}: {summary_line(plan, dict(found.dispositions))}", markup=False)
     return ExitCode.OK
 
 

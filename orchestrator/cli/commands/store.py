@@ -37,7 +37,7 @@ from orchestrator.retention.inventory import (
 from orchestrator.retention.roots import RootReader, check_reference, current_plans, is_forgotten
 from orchestrator.retention.roots import forget as forget_sweep
 from orchestrator.services.stores import open_existing_store, require_sweep
-from orchestrator.services.terminal import stderr_console
+from orchestrator.services.terminal import say, stderr_console
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.pins import Pin, add_pin, read_pins, remove_pin
 from orchestrator.storage.protocol import ObjectStore
@@ -264,6 +264,7 @@ def _usage_row(usage: Usage) -> list[str]:
 def _change_roots(store: ObjectStore, *, forget: Sequence[str], pin: Sequence[str], unpin: Sequence[str]) -> None:
     for name in unpin:
         remove_pin(store, name)
+        say(f"Pin {name} is removed.")
     for text in pin:
         name, _, target = text.partition("=")
         if not name or not target:
@@ -290,6 +291,11 @@ def _add_pin(store: ObjectStore, name: str, target: str) -> None:
         if lock is not None:
             lock.keep()  # reading a large trash takes long
         add_pin(store, Pin(name=name, keys=keys, created_at_s=time.time()))
+    say(f"Pin {name} keeps {_kept(keys)}{f' of sweep {target}' if is_sweep else ''}.")
+
+
+def _kept(keys: Sequence[str]) -> str:
+    return keys[0] if len(keys) == 1 else f"{len(keys)} keys"
 
 
 def _holder() -> str:
@@ -302,8 +308,7 @@ def _print_pins(store: ObjectStore, pins: Sequence[Pin], form: DocumentForm) -> 
         return
     table = Table("pin", "since", "keeps", title=f"Pins in {store.uri}", title_justify="left")
     for pin in pins:
-        kept = pin.keys[0] if len(pin.keys) == 1 else f"{len(pin.keys)} keys"
-        table.add_row(pin.name, _date(pin.created_at_s), kept)
+        table.add_row(pin.name, _date(pin.created_at_s), _kept(pin.keys))
     stdout_console().print(table)
 
 

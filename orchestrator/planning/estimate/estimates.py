@@ -168,7 +168,7 @@ def known_accelerator(name: str) -> str:
     return exact.get(name.lower()) or find_accelerator(name)
 
 
-def _price_name(prices: PriceTable | None, named: str, assumed: str) -> str:
+def price_name_of(prices: PriceTable | None, named: str, assumed: str) -> str:
     """The entry of GPUs that a sweep names, as it writes them, or as ``PEAKS`` does; of others, of the assumed ones."""
     known = {name.lower(): name for name in (prices.prices if prices else ())}
     if not named:  # perhaps as a device calls itself: NVIDIA RTX A6000
@@ -191,7 +191,7 @@ class _Estimator:
         correction = self._correction(job.kind, volume, machine)
         seconds, prices = _seconds(volume, machine, correction), self._prices
         is_spot = job.resources.spot is Spot.REQUIRE
-        price_name = machine.accelerator and _price_name(prices, job.resources.accelerator, accelerator)
+        price_name = machine.accelerator and price_name_of(prices, job.resources.accelerator, accelerator)
         return JobEstimate(
             seconds=seconds,
             gpus=job.resources.gpus,

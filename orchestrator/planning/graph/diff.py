@@ -180,7 +180,7 @@ def _changes(old: Plan, new: Plan) -> Iterator[JobChange]:
         return new_keys[key].identity if key in new_keys else None
 
     gone = _gone(old, after)
-    taken = set()
+    taken, rekeyed = set(), set()
     for job in new.jobs:
         same = before.get(job.name)
         if same is not None and same.key == job.key:
@@ -191,11 +191,14 @@ def _changes(old: Plan, new: Plan) -> Iterator[JobChange]:
             yield _change(job, Change.RENAMED, former)
         elif same is not None:
             fields = tuple(causes(same.identity, job.identity, find_old, find_new))
+            rekeyed.add(job.name)
             yield _change(job, Change.REKEYED, same, fields)
         else:
             yield _change(job, Change.ADDED, None)
     for job in old.jobs:
-        if job.name not in after and job.name not in taken:
+        # Another job may have its name now, and have lost its own: then it is gone all the same.
+        is_lost = job.name not in after or (after[job.name].key != job.key and job.name not in rekeyed)
+        if is_lost and job.name not in taken:
             yield JobChange(name=job.name, kind=job.kind.value, change=Change.REMOVED, old_key=job.key)
 
 

@@ -37,7 +37,7 @@ RETRAIN = "retrain"
 def recipe_search(transfer: Transfer, search: Search, measured: Draft, name: str) -> Draft:
     """The search for the recipe of a transfer; ``measured`` is the job of one of its transfers without it."""
     parameters = {**measured.parameters, "recipe": {**transfer.recipe, **search.holds_out}}
-    copies = _num_at_a_time(search, search.trials)
+    copies = search.num_at_a_time(search.trials)
     return Draft(
         kind=JobKind.SEARCH,
         name=name,
@@ -83,7 +83,7 @@ def backbone_search(
         inputs |= {f"labels:{one.name}": f"labels/{one.name}" for one in spaces}
         space = {LABEL_SPACE: {"values": [one.name for one in spaces]}}
     trials = len(spaces) if is_open else search.trials
-    copies = _num_at_a_time(search, trials)
+    copies = search.num_at_a_time(trials)
     readable = {one.name: draft.readable for one, draft in zip(spaces, drafts, strict=True)}
     parameters = drafts[0].parameters
     if more := search.more_read.get(pretrain.name):
@@ -130,11 +130,6 @@ def searched_spaces(sweep: ResolvedSweep, transfer: Transfer, pretrain: Pretrain
         yield spaces
     else:
         yield from ([space] for space in spaces)
-
-
-def _num_at_a_time(search: Search, trials: int | None) -> int:
-    """The number of trials that run at once: at most as many as there are trials."""
-    return min(search.concurrent, trials or search.concurrent)
 
 
 def _search_parameters(search: Search, metric: str, recipe: Mapping[str, Any]) -> dict[str, Any]:

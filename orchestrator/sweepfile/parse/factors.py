@@ -46,19 +46,20 @@ class _CellTree(Tree):
     """By name of a cell's block: the path of the block that it was made of, and its values as text."""
     seen: dict[tuple[object, ...], str] = field(default_factory=dict)
 
-    def problem(self, path: Path, message: str) -> str:
+    def problem(self, path: Path, message: str, block: str = "") -> str:
         """See `Tree`."""
-        if len(path) < 2 or path[0] != "pretrain" or path[1] not in self.cells:
+        is_inside = len(path) > 1 and path[0] == "pretrain" and path[1] in self.cells
+        cell = str(path[1]) if is_inside else block
+        if cell not in self.cells:
             return Tree.problem(self, path, message)
-        origin, values = self.cells[str(path[1])]
-        place, below = self.locate(path), (*origin, *path[2:])
+        origin, values = self.cells[cell]
+        place, below = self.locate(path), (*origin, *path[2:]) if is_inside else path
         text = f"{place}: {dotted(below)}: {message} (in the cell {values})"
         return self.seen.setdefault((str(place), below, message), text)
 
-    def origin_of(self, block: str) -> str:
+    def origin_of(self, block: str) -> Path:
         """See `Tree`."""
-        origin, _ = self.cells.get(block, ((), ""))
-        return str(origin[-1]) if len(origin) > 1 else ""
+        return self.cells[block][0] if block in self.cells else Tree.origin_of(self, block)
 
 
 def with_factors(tree: Tree) -> Tree:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
@@ -174,7 +175,28 @@ def _with_blocks(tree: Tree, overrides: Sequence[_Override]) -> Tree:
         for factor, value in _factors_of(overrides, values).items():
             one = _over(one, (*steps, "factors", factor), value, overrides[0].here)
         blocks[name] = one
-    return _replaced(tree, block, blocks)
+    return _measuring(_replaced(tree, block, blocks), block, list(blocks), overrides[0].here)
+
+
+def _measuring(tree: Tree, block: str, made: Sequence[str], here: SourceLocation) -> Tree:
+    """The document in which what measures the backbones of a block measures those of the blocks made of it."""
+    for part in ("transfer", "analyze"):
+        entries = tree.value.get(part)
+        for position, entry in enumerate(entries if isinstance(entries, list) else ()):
+            wanted = entry.get("pretrain") if isinstance(entry, dict) else None
+            found = list(_measured(wanted, block, made)) if isinstance(wanted, list) else wanted
+            if found != wanted:
+                tree = _over(tree, (part, str(position), "pretrain"), found, here)
+    return tree
+
+
+def _measured(wanted: Sequence[object], block: str, made: Sequence[str]) -> Iterator[object]:
+    """Names and globs of blocks, with those that were made of a block wherever that is meant."""
+    for glob in wanted:
+        is_meant = isinstance(glob, str) and fnmatchcase(block, glob)
+        if glob != block:
+            yield glob
+        yield from (name for name in made if is_meant and not fnmatchcase(name, str(glob)))
 
 
 def _block_of(tree: Tree, override: _Override) -> str:
@@ -196,11 +218,8 @@ def _factors_of(overrides: Sequence[_Override], values: Sequence[object]) -> dic
         step if last.count(step) == 1 and step not in RESERVED_FACTORS else ".".join(override.path[-2:])
         for step, override in zip(last, overrides, strict=True)
     ]
-    return {name: value_text(value) for name, value in zip(named, values, strict=True) if _is_scalar(value)}
-
-
-def _is_scalar(value: object) -> bool:
-    return isinstance(value, str | int | float)
+    scalars = ((name, value) for name, value in zip(named, values, strict=True) if not isinstance(value, list | dict))
+    return {name: "null" if value is None else value_text(value) for name, value in scalars}
 
 
 def _label(override: _Override, value: object) -> str:

@@ -85,13 +85,15 @@ class Tree:
             places = places.children[step]
         return places.here
 
-    def problem(self, path: Path, message: str) -> str:
-        """One line of a ``SpecError``: ``file:line:column: path: message``."""
+    def problem(self, path: Path, message: str, block: str = "") -> str:
+        """One line of a ``SpecError``: ``file:line:column: path: message``. ``block``: of ``pretrain``, if it is about
+        one and stands elsewhere.
+        """
         return f"{self.locate(path)}: {dotted(path) + ': ' if path else ''}{message}"
 
-    def origin_of(self, block: str) -> str:
-        """Name of the block of the file that a block of ``pretrain`` is a cell of; empty for others."""
-        return ""
+    def origin_of(self, block: str) -> Path:
+        """The path in the file of a block of ``pretrain``; of a cell, the path of the block that it was made of."""
+        return ("pretrain", block) if block else ("pretrain",)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,12 +107,12 @@ class MovedTree(Tree):
         """A tree in which the paths ``moved``, and what is below them, are found and named as those they map to."""
         return cls(file=tree.file, value=tree.value, places=tree.places, moved=moved)
 
-    def problem(self, path: Path, message: str) -> str:
+    def problem(self, path: Path, message: str, block: str = "") -> str:
         """See `Tree`."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.moved:
-                return Tree.problem(self, (*self.moved[path[:end]], *path[end:]), message)
-        return Tree.problem(self, path, message)
+                return Tree.problem(self, (*self.moved[path[:end]], *path[end:]), message, block)
+        return Tree.problem(self, path, message, block)
 
 
 def dotted(path: Path) -> str:
