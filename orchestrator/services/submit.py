@@ -42,6 +42,7 @@ from orchestrator.sweepfile.survey import require_datasets
 from orchestrator.sweepfile.values import ResolvedSweep
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Ownership, SweepLedger, current_user, list_sweeps, new_message_id
+from orchestrator.sweeps.requests import list_inbox
 from orchestrator.tracking import provenance
 
 REQUEST_VERSION = 1
@@ -261,18 +262,15 @@ class SubmitCheck:
     previous: PreviousRevision | None
     refusals: tuple[str, ...]
     """Why it must not be submitted: the budget, the data, or the owner."""
+    seen_revision: int | None = None
+    """Which its sender sees, and may agree to replace; 0: none yet. None = unknown: the store is not there, or another
+    request still waits.
+    """
 
     @property
     def changes_plan(self) -> bool:
         """Whether it replaces another plan, to which its sender must agree."""
         return self.previous is not None and not self.previous.is_same(self.plan)
-
-    @property
-    def seen_revision(self) -> int | None:
-        """Which its sender has seen, and may agree to replace; 0: none yet. None = the store is not known here."""
-        if self.store is None:
-            return None
-        return self.previous.plan.revision if self.previous is not None else 0
 
     def probed_store(self) -> ObjectStore:
         """The store, which keeps what is promised. Raises ``StorageError``.
@@ -308,7 +306,10 @@ def check_submit(
     told = tuple(refusals)
     if not told and previous is not None and consent is not Consent.FORCE:
         told = tuple(filter(None, (previous.owned_by_other(sender),)))
-    return SubmitCheck(plan=plan, store=found.store, previous=previous, refusals=told)
+    seen = None
+    if found.store is not None and not list_inbox(found.store, plan.sweep):
+        seen = previous.plan.revision if previous is not None else 0
+    return SubmitCheck(plan=plan, store=found.store, previous=previous, refusals=told, seen_revision=seen)
 
 
 def simulation_packages(plan: Plan) -> Mapping[str, bytes]:

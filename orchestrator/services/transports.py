@@ -133,7 +133,7 @@ class DashboardTransport:
             say(answer.message)
             if not self.asks("Replace its plan and submit?"):
                 raise InfeasibleError(f"sweep {request.plan.sweep} has another plan there, and was left as it is")
-            answer = self._send(replace(request, replaces=True))
+            answer = self._send(replace(request, replaces=True, replaced_revision=None))
         _raise_refusal(answer)
         counts = ", ".join(f"{number} {what}" for what, number in answer.counts.items())
         waits = "" if answer.verdict is SubmitVerdict.ACCEPTED else "; its controller is busy, and takes it in its turn"

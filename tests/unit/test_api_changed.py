@@ -16,7 +16,8 @@ from orchestrator.services import artifact_lookup
 from orchestrator.services.artifact_lookup import lookup_artifacts
 from orchestrator.services.submit import check_submit
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweeps.client import Consent
+from orchestrator.sweeps import client
+from orchestrator.sweeps.client import Consent, Ownership
 from tests.report_sweeps import accept
 
 VARIANT = ("pretrain.seeds=[7]",)
@@ -42,6 +43,15 @@ def test_new_and_unchanged_sweeps_need_no_agreement(store: LocalStore, tmp_path:
     assert agreed(plan_of(store), Changed.REFUSE)
     assert not agreed(plan_of(store, "name=other"), Changed.ASK)
     assert not agreed(replace(plan_of(store), store_uri=(tmp_path / "nothing").as_uri()), Changed.ASK)
+
+
+def test_revision_that_is_seen_is_unknown_while_another_submit_waits(store: LocalStore) -> None:
+    def seen(plan: Plan) -> int | None:
+        return check_submit(plan, lookup_artifacts(plan), sender="ann", consent=Consent.ASK).seen_revision
+
+    assert (seen(plan_of(store)), seen(plan_of(store, "name=other"))) == (1, 0)
+    client.submit(store, plan_of(store, *VARIANT), "text", "cluster", ownership=Ownership.TAKE)
+    assert seen(plan_of(store)) is None  # nobody knows what it would replace
 
 
 @pytest.mark.parametrize("changed", [Changed.ASK, Changed.REFUSE])
