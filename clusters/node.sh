@@ -24,7 +24,9 @@
 set -euo pipefail
 role=${1:?head or member}
 allocation="${SLURM_JOB_ID:+${2:-head}}"
-name="${SLURM_JOB_ID:-$(hostname)-$role}${SLURM_PROCID:+-$SLURM_PROCID}" # head and member may be on one machine
+host=$(hostname)
+# Head and member may be on one machine; Ray refuses labels above 63 characters.
+name="${SLURM_JOB_ID:-${host:0:56}-$role}${SLURM_PROCID:+-$SLURM_PROCID}"
 shared="${ORCHESTRATOR_SHARED:-}"
 grace_s="${ORCHESTRATOR_GRACE_S:-90}"
 address="${ORCHESTRATOR_NODE_ADDRESS:-$(hostname -I | cut -d' ' -f1)}"

@@ -61,6 +61,11 @@ fi
 read_ini() {
   sed -n "s/^$2 = //p" "$directory/$1"
 }
+# Only production has a region there, and its store is not the one that is named here.
+if [[ $overlay == small && -n $(read_ini s3_credentials region) ]]; then
+  echo "error: the secret services is that of production; give the argument production" >&2
+  exit 2
+fi
 if [[ $overlay == small ]] && ! exists "$cluster" store-credentials; then
   printf 'AWS_ACCESS_KEY_ID=%s\nAWS_SECRET_ACCESS_KEY=%s\nAWS_REGION=us-east-1\nAWS_ENDPOINT_URL_S3=http://s3.%s:8333\n' \
     "$(read_ini s3_credentials aws_access_key_id)" "$(read_ini s3_credentials aws_secret_access_key)" "$services" |

@@ -13,12 +13,12 @@ from typing import Final
 
 # Texts of libtorch 2.15 (gloo, ProcessGroupNCCL.cpp), NCCL 2.30 and of the store at which ranks meet. What a collective
 # raises is mostly a plain RuntimeError or DistBackendError: only its text tells who is at fault.
-_OWN_TROUBLE = re.compile(
-    r"out of memory|CUDA (?:error|driver|failure)|CUBLAS_|CUDNN_|HIP error|ncclUnhandledCudaError|\bECC\b|\bXid\b"
-    r"|device-side assert|enforce fail|ncclInvalid|invalid (?:usage|argument)|/dev/shm|shared memory|no space left"
-    r"|allocate memory|bad_alloc",
-    re.IGNORECASE,
+_MACHINE: Final = (
+    r"out of memory|CUDA (?:error|driver|failure)|CUDA-capable|CUBLAS_|CUDNN_|cuDNN error|CUSOLVER_|HIP error|\bECC\b"
+    r"|\bXid\b|ncclUnhandledCudaError|device-side assert|enforce fail|/dev/shm|shared memory|bus error|no space left"
+    r"|allocate memory|bad_alloc"
 )
+_OWN_TROUBLE = re.compile(rf"{_MACHINE}|ncclInvalid|invalid (?:usage|argument)", re.IGNORECASE)
 NO_DEVICE_MEMORY: Final = (
     r"CUDA out of memory|CUDA error: out of memory|Cuda failure.{0,8}'out of memory'|CUBLAS_STATUS_ALLOC_FAILED"
     r"|torch\.(?:cuda\.)?OutOfMemoryError|CUDNN_STATUS_\w*ALLOC\w*_FAILED|HIP out of memory|MPS backend out of memory"
@@ -26,6 +26,7 @@ NO_DEVICE_MEMORY: Final = (
 )
 """Texts of torch and of GPU libraries when a device has no memory left. torch says the last one if no kernel of a
 convolution ran: mostly because none found the memory that it works in, but also if cuDNN does not support the GPU."""
+_TROUBLE_OF_MACHINE = re.compile(f"{_MACHINE}|{NO_DEVICE_MEMORY}", re.IGNORECASE)
 _TRANSPORT = re.compile(
     r"gloo/(?:transport|rendezvous)/|ncclRemoteError|remote process exited|ncclSystemError|unhandled system error"
     r"|Watchdog caught collective operation timeout|communicator was aborted|operations have failed or timed out"
@@ -61,6 +62,11 @@ def is_lost_peer(text: str) -> bool:
     Out-of-memory and device errors can have similar texts; those are the rank's own failures.
     """
     return _OWN_TROUBLE.search(text) is None and _TRANSPORT.search(text) is not None
+
+
+def is_trouble_of_machine(text: str) -> bool:
+    """Whether an error of a library means a device, memory or disk, so that another attempt or node may not meet it."""
+    return _TROUBLE_OF_MACHINE.search(text) is not None
 
 
 class OrchestratorError(Exception):

@@ -235,6 +235,14 @@ def test_secrets_that_an_interrupted_run_did_not_make_fit_those_that_it_made(tmp
     assert secrets_of("small", tmp_path) == whole
 
 
+def test_secrets_of_production_are_not_taken_for_those_of_the_small_overlay(tmp_path):
+    whole = secrets_of("production", tmp_path)
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        secrets_of("small", tmp_path)
+    assert b"give the argument production" in refused.value.stderr
+    assert secrets_of("production", tmp_path) == whole  # nothing was added
+
+
 def test_secrets_of_an_overlay_that_is_none_are_refused():
     done = subprocess.run([str(SERVICES / "secrets.sh"), "big"], capture_output=True, text=True, check=False)
     assert done.returncode == 2

@@ -13,14 +13,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 import torch
 from matplotlib.figure import Figure
-from pydantic import BaseModel, Field, computed_field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, PlainSerializer, computed_field, field_validator
 from threadpoolctl import threadpool_info, threadpool_limits  # type: ignore[import-untyped]
 
 from orchestrator.backends.classify import classify
@@ -101,6 +101,10 @@ FAULTS: dict[str, Exception] = {
     "value": ValueError("steps is 0"),
     "memory": MemoryError("no room for 9 GiB"),
     "device": torch.OutOfMemoryError("CUDA out of memory"),
+    "library": RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
+    "workers": RuntimeError(
+        "DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that shared memory ran out."
+    ),
     "disk": OSError(errno.ENOSPC, "no space left on device"),
     "data": CorruptObjectError("features.bin differs"),
 }
@@ -282,6 +286,8 @@ def test_what_is_no_metric_of_a_seed_is_refused(tmp_path: Path, what: str, messa
         ("value", FailureKind.USER_ERROR, "the simulation 'broken' failed at seed 1: ValueError('steps is 0')"),
         ("memory", FailureKind.OUT_OF_MEMORY, "no room for 9 GiB"),
         ("device", FailureKind.OUT_OF_MEMORY, "CUDA out of memory"),
+        ("library", FailureKind.UNKNOWN, "CUDNN_STATUS_EXECUTION_FAILED"),
+        ("workers", FailureKind.OUT_OF_MEMORY, "Bus error"),
         ("disk", FailureKind.STORAGE, "no space left on device"),
         ("data", FailureKind.BAD_DATA, "features.bin differs"),
     ],
@@ -455,6 +461,14 @@ class Doubled(BaseModel):
         return 2 * value
 
 
+Vector = Annotated[np.ndarray, BeforeValidator(np.asarray), PlainSerializer(np.ndarray.tolist)]
+
+
+class WithArray(BaseModel, arbitrary_types_allowed=True):
+    weights: Vector
+    lr: float = 0.1
+
+
 class ReadOnly(BaseModel):
     rate: float = Field(0.1, validation_alias="lr")
 
@@ -484,6 +498,11 @@ def test_parameters_of_which_a_job_would_make_others_are_refused(
 ) -> None:
     with pytest.raises(ParametersError, match=re.escape(why)):
         Simulation(name="mine", function=walk, model=model).complete(given)
+
+
+def test_parameters_may_be_of_types_that_do_not_compare_to_one_truth() -> None:
+    given = {"weights": [1.0, 2.0], "lr": 0.3}
+    assert Simulation(name="mine", function=walk, model=WithArray).complete(given) == given
 
 
 def test_wrong_parameters_are_refused_at_their_places(tmp_path: Path) -> None:

@@ -63,10 +63,13 @@ class FrozenForward:
             one: Tensor = network(inputs.new_zeros(1, *inputs.shape[1:]))
             return one[:0]
         size = min(self.most or len(inputs), len(inputs))
-        while True:
+        outputs: list[Tensor] = []
+        rest = inputs
+        while len(rest):
             try:
-                outputs = [network(part) for part in torch.split(inputs, size)]
-                return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+                outputs.append(network(rest[:size]))
+                rest = rest[size:]
+                continue
             except Exception as error:
                 if size < 2 or not is_out_of_memory(error):
                     raise
@@ -75,6 +78,7 @@ class FrozenForward:
                 torch.cuda.empty_cache()
             self.most = size = -(-size // 2)
             _LOG.warning("a batch does not fit into memory; %d samples go through the network at a time", size)
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

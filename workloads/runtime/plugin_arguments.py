@@ -8,13 +8,13 @@ arguments, and the function gets an instance; else it gets the mapping.
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import BrokenExecutor
 from typing import Any, Final, get_type_hints
 
 from pydantic import AliasChoices, AliasPath, BaseModel, ValidationError
 
-from orchestrator.core.errors import NO_DEVICE_MEMORY, OrchestratorError, UserError
+from orchestrator.core.errors import OrchestratorError, UserError, is_trouble_of_machine
 from orchestrator.core.plugins import GROUPS, LABEL_SPACES, MEASURES, load_plugin, short_name
 from orchestrator.core.schema_words import why_refused
 from orchestrator.core.suggest import did_you_mean
@@ -25,7 +25,6 @@ _POSITIONS: Final = {LABEL_SPACES: 1, MEASURES: 3}
 _SHOWN: Final = 60
 _OF_DEVICES: Final = frozenset({"OutOfMemoryError", "AcceleratorError"})
 """Torch's, by name: who only checks arguments does not import it."""
-_NO_MEMORY: Final = re.compile(rf"can't allocate memory|{NO_DEVICE_MEMORY}", re.IGNORECASE)
 Problem = tuple[tuple[str | int, ...], str]
 """The path below the arguments, and what is wrong there."""
 
@@ -151,7 +150,7 @@ def is_fault_of_code(error: Exception) -> bool:
     Our own errors (a stop or bad data, met while it reads what it was given) say themselves what they mean. Another
     attempt or node may not meet those of disks, memory and devices.
     """
-    if isinstance(error, OrchestratorError | OSError | MemoryError):
+    if isinstance(error, OrchestratorError | OSError | MemoryError | BrokenExecutor):
         return False
     is_of_device = any(base.__name__ in _OF_DEVICES for base in type(error).__mro__)
-    return not is_of_device and _NO_MEMORY.search(str(error)) is None
+    return not is_of_device and not is_trouble_of_machine(str(error))

@@ -87,11 +87,14 @@ class Simulation:
             except ParametersError as error:
                 refused = error.problems
                 continue
-            if again == given or _written(again, is_strict=is_strict) == written:
+            # Equal texts first: arrays do not compare to one truth. Sets are equal in any order of their text.
+            if _written(again, is_strict=is_strict) == written or again == given:
                 return written
             refused = (((), f"from {written} it makes other values"),)
         message = "a job reads what the model writes with all defaults, and the model does not take that as it is"
-        remedy = "use `alias` instead of `validation_alias`, and validators that leave a valid value unchanged"
+        remedy = (
+            "let it read all names that it writes (`alias`, not `validation_alias`) and leave valid values unchanged"
+        )
         raise ParametersError(self.name, [((), f"{message} ({_told(refused)}); {remedy}")])
 
     def checked(self, parameters: Mapping[str, Any]) -> BaseModel | Mapping[str, Any]:

@@ -71,7 +71,7 @@ def _rows_table(analysis: AnalysisReport) -> TextTable:
     for row in analysis.rows:
         grouped.setdefault((row.metric, row.label_space, row.pretrain), {})[row.checkpoint] = row
     checkpoints = sorted({row.checkpoint for row in analysis.rows}, key=_epoch)
-    shown = {metric: _printed_as(metric, analysis.rows) for metric, _, _ in grouped}
+    shown = {metric: _printed_as(metric, analysis.rows) for metric in {metric for metric, _, _ in grouped}}
     lines = []
     for (metric, space, block), found in sorted(grouped.items(), key=lambda group: group[0][0]):
         last, shown_as = found[max(found, key=_epoch)], shown[metric]
