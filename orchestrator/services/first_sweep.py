@@ -6,6 +6,7 @@ takes minutes on two CPU cores, or hours on a GPU.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -78,10 +79,10 @@ def first_sweep(found: LookAnswer, place: str, folder: str, file: str, num_cpus:
         f"# Before:           orchestrator plan {file}          (how long it takes)",
         f"#                   orchestrator labels show {file}   (classes and their sizes)",
         "version: 1",
-        f"name: {_quoted(name)}",
+        f"name: {quoted(name)}",
         "",
         "datasets:",
-        f"  {_quoted(name)}: {entry}",
+        f"  {quoted(name)}: {entry}",
         "",
         "labels:",
         *_label_lines(name, levels, control, file, left_out),
@@ -93,13 +94,13 @@ def first_sweep(found: LookAnswer, place: str, folder: str, file: str, num_cpus:
         "  seeds: [0, 1, 2]",
         "",
         "transfer: # every backbone is measured on the coarsest labels",
-        f"  - name: {_quoted(levels[0]) if _NAME.fullmatch(levels[0]) else 'coarsest'}",
-        f"    target: levels/{levels[0]}",
+        f"  - name: {quoted(levels[0]) if _NAME.fullmatch(levels[0]) else 'coarsest'}",
+        f"    target: {quoted(f'levels/{levels[0]}')}",
         "    protocol: finetune",
         f"    recipe: {{epochs: {max(1, epochs // 3)}, batch_size: {size.batch_size}, lr: {size.lr / 10:g}}}",
         "    seeds: [0]",
         "",
-        f"report: {{baseline: levels/{levels[0]}}}",
+        f"report: {{baseline: {quoted(f'levels/{levels[0]}')}}}",
         f"resources: {{pretrain: {size.resources}, transfer: {size.resources}}} # of one job; changes no result",
     ]
     return "\n".join(lines) + "\n"
@@ -111,9 +112,10 @@ def _name(place: str) -> str:
     return _UNNAMED.sub("-", stem).strip("-_.")[:_MAX_NAME] or "images"
 
 
-def _quoted(name: str) -> str:
-    """A name that YAML reads as text."""
-    return name if re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]*", name) and name.lower() not in _WORDS else f'"{name}"'
+def quoted(text: str) -> str:
+    """A name or path as a value that YAML reads as this text, also within brackets."""
+    is_plain = re.fullmatch(r"[A-Za-z][A-Za-z0-9_./-]*", text) and text.lower() not in _WORDS
+    return text if is_plain else json.dumps(text, ensure_ascii=False)
 
 
 _WORDS: Final = frozenset({"null", "true", "false"})
@@ -177,14 +179,14 @@ def _levels(found: LookAnswer) -> tuple[list[str], str, dict[str, str]]:
 
 
 def _label_lines(name: str, levels: list[str], control: str, file: str, left_out: dict[str, str]) -> list[str]:
-    named = "[" + ", ".join(map(_quoted, levels)) + "]"
-    lines = [f"  levels: {{dataset: {_quoted(name)}, hierarchy: {named}}} # leaf: the classes themselves"]
+    named = "[" + ", ".join(map(quoted, levels)) + "]"
+    lines = [f"  levels: {{dataset: {quoted(name)}, hierarchy: {named}}} # leaf: the classes themselves"]
     if control:
         lines += [
             f"  # The classes have one level. More levels: orchestrator labels hierarchy {file} wordnet --add",
             "  # (or a table of their parents in place of wordnet). Until then they are compared",
             "  # with labels that are made of them at random.",
-            f"  control: {{dataset: {_quoted(name)}, {control}}}",
+            f"  control: {{dataset: {quoted(name)}, {control}}}",
         ]
     return [*lines, *(f"  # Left out: level {level!r}, {why}." for level, why in left_out.items())]
 

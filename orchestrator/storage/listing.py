@@ -64,6 +64,21 @@ def folder_shards(store_uri: str) -> list[str]:
     return [stat.name for stat in _in_folder(open_store(store_uri))]
 
 
+def not_held_out(splits: Mapping[str, Iterable[ListedShard]]) -> dict[str, str]:
+    """Which splits have shards of the split ``train``, each with a message."""
+    of_train = {(shard.store_uri, shard.object_name) for shard in splits.get("train", ())}
+    found: dict[str, str] = {}
+    for split, shards in splits.items():
+        both = [shard for shard in shards if split != "train" and (shard.store_uri, shard.object_name) in of_train]
+        if both:
+            more = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
+            message = (
+                f"{both[0].name}{more} in {both[0].store_uri} is a shard of split 'train', too: its samples would "
+            )
+            found[split] = f"{message}be trained on and measured on; name the shards of 'train' without it"
+    return found
+
+
 def listing_digest(splits: Mapping[str, Iterable[ListedShard]]) -> str:
     """Sha256 over the sorted lines ``<split>/<basename> <size> <version>``: independent of where the shards lie."""
     lines = [

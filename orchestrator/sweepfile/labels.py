@@ -412,9 +412,11 @@ class _LabelResolver:
             level = _level_name(given, dataset)
             path: Path = ("labels", name, "hierarchy", position)
             if level not in known:
-                hint = did_you_mean(given, [*dataset.levels, _LEAF_LEVEL])
+                hint = did_you_mean(given, [*filter(is_name, dataset.levels), _LEAF_LEVEL])
                 message = f"'{given}' is not a level of data set '{dataset.name}': {hint}"
-                self._complaints.add(path, f"{message} ('{_LEAF_LEVEL}': its classes themselves)")
+                unnamed = ", ".join(f"'{level}'" for level in dataset.levels if not is_name(level))
+                more = f"; columns to rename before they can be levels: {unnamed}" if unnamed else ""
+                self._complaints.add(path, f"{message} ('{_LEAF_LEVEL}': its classes themselves){more}")
                 continue
             if problem := _level_problem(level, dataset):
                 self._complaints.add(path, problem)

@@ -46,7 +46,7 @@ from orchestrator.core.data_plane import (
 )
 from orchestrator.core.errors import BadDataError, NotFoundError, SpecError, StorageError, UserError
 from orchestrator.storage.dataset_files import CLASSES_FILE, read_class_table, read_dataset_file
-from orchestrator.storage.listing import list_shards, listing_digest
+from orchestrator.storage.listing import list_shards, listing_digest, not_held_out
 from orchestrator.sweepfile.datasets import (
     ConvertedShards,
     ExternalShards,
@@ -123,6 +123,9 @@ def _survey(entry: ExternalShards) -> Survey:
         return Survey(described=described, class_table=rows, classes_uri=uri, classes_sha256=digest)
     splits = _splits(entry)
     listed = {split: _at(("shards", split), _lister(patterns)) for split, patterns in splits.items()}
+    if shared := not_held_out(listed):
+        split, message = next(iter(shared.items()))
+        raise _SurveyError(("shards", split), message, is_damage=True)
     listing = "" if entry.digest else listing_digest(listed)
     if not entry.classes:
         return Survey(listing=listing, splits=splits)

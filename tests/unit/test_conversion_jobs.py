@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.core.errors import BadDataError, SpecError, UserError
 from orchestrator.services.preview import make_preview
+from orchestrator.storage.artifacts import read_part
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweepfile.datasets import WRITER_VERSION
 from orchestrator.sweepfile.survey import ask_listing
@@ -120,6 +121,35 @@ def test_conversion_of_a_source_that_moved_has_the_same_keys_and_shards(source: 
     for name in ("dataset/mine/part0", "dataset/mine/part1", "dataset/mine", "index/mine"):
         record = written.run(after.by_name()[name])
     assert record.metrics["num_train"] == NUM_IMAGES
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("file", "file"), ("file", "folder"), ("file", "root"), ("folder", "file"), ("root", "file")],
+)
+def test_conversion_of_a_table_that_moved_with_its_images_finds_them(
+    tmp_path: Path, written: Written, before: str, after: str
+) -> None:
+    """A source that is a file holds no images: they lie in its folder, or in ``root``. All have one listing."""
+    rows = "".join(f"i{n}.jpg,c{n % 2}\n" for n in range(8)).encode()
+    images = {f"i{n}.jpg": photo(n) for n in range(8)}
+
+    def entry_of(form: str, images: Path) -> dict[str, Any]:
+        table = tmp_path / "lists" if form == "root" else images
+        fill(table, {"train.csv": b"path,label\n" + rows})
+        root = {"root": str(images)} if form == "root" else {}
+        return entry(table if form == "folder" else table / "train.csv", format="csv", val_fraction=0.5, **root)
+
+    here, there = fill(tmp_path / "here", images), tmp_path / "there"
+    planned = written.plan(entry_of(before, here))
+    record = written.run(planned.by_name()["dataset/mine/listing"])
+    stored = json.loads(read_part(written.store, record, "listing.json"))
+    place = {"file": [str(here)], "folder": ["source", "."], "root": ["root", "."]}[before]  # as earlier versions read
+    assert [split["containers"] for split in stored["splits"].values()] == [[place]] * 2
+    shutil.move(here, there)
+    moved = written.plan(entry_of(after, there))
+    assert [job.key for job in planned.jobs] == [job.key for job in moved.jobs]
+    written.run(moved.by_name()["dataset/mine"])
 
 
 def test_conversion_of_a_source_that_changed_since_is_refused(source: Path, written: Written) -> None:

@@ -21,7 +21,7 @@ from tests.conversions import convert, fill, photo
 from tests.data_jobs import encoded, tar_of
 from workloads.commands.data import CONVERTERS, shard
 from workloads.convert.items import ConvertRequest, WriteRequest
-from workloads.convert.listing import describe_conversion, listing_digest
+from workloads.convert.listing import describe_conversion, list_source, listing_digest
 from workloads.convert.write import write_dataset
 from workloads.data.images import is_image_form
 from workloads.data.reasons import Reason
@@ -169,6 +169,43 @@ def test_table_that_names_a_link_out_of_its_folder_is_refused(source: Path) -> N
     (source / "train.csv").write_text("path,label\nx.png,0\n")
     with pytest.raises(UserError, match="--follow-links"):
         listed(source, "csv")
+
+
+@pytest.mark.parametrize(
+    ("text", "columns", "message"),
+    [
+        ("path,label\n0.jpg,a\n1.jpg,crane, bird\n", [], r"line 3 of .*train\.csv has more cells than the header"),
+        ("path,label,g\n0.jpg,07,x\n1.jpg,7,y\n", ["g"], "the label '7' has 'x' at level 'g', this one 'y'"),
+    ],
+    ids=["cells", "numbers"],
+)
+def test_table_that_would_mix_classes_or_their_levels_is_refused(
+    tmp_path: Path, text: str, columns: list[str], message: str
+) -> None:
+    source = fill(tmp_path, {"0.jpg": photo(0), "1.jpg": photo(0), "train.csv": text.encode()})
+    with pytest.raises(UserError, match=message):
+        list_source({"format": "csv", "source": str(source), "level_columns": columns})
+
+
+def test_table_columns_that_are_no_level_of_their_own_are_told(tmp_path: Path) -> None:
+    rows = "path,label,name,class,taxonomic_class\n0.jpg,0,x,a,b\n1.jpg,1,x,c,d\n"
+    source = fill(tmp_path, {"0.jpg": photo(0), "1.jpg": photo(0), "train.csv": rows.encode()})
+    columns = ["name", "class", "taxonomic_class"]
+    found = describe_conversion(list_source({"format": "csv", "source": str(source), "level_columns": columns}))
+    assert [row["taxonomic_class"] for row in found["classes"]] == ["b", "d"]
+    ranks, names = found["notes"]
+    assert ranks.startswith("columns 'class' and 'taxonomic_class' are one level, 'taxonomic_class', with the values")
+    assert names.startswith(
+        "column 'name' is no level, but the names of the classes, and 2 of them are called 'x'; ren"
+    )
+
+
+def test_table_may_end_its_rows_with_commas_and_name_its_classes(tmp_path: Path) -> None:
+    text = b"path,label,name\n0.jpg,0,ant,\n1.jpg,2,owl,,\n"
+    source = fill(tmp_path, {"0.jpg": photo(0), "1.jpg": photo(0), "train.csv": text})
+    found = list_source({"format": "csv", "source": str(source), "level_columns": ["name"]})
+    assert [row["name"] for row in found.classes] == ["ant", "1", "owl"]
+    assert not found.notes
 
 
 def test_file_that_is_no_image_is_a_bad_sample_of_which_nothing_is_packed(

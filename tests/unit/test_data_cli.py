@@ -183,6 +183,39 @@ def test_data_index_write_describes_the_folder_for_stats_verify_and_sample(
     assert (row["classes"], row["names"], row["width"]) == ([1], ["ape"], 16)
 
 
+def test_data_index_of_a_described_folder_refuses_what_the_description_lacks(shards: Path, in_process: None) -> None:
+    as_json("index", str(shards), "--classes", str(shards / "classes.json"), "--write", "-j", "1")
+
+    def refused(*flags: str) -> str:
+        result = CliRunner().invoke(app, ["data", "index", str(shards), "-j", "1", *flags])
+        assert result.exit_code == 1
+        return result.stderr
+
+    assert "says that each sample has one class, against --multi-label; remove dataset.json" in refused("--multi-label")
+    assert "--num-classes is 77, but file://" in refused("--num-classes", "77")
+    (shards.parent / "other.json").write_text(json.dumps(CLASSES[:2]))
+    entry = as_json("index", str(shards), "--classes", str(shards.parent / "other.json"), "-j", "1")["entry"]
+    assert entry == {"from": shards.as_uri(), "classes": f"{shards.parent.as_uri()}/other.json"}
+    (shards / "train-000003.tar").write_bytes((shards / "train-000002.tar").read_bytes())
+    assert "dataset.json does not list 1 shards beside it: train-000003.tar; move them away, or" in refused("--write")
+
+
+def test_data_index_of_a_shard_in_two_splits_is_refused(shards: Path, in_process: None) -> None:
+    splits = ("--split", f"train={shards}/", "--split", f"val={shards}/val-000000.tar")
+    result = CliRunner().invoke(app, ["data", "index", *splits, "--num-classes", "3", "-j", "1"])
+    assert result.exit_code == 1
+    assert f"--split val: val-000000.tar in {shards.as_uri()} is a shard of split 'train', too: " in result.stderr
+
+
+def test_data_stats_count_no_class_at_a_level_where_it_has_no_value(shards: Path, in_process: None) -> None:
+    rows = [{**CLASSES[0], "note": None}, {**CLASSES[1], "kind": None}, {**CLASSES[2], "kind": "", "note": ""}]
+    (shards / "classes.json").write_text(json.dumps(rows))
+    as_json("index", str(shards), "--classes", str(shards / "classes.json"), "--write", "-j", "1")
+    sizes = as_json("stats", str(shards))["samples_per_class"]["train"]
+    assert sizes["kind"] == {"num_nodes": 1, "min": 9, "median": 9.0, "max": 9, "empty": 0}
+    assert list(sizes) == ["kind", "leaf"]
+
+
 @pytest.mark.parametrize("damage", ["byte", "image"])
 def test_data_verify_damaged_shard_fails(shards: Path, in_process: None, damage: str) -> None:
     as_json("index", str(shards), "--classes", str(shards / "classes.json"), "--write", "-j", "1")

@@ -337,6 +337,10 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"from": "file:///x"}, "either 'from' or 'shards'"),
     ({"shards": {"val": "file:///x/y.tar"}}, "no 'train'"),
     ({"shards": {"train": ["SHARD"]}, "num_val": None}, "datasets.photos: it has no validation samples"),
+    (
+        {"shards": {"train": "FOLDER/", "val": "FOLDER/val-{000..000}.tar"}},
+        "datasets.photos.shards.val: val-000.tar in FOLDER is a shard of split 'train', too",
+    ),
     ({"shards": {"train": "pipe:cat /etc/passwd"}}, "datasets.photos.shards.train: data set 'pipe:cat"),
     ({"shards": {"train": "s3://user:secret@bucket/a.tar"}}, "user or password"),
     ({"shards": {"train": "file:///x/train-{000..001.tar"}}, "braces that do not match"),
@@ -351,11 +355,12 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_external_wrong_entry_is_refused_with_its_place(
     outside: Outside, change: Mapping[str, Any], message: str
 ) -> None:
-    text = json.dumps({**outside.entry, **change}).replace("SHARD", f"{outside.shards.as_uri()}/train-000.tar")
+    folder = outside.shards.as_uri()
+    text = json.dumps({**outside.entry, **change}).replace("SHARD", f"{folder}/train-000.tar").replace("FOLDER", folder)
     entry = {key: value for key, value in json.loads(text).items() if value is not None}
     with pytest.raises(SpecError) as caught:
         outside.plan(entry)
-    assert message in str(caught.value)
+    assert message.replace("FOLDER", folder) in str(caught.value)
     assert "secret" not in str(caught.value)
 
 

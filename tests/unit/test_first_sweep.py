@@ -9,8 +9,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
+from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
 from orchestrator.core.data_plane import LookAnswer
 from orchestrator.core.errors import UserError
@@ -62,6 +64,19 @@ def unnamed(root: Path) -> None:
     save(root, range(12), kinds, features)
 
 
+def table(root: Path) -> None:
+    """One of its columns follows from the label and joins classes."""
+    names = ("cat", "dog", "elm", "oak")
+    rows = [
+        {"path": f"{n}.jpg", "label": name, "kind,latin": name < "e", "family": name[:2], "name": name, "size": n}
+        for n, name in enumerate(names * 10)
+    ]
+    folders(root, "one", num=40)
+    for n in range(40):
+        (root / "one" / f"{n}.jpg").rename(root / f"{n}.jpg")
+    pd.DataFrame(rows).to_csv(root / "train.csv", index=False)
+
+
 CASES: dict[str, tuple[Callable[[Path], Any], str, str, list[str]]] = {
     "flat": (lambda root: folders(root, "cat", "dog", "elm", "oak"), "", "imagefolder", ["leaf"]),
     "nested": (lambda root: folders(root, "a/cat", "a/dog", "p/oak"), "", "imagefolder", ["depth1", "leaf"]),
@@ -86,6 +101,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], str, str, list[str]]] = {
     "cifar": (cifar, "", "cifar100", ["superclass", "leaf"]),
     "saved": (lambda root: save(root, range(12)), "", "huggingface", ["kind", "leaf"]),
     "unnamed": (unnamed, "", "huggingface", ["_kin", "2020", "leaf"]),
+    "table": (table, "", "csv", ["kind,latin", "leaf"]),
     "shards": (shards, "shards", "WebDataset shards", ["depth1", "leaf"]),
     "bare-shards": (bare_shards, "shards", "WebDataset shards", ["depth1", "leaf"]),
 }
@@ -133,3 +149,26 @@ def test_what_has_no_images_or_no_validation_images_is_said(tmp_path: Path) -> N
     convert("imagefolder", tmp_path / "images", tmp_path / "shards")
     with pytest.raises(UserError, match="no shards of a split 'val'"):
         look({"place": str(tmp_path / "shards")})
+
+
+@pytest.mark.parametrize(
+    "column", ["caption", "numbering", "damaged"], ids=["too-long", "of-labels-that-are-one", "unreadable"]
+)
+def test_columns_of_a_table_that_are_no_levels_hinder_nothing(
+    column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parquet with labels `07` and `7`, which are one class, and a level that the converter reads."""
+    fill(tmp_path, {f"{n}.jpg": photo(n) for n in range(40)})
+    labels = [f"{n % 5:02}" if n < 20 else str(n % 5) for n in range(40)]
+    rows = {"path": [f"{n}.jpg" for n in range(40)], "label": labels, "kind": [str(n % 5 > 2) for n in range(40)]}
+    values = {"caption": [f"{n}" * 1000 for n in range(40)], "numbering": [str(len(text)) for text in labels]}
+    pd.DataFrame({**rows, column: values.get(column, labels)}).to_parquet(tmp_path / "train.parquet")
+    monkeypatch.setattr("workloads.convert.tabular._MAX_GROUP_BYTES", 10_000)
+    if column == "damaged":
+        chunk = ParquetFile(tmp_path / "train.parquet").metadata.row_group(0).column(3)
+        with (tmp_path / "train.parquet").open("r+b") as file:
+            file.seek(chunk.dictionary_page_offset)
+            file.write(b"\xff" * chunk.total_compressed_size)
+    found = look({"place": str(tmp_path)})
+    assert found["num_classes"] == 5
+    assert found["levels"] == ({} if column == "damaged" else {"kind": 2})

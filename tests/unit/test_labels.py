@@ -20,6 +20,7 @@ from workloads.data.split_targets import SplitTargets
 from workloads.jobs.labels import run_labels
 from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, SampleLabels
 from workloads.labels.rules import make_label_map
+from workloads.runtime.npy import npy_bytes
 
 CLASSES = [
     {"class": 0, "name": "oak", "order": "plant", "leaf": "oak"},
@@ -187,6 +188,24 @@ def test_labels_written_map_opens_as_the_same_map(tmp_path: Path, label_map: Lab
 def test_labels_of_another_data_set_are_refused(label_map: LabelMap) -> None:
     with pytest.raises(BadDataError, match="another data set"):
         label_map.resolve_targets(split_of([0, 1, 2]))
+
+
+def test_labels_of_clusters_count_the_splits_that_have_features(tmp_path: Path) -> None:
+    """Data may have a third split, of which nothing is embedded."""
+    plane = DataPlane(folder=tmp_path)
+    shards = {f"{split}-0.tar": tar_of([("a.png", encoded()), ("a.cls", b"0")]) for split in ("train", "val", "test")}
+    index = plane.index(plane.foreign(shards))
+    writer = ArtifactWriter(plane.store, cluster := plane.request(JobKind.CLUSTER, {}, {"index": index.key}))
+    digest = read_record(plane.store, index.key).summary["dataset_digest"]
+    found = {"num_classes": 2, "class_names": ["0", "1"], "dataset_digest": digest}
+    writer.add("clusters.json", json.dumps(found).encode())
+    for split, target in (("train", 1), ("val", 0)):
+        writer.add(f"targets/{split}.npy", npy_bytes(np.array([target])))
+    writer.commit(now=0.0)
+    inputs = {"index": index.key, "clusters": cluster.key}
+    record = plane.run(JobKind.LABELS, {"space": {"clusters": {}}}, inputs)
+    assert sorted(name for name in record.parts if name.startswith("counts/")) == ["counts/train.npy", "counts/val.npy"]
+    assert LabelMap.open(plane.store, record.key).resolve_targets(index.split("val")).targets_N().tolist() == [0]
 
 
 def test_labels_foreign_level_column_is_a_label_space(tmp_path: Path) -> None:

@@ -220,6 +220,34 @@ def test_table_that_is_there_already_is_replaced_only_by_force(
     assert table.read_text().startswith("class,name,kind\n0,0,digit\n")
 
 
+@pytest.mark.parametrize("level", ["Super class", "genus, latin"])
+def test_level_that_no_job_can_be_named_after_is_refused_before_anything_is_written(
+    level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"key": "name", "levels": ["kind", level], "rows": [{"name": "0", "kind": "a", level: "b"}], "notes": []}
+    monkeypatch.setattr(labels, "ask_labels", lambda *_: found)
+    out = tmp_path / "h.csv"
+    refused = run_command(capsys, "labels", "hierarchy", "quickstart", "table.csv", "--out", str(out))
+    assert refused.code == 1
+    assert f"table.csv: no job can have the name of the level {level!r}; rename the column" in refused.message
+    assert not out.exists()
+
+
+def test_entry_names_a_table_and_levels_that_yaml_would_read_as_something_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    levels = ["1", "null", "#x", "kind"]
+    rows = [{"name": "0", **dict.fromkeys(levels, "a")}]
+    found = {"key": "name", "levels": levels, "rows": rows, "notes": []}
+    monkeypatch.setattr(labels, "ask_labels", lambda *_: found)
+    (tmp_path / "sweep.yaml").write_text("version: 1\nname: s\n" + SWEEP.partition("\n")[2])
+    monkeypatch.setattr(labels, "_dataset_of", lambda *_: ("photos", {}))
+    out = tmp_path / "a, b: {c}.csv"
+    run_command(capsys, "labels", "hierarchy", str(tmp_path / "sweep.yaml"), "x", "--add", "--out", str(out))
+    entry = yaml.safe_load((tmp_path / "sweep.yaml").read_text())["labels"]["hierarchy"]
+    assert entry == {"dataset": "photos", "taxonomy": {"table": out.name, "levels": levels}}
+
+
 @pytest.mark.usefixtures("answered")
 def test_levels_are_added_to_no_sweep_that_is_not_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "table.csv"

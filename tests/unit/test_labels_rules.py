@@ -169,6 +169,9 @@ def test_labels_chosen_classes_of_random_ids_keep_whole_groups(space: dict[str, 
     assert len(label_map.class_names) == label_map.num_classes
 
 
+PLANTS = {"merge": {"groups": [{"name": one, "classes": [one]} for one in ("oak", "fir")], "others": "drop"}}
+
+
 @pytest.mark.parametrize(
     ("space", "message"),
     [
@@ -194,6 +197,11 @@ def test_labels_chosen_classes_of_random_ids_keep_whole_groups(space: dict[str, 
         ({"modulo": 2, "base": RANDOM}, "needs a base in which each class has one target"),
         ({"split": {"num": 21, "seed": 0}, "base": GROUP}, "21 random parts of 3 classes"),
         ({**GROUP, "classes": {"names": ["oak", "fir"]}}, "a single class is left of the label space ('plant')"),
+        ({**PLANTS, "classes": {"names": ["cat"]}}, "no class is left of the label space"),
+        (
+            {"random": {"num_classes": 2, "seed": 0, "within": PLANTS}, "classes": {"names": ["cat", "agate"]}},
+            "no class is left of the label space",
+        ),
         ({**GROUP, "classes": {"num": 7, "seed": 0}}, "num 7 is not valid; the data set has 6 classes"),
         ({"hierarchy": "group", "modulo": 2}, "exactly one of"),
     ],

@@ -18,7 +18,7 @@ from orchestrator.core.errors import SpecError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.storage.dataset_files import DatasetFile, ShardEntry, level_counts
+from orchestrator.storage.dataset_files import DatasetFile, ShardEntry, dataset_digest, level_counts
 from orchestrator.sweepfile import ResolvedSweep
 from orchestrator.sweepfile.datasets import Survey
 from orchestrator.sweepfile.labels import LabelSources
@@ -294,6 +294,20 @@ labels: {{mine: {{dataset: photos, hierarchy: [{level}]}}}}
         resolve_sweep(validate(SweepSpec, tree.value, tree), tree, shipped_recipes(), {"photos": survey})
 
 
+def test_labels_level_that_no_job_can_be_named_after_is_not_suggested() -> None:
+    rows = [{"class": leaf, "name": f"c{leaf}", "Super class": f"s{leaf // 2}"} for leaf in range(4)]
+    listed = {"num_samples": {"train": 800, "val": 72}, "num_classes": 4, "levels": level_counts(rows)}
+    survey = Survey(listed={"listing": LISTING, "multi_label": False, **listed, "classes": rows})
+    text = (
+        "version: 1\nname: x\ndatasets: {photos: {convert: {format: csv, source: /x, level_columns: [Super class]}}}\n"
+    )
+    tree = parse_tree(f"{text}labels: {{a: {{dataset: photos, hierarchy: [Superclass]}}}}\n{TAIL}", "sweep.yaml")
+    with pytest.raises(SpecError) as refused:
+        resolve_sweep(validate(SweepSpec, tree.value, tree), tree, shipped_recipes(), {"photos": survey})
+    hint = "known: leaf ('leaf': its classes themselves); columns to rename before they can be levels: 'Super class'"
+    assert f"'Superclass' is not a level of data set 'photos': {hint}" in str(refused.value)
+
+
 # -------------------------------------------------------------------------------------------------- training subsets
 
 SUBSETS = (
@@ -353,6 +367,38 @@ def test_labels_show_prints_each_space_and_its_nesting(sweep_file: Path, tmp_pat
     assert spaces["levels/depth2"]["parents"][0]["parents"] == [0, 0, 1, 1]
     assert len(looked["tree"]) == 12
     assert plot.stat().st_size > 1000
+
+
+def test_labels_show_reads_each_entry_by_its_own_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path / "project"))
+    names = [f"{top}.{middle}.{leaf}" for top in "01" for middle in "01" for leaf in "012"]
+    entries = ""
+    for table, position in (("a", 0), ("b", 4)):
+        rows = "".join(f"{name},{name[position]}\n" for name in names)
+        (tmp_path / f"{table}.csv").write_text(f"name,level\n{rows}")
+        entries += f"  {table}: {{dataset: tree, taxonomy: {{table: {table}.csv, levels: [level]}}}}\n"
+    (tmp_path / "sweep.yaml").write_text(HEAD + entries + TAIL)
+    command = ["labels", "show", str(tmp_path / "sweep.yaml"), "--space", "[ab]/*", "-o", "json"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    (looked,) = json.loads(result.stdout)
+    assert {space["name"]: space["num_classes"] for space in looked["spaces"]} == {"a/level": 2, "b/level": 3}
+
+
+def test_labels_show_of_a_folder_leaves_incomplete_levels_out(tmp_path: Path) -> None:
+    rows = [
+        {"class": leaf, "name": f"c{leaf}", "kind": f"k{leaf // 2}", "note": f"{leaf}" if leaf else ""}
+        for leaf in range(4)
+    ]
+    (tmp_path / "classes.json").write_text(json.dumps(rows))
+    described = DatasetFile(
+        splits={}, num_classes=4, levels=level_counts(rows), classes_sha256="", digest=dataset_digest({})
+    )
+    (tmp_path / "dataset.json").write_bytes(described.to_bytes())
+    result = CliRunner().invoke(app, ["labels", "show", str(tmp_path), "-o", "json"])
+    (looked,) = json.loads(result.stdout)
+    assert [space["name"] for space in looked["spaces"]] == ["kind"]
+    assert "note: a level is left out: class 0 ('c0') has no value at level 'note'" in result.stderr
 
 
 def test_labels_show_draws_tables_and_trees() -> None:

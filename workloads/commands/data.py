@@ -25,16 +25,16 @@ from orchestrator.storage import open_store
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,
     DATASET_FILE,
-    NOT_LEVELS,
     ClassRows,
     DatasetFile,
     level_counts,
+    node_of,
     numbered_classes,
     read_class_table,
     read_dataset_file,
 )
 from orchestrator.storage.files import scratch_folder
-from orchestrator.storage.listing import list_shards
+from orchestrator.storage.listing import folder_shards, list_shards, not_held_out
 from orchestrator.storage.open import as_uri, expand_braces
 from workloads.convert.items import WriteRequest
 from workloads.convert.left_out import describe_notes
@@ -51,6 +51,7 @@ __all__ = ["CONVERTERS", "index", "listing", "sample", "shard", "stats", "verify
 
 Arguments = Mapping[str, Any]
 _SHARD_SUFFIX = ".tar"
+_SHOWN = 5
 _NUMBERED = re.compile(r"([^{},]*?)([0-9]+)\.tar")
 _NUMBERED_STEM = re.compile(r"(.*?)[-_.][0-9]+(?:-of-[0-9]+)?|(?P<split>train|val|valid|validation|test)[0-9]*")
 
@@ -76,7 +77,10 @@ def listing(arguments: Arguments) -> dict[str, Any]:
 
 def index(arguments: Arguments) -> dict[str, Any]:
     """Scan shards and say what they hold; with ``write``, leave a ``dataset.json`` beside them."""
-    shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
+    request = ShardInputRequest(**arguments["target"])
+    shard_input = open_shard_input(request)
+    if shard_input.described is not None:
+        _check_description(request, shard_input, shard_input.described)
     policy = BadSamples(policy=BadSamplePolicy(arguments["policy"]), budget=arguments["budget"])
     found = _scan(shard_input, policy, arguments["num_processes"], ImageCheck.HEADER)
     dataset = _describe(shard_input, found)
@@ -85,6 +89,20 @@ def index(arguments: Arguments) -> dict[str, Any]:
     bad = {split: scanned.bad.to_json() for split, scanned in found.splits.items() if scanned.bad.total}
     entry = _entry(arguments, shard_input, dataset)
     return {**_summary(shard_input.uri, dataset), "bad_samples": bad, **found.notes(), "entry": entry}
+
+
+def _check_description(request: ShardInputRequest, shard_input: ShardInput, described: DatasetFile) -> None:
+    """Raises ``UserError``: the folder or the request has what the ``dataset.json`` of the folder lacks."""
+    known = {entry.name for entries in described.splits.values() for entry in entries}
+    lacks = sorted(set(folder_shards(shard_input.uri)) - known)
+    remedy = f"remove {DATASET_FILE}, and index the folder with --classes {shard_input.classes_uri}"
+    if lacks:
+        shown = ", ".join(lacks[:_SHOWN]) + (", ..." if len(lacks) > _SHOWN else "")
+        message = f"{shard_input.uri}/{DATASET_FILE} does not list {len(lacks)} shards beside it: {shown}; "
+        raise UserError(f"{message}move them away, or {remedy}")
+    if request.multi_label and not described.multi_label:
+        message = f"{shard_input.uri}/{DATASET_FILE} says that each sample has one class, against --multi-label; "
+        raise UserError(f"{message}{remedy} --multi-label")
 
 
 def verify(arguments: Arguments) -> dict[str, Any]:
@@ -111,15 +129,13 @@ def stats(arguments: Arguments) -> dict[str, Any]:
     uri = to_uri(arguments["place"]).rstrip("/")
     dataset = read_dataset_file(uri)
     rows, _ = read_class_table(f"{uri}/{CLASSES_FILE}")
-    columns = list(dict.fromkeys(column for row in rows for column in row if column not in NOT_LEVELS))
     # Classes are counted under the name that the hierarchy has for them, where one of its levels tells all of them
     # apart; else as label spaces name them.
-    is_named = any(len({row.get(column) for row in rows}) == len(rows) for column in columns)
-    levels = {column: [str(row.get(column)) for row in rows] for column in columns}
-    if not is_named:
+    levels = {level: [node_of(row, level) for row in rows] for level in level_counts(rows)}
+    if not any(None not in nodes and len(set(nodes)) == len(rows) for nodes in levels.values()):
         levels.setdefault(LEAF_LEVEL, [str(row["class"]) for row in rows])
     sizes = {
-        split: {level: _sizes(counts, names) for level, names in levels.items()}
+        split: {level: _sizes(counts, nodes) for level, nodes in levels.items()}
         for split, counts in dataset.class_counts.items()
     }
     return {**_summary(uri, dataset), "samples_per_class": sizes}
@@ -172,7 +188,9 @@ def _entry(arguments: Arguments, shard_input: ShardInput, dataset: DatasetFile) 
     passed = {"policy": arguments["policy"], "budget": arguments["budget"]}
     options = {"bad_samples": passed} if arguments["policy"] == BadSamplePolicy.REPLACE else {}
     if shard_input.described or arguments["write"]:
-        return {"from": next(iter(shard_input.splits.values()))[0].store_uri, **options}
+        folder = next(iter(shard_input.splits.values()))[0].store_uri
+        own_table = shard_input.classes_uri == f"{folder}/{CLASSES_FILE}"
+        return {"from": folder, **({} if own_table else {"classes": shard_input.classes_uri}), **options}
     places = arguments["target"]["splits"]
     if places or list(shard_input.splits) == ["train"]:
         found: dict[str, str | list[str]] = {
@@ -223,13 +241,18 @@ def _summary(uri: str, dataset: DatasetFile) -> dict[str, Any]:
     }
 
 
-def _sizes(counts: Sequence[int], names: Sequence[str]) -> dict[str, float]:
-    """Smallest, median and largest node of a level, and its number of nodes without samples."""
-    nodes = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    per_node = np.zeros(len(nodes), dtype=np.int64)
-    np.add.at(per_node, [nodes[name] for name in names], counts)
+def _sizes(counts: Sequence[int], nodes: Sequence[str | None]) -> dict[str, float]:
+    """Smallest, median and largest node of a level, and its number of nodes without samples.
+
+    Classes that stand nowhere at the level (None) count in no node.
+    """
+    number_of = {node: number for number, node in enumerate(dict.fromkeys(filter(None, nodes)))}
+    per_node = np.zeros(len(number_of), dtype=np.int64)
+    for node, count in zip(nodes, counts, strict=True):
+        if node is not None:
+            per_node[number_of[node]] += count
     return {
-        "num_nodes": len(nodes),
+        "num_nodes": len(number_of),
         "min": int(per_node.min()),
         "median": float(np.median(per_node)),
         "max": int(per_node.max()),
@@ -277,6 +300,9 @@ def open_shard_input(request: ShardInputRequest) -> ShardInput:
         message = f"{uri} has no dataset.json, and nothing says its classes"
         raise UserError(message + ": name the class table with --classes, or count the classes with --num-classes")
     classes = read_class_table(classes_uri)[0] if classes_uri else numbered_classes(request.num_classes)
+    if request.num_classes not in {0, len(classes)}:
+        message = f"--num-classes is {request.num_classes}, but {classes_uri} has {len(classes)} classes"
+        raise UserError(f"{message}; leave --num-classes out, or correct the class table")
     return ShardInput(
         uri=uri,
         splits=described_shards(uri, described) if described else _listed(uri, request),
@@ -304,7 +330,10 @@ def _described(uri: str) -> DatasetFile | None:
 def _listed(uri: str, request: ShardInputRequest) -> dict[str, list[Shard]]:
     if request.splits:
         patterns = {split: to_pattern(place) for split, place in request.splits.items()}
-        return {split: [unread_shard(shard) for shard in list_shards([found])] for split, found in patterns.items()}
+        listed = {split: list_shards([found]) for split, found in patterns.items()}
+        for split, message in not_held_out(listed).items():
+            raise UserError(f"--split {split}: {message}")
+        return {split: [unread_shard(shard) for shard in shards] for split, shards in listed.items()}
     splits: dict[str, list[Shard]] = {}
     for shard in list_shards([to_pattern(uri)]):
         splits.setdefault(_split_of(shard.name.removesuffix(_SHARD_SUFFIX)), []).append(unread_shard(shard))

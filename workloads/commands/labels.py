@@ -7,6 +7,7 @@ training split are counted; without one, the leaf classes, each as one sample.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,9 +115,10 @@ def describe_spaces(request: Mapping[str, Any], inputs: LabelInputs) -> dict[str
 
     Args:
         request: ``spaces`` (``{"name", "space"}``; with ``made``, the key of the label map, if only a job can make
-            it), ``targets`` (names of spaces to compare with), ``index`` (empty, or ``{"store", "key", "cache",
-            "location"}``), ``tree`` (names of spaces from coarse to fine), ``plot`` (a file for class sizes, or empty),
-            ``parents`` (whether to list the parents of every class; default: no).
+            it; with ``files``, where its own files lie), ``targets`` (names of spaces to compare with), ``index``
+            (empty, or ``{"store", "key", "cache", "location"}``), ``tree`` (names of spaces from coarse to fine),
+            ``plot`` (a file for class sizes, or empty), ``parents`` (whether to list the parents of every class;
+            default: no).
         inputs: the data set.
 
     Raises:
@@ -135,22 +137,28 @@ def describe_spaces(request: Mapping[str, Any], inputs: LabelInputs) -> dict[str
     targets = {name: split_targets[name] for name in request["targets"] if name in split_targets}
     described = [_described(name, label_map, split_targets.get(name), targets) for name, label_map in maps.items()]
     if request.get("parents"):
-        spaces = [_parents(maps[item["name"]], item["space"], inputs) for item in request["spaces"]]
+        spaces = [_parents(maps[item["name"]], item["space"], _inputs_of(item, inputs)) for item in request["spaces"]]
         described = [one | {"parents": levels} for one, levels in zip(described, spaces, strict=True)]
     tree = _tree([(maps[name], split_targets[name]) for name in request["tree"] if name in split_targets])
-    is_of_synsets = any(item["name"] in request["tree"] and "wordnet" in item["space"] for item in request["spaces"])
+    of_synsets = [item for item in request["spaces"] if item["name"] in request["tree"] and "wordnet" in item["space"]]
     return {
         "counted": "samples" if is_counted else "leaf classes",
         "spaces": described,
         "tree": tree,
-        "lemmas": _lemmas(tree, inputs) if is_of_synsets else {},
+        "lemmas": _lemmas(tree, _inputs_of(of_synsets[0], inputs)) if of_synsets else {},
     }
 
 
 def _label_map(item: Mapping[str, Any], index: Mapping[str, Any], inputs: LabelInputs) -> LabelMap:
     if item.get("made"):
         return LabelMap.open(open_store(index["store"]), item["made"])
-    return make_label_map(item["space"], inputs.classes, num_train=inputs.num_train, files=inputs.files)
+    files = _inputs_of(item, inputs).files
+    return make_label_map(item["space"], inputs.classes, num_train=inputs.num_train, files=files)
+
+
+def _inputs_of(item: Mapping[str, Any], inputs: LabelInputs) -> LabelInputs:
+    """The data set with the files of one label space: entries of one data set may read several tables."""
+    return replace(inputs, files=item["files"]) if "files" in item else inputs
 
 
 def _train_split(index: Mapping[str, Any], inputs: LabelInputs) -> SplitIndex:

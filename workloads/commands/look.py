@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -26,8 +27,9 @@ from orchestrator.storage.dataset_files import (
 from workloads.commands.data import ShardInputRequest, index, open_shard_input, show_samples, to_uri
 from workloads.convert import huggingface
 from workloads.convert.inat import is_rank_folder
-from workloads.convert.items import Conversion, is_image
+from workloads.convert.items import Conversion, ConvertRequest, is_image
 from workloads.convert.listing import list_source
+from workloads.convert.tabular import find_level_columns
 from workloads.convert.write import source_samples
 from workloads.data.images import FORMATS, IMAGE_ERRORS
 
@@ -113,6 +115,11 @@ def _source(path: Path, place: str) -> dict[str, Any]:
         raise UserError(f"{place} does not exist; name a folder of images, or one of shards")
     inner, found = _form(path)
     options = {"format": found.pop("format"), "source": str(Path(place) / inner), **found}
+    if options["format"] in {"csv", "parquet"}:
+        request = ConvertRequest(source=path / inner)
+        with suppress(UserError):  # the converter says what is wrong, unless it is in a column that it does not read
+            if columns := find_level_columns(request, options["format"]):
+                options["level_columns"] = columns
     conversion = list_source({**options, "source": str(path / inner)})
     if "val" not in conversion.splits:
         options["val_fraction"] = HELD_OUT

@@ -13,6 +13,7 @@ import os
 import re
 import stat
 from array import array
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b, sha256
@@ -315,6 +316,30 @@ class ConvertRequest:
 def level_of(column: str) -> str:
     """The column of the class table for a column of a source: ``class`` is the number of the leaf class there."""
     return TAXONOMIC_CLASS if column == "class" else column
+
+
+def level_column_notes(columns: Sequence[str], classes: ClassRows) -> list[str]:
+    """What people should know of the columns that they asked for as levels: which of them are none, in sentences.
+
+    Args:
+        columns: of the source.
+        classes: the class table, in which a column `name` holds the names of the classes.
+    """
+    notes = []
+    column_of: dict[str, str] = {}
+    for column in columns:
+        other = column_of.setdefault(level_of(column), column)
+        if other != column:
+            lost = (
+                f"columns {other!r} and {column!r} are one level, {level_of(column)!r}, with the values of the second"
+            )
+            notes.append(f"{lost}; rename one of them, to have both")
+    if "name" in columns and classes:
+        name, number = Counter(row["name"] for row in classes).most_common(1)[0]
+        if number > 1:
+            what = f"column 'name' is no level, but the names of the classes, and {number} of them are called {name!r}"
+            notes.append(f"{what}; rename the column, to have a level of it")
+    return notes
 
 
 class ShardingOptions(Protocol):

@@ -17,6 +17,8 @@ from workloads.data.reasons import printable
 from workloads.data.scan import IMAGE_EXTENSIONS, SPARE_IMAGE_EXTENSIONS
 
 _FIELD: Final = "left_out"
+COLUMNS_FIELD: Final = "columns"
+"""Of `Conversion.notes`: sentences about columns of tables."""
 _OTHER_IMAGES: Final = frozenset(
     (
         *("tif", "tiff", "heic", "heif", "avif", "jp2", "jxl", "tga", "psd", "svg"),
@@ -99,11 +101,11 @@ def _extension(path: PurePosixPath) -> str:
 
 def describe_notes(notes: Mapping[str, Any]) -> list[str]:
     """What `Conversion.notes` say, in sentences for people."""
-    found = notes.get(_FIELD)
-    if not found:
-        return []
-    images = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
-    return [printable(f"left out of the source: {_named(found)}; images are named {images}")]
+    sentences = [*notes.get(COLUMNS_FIELD, ())]
+    if found := notes.get(_FIELD):
+        images = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
+        sentences.append(f"left out of the source: {_named(found)}; images are named {images}")
+    return [printable(sentence) for sentence in sentences]
 
 
 def _named(extensions: Mapping[str, int]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Self
@@ -27,8 +27,15 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, read_part, read_record
 from orchestrator.storage.dataset_files import ClassRows, level_counts, parse_class_table
 from workloads.convert import arrays, huggingface, imagefolder, imagenet, inat, tabular
-from workloads.convert.items import Conversion, ConvertRequest, ShardingOptions, ShardLayout, StoredItems
-from workloads.convert.left_out import describe_notes
+from workloads.convert.items import (
+    Conversion,
+    ConvertRequest,
+    ShardingOptions,
+    ShardLayout,
+    StoredItems,
+    level_column_notes,
+)
+from workloads.convert.left_out import COLUMNS_FIELD, describe_notes
 from workloads.convert.write import VERSION, classes_bytes, shard_rows, source_samples
 from workloads.data.cache import ObjectCache
 from workloads.data.index import CLASSES_PART
@@ -42,6 +49,9 @@ _CHECKED_EARLY = 2_000_000
 _LISTING_PART: Final = "listing.json"
 _ROOTS: Final = ("source", "root")
 """Of a request: what containers are stored relative to, since sources may lie elsewhere on the day they are read."""
+_FOLDER: Final = "folder"
+"""Of the document, if the source is a file: its folder. Paths below it move with the source; earlier readers, which do
+not know the field, find them while they do not move."""
 CONVERTERS: Final[Mapping[str, Callable[[ConvertRequest], Conversion]]] = {
     "imagefolder": imagefolder.convert,
     "imagenet1k": imagenet.convert_1k,
@@ -140,6 +150,8 @@ def _write(writer: ArtifactWriter, conversion: Conversion, arguments: Mapping[st
             writer.add(f"{split}/{column}.npy", npy_bytes(values))
         splits[split] = {"columns": list(columns), "containers": [_relative(path, roots) for path in table.containers]}
     document = {"converter": conversion.converter, "multi_label": conversion.multi_label, "splits": splits}
+    if roots["source"].is_file():
+        document[_FOLDER] = str(roots["source"].parent)
     writer.add(_LISTING_PART, json.dumps(document, indent=1).encode())
     writer.add(CLASSES_PART, classes_bytes(conversion))
 
@@ -168,10 +180,14 @@ class Listing:
         """
         record, cache = read_record(store, key), ObjectCache(store, cache_dir)
         document, roots = json.loads(read_part(store, record, _LISTING_PART)), _roots(arguments)
+        if roots["source"].is_file():
+            roots["source"] = roots["source"].parent
+        roots.setdefault("root", roots["source"])  # equal listings may come of sources with and without a root
+        folder = document.get(_FOLDER)
         splits = {}
         for split, found in document["splits"].items():
             columns = {column: _column(cache, record, f"{split}/{column}.npy") for column in found["columns"]}
-            splits[split] = StoredItems(columns, [_absolute(path, roots) for path in found["containers"]])
+            splits[split] = StoredItems(columns, [_absolute(path, roots, folder) for path in found["containers"]])
         classes = parse_class_table(read_part(store, record, CLASSES_PART), f"the class table of {key}")
         return cls(classes=classes, multi_label=document["multi_label"], splits=splits)
 
@@ -196,7 +212,10 @@ def _relative(path: str, roots: Mapping[str, Path]) -> Sequence[str]:
     return [path]
 
 
-def _absolute(stored: Sequence[str], roots: Mapping[str, Path]) -> str:
+def _absolute(stored: Sequence[str], roots: Mapping[str, Path], folder: str | None) -> str:
+    """The place now of what was stored; ``folder``: that of the source then, if it was a file."""
+    if len(stored) == 1 and folder is not None:
+        stored = _relative(stored[0], {"root": Path(folder)})
     return stored[0] if len(stored) == 1 else str(roots[stored[0]] / stored[1])
 
 
@@ -262,6 +281,8 @@ def list_source(arguments: Mapping[str, Any]) -> Conversion:
     if not request.source.exists() and not is_of_hub:
         raise UserError(f"{request.source} does not exist; name the folder or file to convert")
     conversion = CONVERTERS[name](request)
+    if notes := level_column_notes(request.level_columns, conversion.classes):
+        conversion = replace(conversion, notes={**conversion.notes, COLUMNS_FIELD: notes})
     for split, table in conversion.splits.items():
         if len(table) <= _CHECKED_EARLY:
             table.check_keys(split)

@@ -8,7 +8,10 @@ data set is multi-label.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +41,39 @@ def convert_csv(request: ConvertRequest) -> Conversion:
 def convert_parquet(request: ConvertRequest) -> Conversion:
     """List the images of Parquet files. Raises ``UserError`` for a wrong column, label or path."""
     return _convert(request, "parquet", _parquet_rows)
+
+
+def find_level_columns(request: ConvertRequest, suffix: str) -> list[str]:
+    """Columns that can be levels, coarse to fine: their values follow from the label and join classes.
+
+    There are none if no label occurs twice, since all columns follow from it then, or if a sample has several labels.
+    Raises ``UserError`` as the converters, and where a column that they would not read is damaged.
+    """
+    files, rows_of = _files(request, suffix), _parquet_rows if suffix == "parquet" else _csv_rows
+    used = (request.path_column, request.label_column)
+    first, *others = (_plain_columns(path, suffix, used) for path in files.values())
+    found = {level_of(column): column for column in first if all(column in names for names in others)}
+    nodes: dict[str, dict[str, str | None]] = {column: {} for column in found.values()}
+    num_rows, labels = 0, set[str]()
+    for path in files.values():
+        for row in rows_of(path, (*used, *nodes)):
+            label, *more = _tokens(row[request.label_column], request.separator) or ("", "")
+            if more or not nodes:
+                return []
+            num_rows += 1
+            labels.add(label)
+            for column in [*nodes]:
+                node = _node(row[column])
+                if nodes[column].setdefault(label, node) != node:
+                    del nodes[column]
+    class_of = _class_names(labels)
+    num_classes, counts = len({*class_of.values()}), dict[str, int]()
+    for column, of_label in nodes.items():
+        pairs = {(class_of[label], node) for label, node in of_label.items()}
+        number = len({node for _, node in pairs if node})
+        if len(pairs) == num_classes and 2 <= number < num_classes < num_rows:
+            counts[column] = number
+    return sorted(counts, key=counts.__getitem__)
 
 
 def _convert(
@@ -76,8 +112,7 @@ class _Labels:
         self, converter: str, splits: Mapping[str, ItemTable], levels: Mapping[int, Row], *, multi_label: bool
     ) -> Conversion:
         """The tables with final classes."""
-        are_numbers = all(text.isascii() and text.isdigit() for text in self._seen)
-        if are_numbers:
+        if _are_numbers(self._seen):
             num_classes = 1 + max((int(text) for text in self._seen), default=-1)
             if num_classes > _MAX_CLASSES:
                 raise UserError(f"the largest label is {num_classes - 1}; numbers must count classes from 0")
@@ -85,12 +120,26 @@ class _Labels:
         else:
             names = sorted(self._seen)
         leaf_of = {name: leaf for leaf, name in enumerate(names)}
-        final = {number: leaf_of[str(int(text)) if are_numbers else text] for text, number in self._seen.items()}
-        by_leaf = {final[number]: row for number, row in levels.items()}
+        class_of = _class_names(self._seen)
+        final = {number: leaf_of[class_of[text]] for text, number in self._seen.items()}
+        by_leaf: dict[int, Row] = {}
+        for text, number in self._seen.items():
+            if number in levels:
+                _note(by_leaf, final[number], levels[number], f"the label {text!r}")
         classes: ClassRows = [{"class": leaf, "name": name, **by_leaf.get(leaf, {})} for leaf, name in enumerate(names)]
         for table in splits.values():
             table.map_leaves(final)
         return Conversion(converter=converter, classes=classes, splits=splits, multi_label=multi_label)
+
+
+def _are_numbers(labels: Collection[str]) -> bool:
+    return all(text.isascii() and text.isdigit() for text in labels)
+
+
+def _class_names(labels: Collection[str]) -> dict[str, str]:
+    """The class of each label: of numbers, 07 and 7 are one."""
+    are_numbers = _are_numbers(labels)
+    return {text: str(int(text)) if are_numbers else text for text in labels}
 
 
 def _tokens(label: object, separator: str) -> list[str]:
@@ -107,11 +156,19 @@ def _tokens(label: object, separator: str) -> list[str]:
 def _note_levels(levels: dict[int, Row], leaves: Sequence[int], row: Row, columns: Sequence[str]) -> None:
     if not columns or len(leaves) != 1:
         return
-    found = {level_of(column): None if is_missing(row[column]) else str(row[column]) for column in columns}
-    known = levels.setdefault(leaves[0], found)
+    found = {level_of(column): _node(row[column]) for column in columns}
+    _note(levels, leaves[0], found, f"the class of {row!r}")
+
+
+def _node(value: object) -> str | None:
+    return None if is_missing(value) else str(value)
+
+
+def _note(levels: dict[int, Row], leaf: int, found: Row, what: str) -> None:
+    known = levels.setdefault(leaf, found)
     if known != found:
         level = next(level for level in found if known[level] != found[level])
-        message = f"a sample of the class of {row!r} has {known[level]!r} at level {level!r}, this one {found[level]!r}"
+        message = f"a sample of {what} has {known[level]!r} at level {level!r}, this one {found[level]!r}"
         raise UserError(message + "; a level must follow from the label: correct the table")
 
 
@@ -142,7 +199,11 @@ def _csv_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         reader = csv.DictReader(file)
         try:
             _check_columns(path, columns, reader.fieldnames or ())
-            yield from reader
+            for row in reader:
+                if any(row.get(None, ())):  # what csv calls cells beyond the last column
+                    message = f"line {reader.line_num} of {path} has more cells than the header; quote cells that hold "
+                    raise UserError(f"{message}commas")
+                yield row
         except (csv.Error, UnicodeDecodeError) as error:
             raise UserError(f"{path} cannot be read as CSV in UTF-8 (line {reader.line_num + 1}: {error})") from error
 
@@ -161,18 +222,55 @@ def _parquet_rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         raise UserError(f"{path} cannot be read as Parquet ({error}); write it again") from error
 
 
+def _plain_columns(path: Path, suffix: str, used: Sequence[str]) -> list[str]:
+    """Names of columns of text and numbers besides those that are used and the names of classes.
+
+    Others hold images or lists. Of Parquet, only as many as belong into memory together, small ones first: a level
+    repeats few values, which are short or stored once.
+    """
+    if suffix == "csv":
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file, suppress(csv.Error):
+            return [name for name in next(csv.reader(file), []) if name not in {*used, "name"}]
+        return []  # whoever reads the rows says what is wrong
+    from pyarrow import ArrowException, types
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        table = ParquetFile(path)
+    except (ArrowException, OSError) as error:
+        raise UserError(f"{path} cannot be read as Parquet ({error}); write it again") from error
+    is_plain = (types.is_string, types.is_large_string, types.is_dictionary, types.is_integer, types.is_boolean)
+    plain = [field.name for field in table.schema_arrow if any(is_type(field.type) for is_type in is_plain)]
+    largest = Counter[str]()
+    for sizes in _group_sizes(table.metadata):
+        largest |= sizes
+    room = _MAX_GROUP_BYTES - sum(largest[column] for column in {*used})
+    ordered = sorted({*plain} - {*used, "name"}, key=largest.__getitem__)
+    totals = accumulate(largest[column] for column in ordered)
+    small = {column for column, total in zip(ordered, totals, strict=True) if total <= room}
+    return [column for column in plain if column in small]
+
+
 def _check_expansion(path: Path, metadata: Any, columns: Sequence[str]) -> None:  # noqa: ANN401 - pyarrow is untyped
     """Refuse a group of rows that expands to more than belongs into memory; some kilobytes can hold gigabytes."""
-    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
-        chunks = (group.column(number) for number in range(group.num_columns))
-        size = sum(
-            chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.partition(".")[0] in columns
-        )
+    for sizes in _group_sizes(metadata):
+        size = sum(sizes[column] for column in {*columns})
         if size > _MAX_GROUP_BYTES:
             message = (
                 f"{path} has a group of rows of {size} bytes, the most is {_MAX_GROUP_BYTES}; write it with smaller"
             )
             raise UserError(f"{message} row groups")
+
+
+def _group_sizes(metadata: Any) -> Iterator[Counter[str]]:  # noqa: ANN401 - pyarrow is untyped
+    """Bytes of each column, expanded, for each group of rows."""
+    for group in (metadata.row_group(number) for number in range(metadata.num_row_groups)):
+        sizes = Counter[str]()
+        for chunk in (group.column(number) for number in range(group.num_columns)):
+            place = chunk.path_in_schema
+            for column in {place, place.partition(".")[0]}:  # a column of lists, or one with a dot in its name
+                sizes[column] += chunk.total_uncompressed_size
+        yield sizes
 
 
 def _check_columns(path: Path, columns: Sequence[str], found: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from workloads.data.index import SampleIndex
 from workloads.labels.inputs import LabelInputs
-from workloads.labels.label_map import LabelMap
+from workloads.labels.label_map import LabelMap, SampleLabels
 from workloads.labels.rules import make_label_map
 from workloads.labels.taxonomy import find_parents, write_parents
 from workloads.runtime.npy import npy_bytes
@@ -23,9 +23,10 @@ from workloads.runtime.publish import publish
 def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
     """Commit the label map of ``parameters["space"]``, with what people ask of it.
 
-    The record's metrics have ``num_classes``; its summary has the smallest, median and largest class of each split.
-    Besides the parts of the label map there are ``counts/<split>.npy``, the samples [num_classes] int64 of each class
-    (a sample counts in each of its classes), and the parents of the classes (see ``workloads.labels.taxonomy``).
+    The record's metrics have ``num_classes``; its summary has the smallest, median and largest class of each split that
+    the label map holds. Besides the parts of the label map there are ``counts/<split>.npy``, the samples [num_classes]
+    int64 of each class (a sample counts in each of its classes), and the parents of the classes (see
+    ``workloads.labels.taxonomy``).
 
     Raises:
         UserError: the label space does not fit the data set.
@@ -46,7 +47,9 @@ def run_labels(request: JobRequest, context: ExecutionContext) -> JobResult:
     label_map.write(writer)
     inputs = LabelInputs(classes=index.classes, num_train=num_train, files=files)
     write_parents(writer, find_parents(label_map, space, inputs))
-    counts = {name: label_map.resolve_targets(split).counts() for name, split in index.splits.items()}
+    # Clusters have targets for the splits whose features they are made of; data may have more, such as `test`.
+    held = label_map.targets if isinstance(label_map, SampleLabels) else index.splits
+    counts = {name: label_map.resolve_targets(index.split(name)).counts() for name in index.splits if name in held}
     for name, counts_K in counts.items():
         writer.add(f"counts/{name}.npy", npy_bytes(counts_K))
     sizes = {name: _class_sizes(counts_K) for name, counts_K in counts.items()}

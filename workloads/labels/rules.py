@@ -64,7 +64,11 @@ def _make(space: Definition, inputs: LabelInputs) -> LabelMap:
         raise UserError(f"label space {dict(space)!r} is unknown; it needs exactly one of {', '.join(sorted(_RULES))}")
     (rule,) = rules
     label_map = _RULES[rule](space[rule], space, inputs)
-    return restrict(label_map, chosen_classes(space["classes"], inputs)) if "classes" in space else label_map
+    if "classes" in space:
+        label_map = restrict(label_map, chosen_classes(space["classes"], inputs))
+    if not label_map.num_classes:
+        raise UserError("no class is left of the label space: no leaf class that is part of it has a target")
+    return label_map
 
 
 def _base(rule: str, space: Definition, inputs: LabelInputs) -> ClassLabels:
@@ -301,7 +305,7 @@ def restrict(label_map: LabelMap, is_kept: NDArray[np.bool_]) -> LabelMap:
     table = label_map.table_CM.astype(np.int64)
     table[~is_kept] = NO_LABEL
     left = np.setdiff1d(table, [NO_LABEL])
-    if len(left) < 2:
+    if len(left) == 1:
         raise UserError(f"a single class is left of the label space ({label_map.names[left[0]]!r}): nothing to learn")
     renumbered = np.full(label_map.num_classes + 1, NO_LABEL)  # the last one is NO_LABEL's
     renumbered[left] = np.arange(len(left))

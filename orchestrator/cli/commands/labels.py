@@ -20,17 +20,19 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.data_plane import HIERARCHY, SHOW, HierarchyRequest, ShowRequest
 from orchestrator.core.errors import UserError
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.services.first_sweep import with_label_entry
+from orchestrator.services.first_sweep import quoted, with_label_entry
 from orchestrator.services.settings import Settings
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,
     DATASET_FILE,
     level_counts,
+    level_problem,
     read_class_table,
     read_dataset_file,
 )
 from orchestrator.storage.open import is_initialised, open_store
+from orchestrator.storage.protocol import is_name
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweepfile.survey import ask_labels, table_of
 from orchestrator.sweepfile.values import ResolvedSweep
@@ -118,10 +120,12 @@ def hierarchy(
     found = ask_labels(HIERARCHY, request, "the hierarchy could not be made")
     start = Path(reference).absolute().parent if Path(reference).is_file() else Path.cwd()
     place = os.path.relpath(out.absolute(), start)
+    if refused := [level for level in found["levels"] if not is_name(level)]:
+        message = f"{source}: no job can have the name of the level {refused[0]!r}; rename the column, with letters, "
+        raise UserError(f"{message}digits and ._=@+,#~- alone")
     keys = "" if found["key"] == "name" else f", key: {found['key']}, class_key: {found['key']}"
-    entry = (
-        f"hierarchy: {{dataset: {name}, taxonomy: {{table: {place}, levels: [{', '.join(found['levels'])}]{keys}}}}}"
-    )
+    levels = ", ".join(map(quoted, found["levels"]))
+    entry = f"hierarchy: {{dataset: {quoted(name)}, taxonomy: {{table: {quoted(place)}, levels: [{levels}]{keys}}}}}"
     added = with_label_entry(Path(reference).read_text(encoding="utf-8"), reference, entry) if add else ""
     _write_rows(out, found["rows"], force=force)
     if add:
@@ -199,10 +203,13 @@ def _folder_uri(reference: str) -> str:
 
 
 def _of_folder(uri: str) -> dict[str, dict[str, Any]]:
-    """Every level of the class table from coarse to fine, compared with the coarsest one."""
+    """Every level of the class table at which all classes have a value, coarse to fine, compared with the coarsest."""
     described, (rows, _) = read_dataset_file(uri), read_class_table(f"{uri}/{CLASSES_FILE}")
     counts = level_counts(rows)
-    levels = sorted((level for level, count in counts.items() if count > 1), key=counts.__getitem__)
+    problems = {level: level_problem(rows, level) for level, count in counts.items() if count > 1}
+    for problem in filter(None, problems.values()):
+        typer.echo(f"note: a level is left out: {problem}", err=True)
+    levels = sorted((level for level, problem in problems.items() if not problem), key=counts.__getitem__)
     return {
         uri: {
             "dataset": {"rows": rows, "num_classes": described.num_classes},
@@ -233,11 +240,16 @@ def _of_sweep(
             "dataset": table_of(sweep.datasets[name]),
             "num_train": sweep.datasets[name].num_train,
             "spaces": [
-                {"name": space.name, "space": space.space, "made": made.get(f"labels/{space.name}", "")}
+                {
+                    "name": space.name,
+                    "space": space.space,
+                    "made": made.get(f"labels/{space.name}", ""),
+                    "files": dict(space.files),
+                }
                 for space in spaces
                 if space.clustering is None or f"labels/{space.name}" in made
             ],
-            "files": {role: uri for space in spaces for role, uri in space.files.items()},
+            "files": {},
             "targets": list(dict.fromkeys(targets or [item.target for item in sweep.transfer])),
             "tree": [space.name for space in levels],
             "index": _index(sweep, name),
