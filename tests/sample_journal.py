@@ -62,6 +62,10 @@ class SampleJournal:
     def finish(self, status: events.SweepEnding = events.SweepEnding.SUCCEEDED) -> None:
         self._append(events.SweepFinished(at_s=self._tick(), status=status))
 
+    def reopen(self) -> None:
+        """As a submit of the same file does."""
+        self._append(events.SweepReopened(at_s=self._tick(), message_id="again", sender="ada"))
+
     def _append(self, event: events.Event) -> None:
         self._journal.tell(event)
 

@@ -31,8 +31,8 @@ class GeneralChannels:
         self._path = path
         self._seen: tuple[float, int] | None = None
         self._channels: tuple[Channel, ...] = ()
-        self._last_error = ""
-        """Why the file cannot be read, as last logged."""
+        self._logged: set[str] = set()
+        """Errors since the file was last read."""
 
     def __call__(self) -> Sequence[Channel]:
         """The file's present channels; while it cannot be read, the previous ones."""
@@ -42,13 +42,23 @@ class GeneralChannels:
             stat = Path(self._path).stat()
             seen = (stat.st_mtime, stat.st_size)
             if seen != self._seen:
-                self._seen = seen
-                self._channels = read_notify_file(self._path)
-        except (OSError, SpecError) as error:
-            if str(error) != self._last_error:
-                _LOG.error("changes of the channels in %s have no effect: %s", self._path, error)
-                self._last_error = str(error)
+                self._read()
+                self._seen = seen  # not after an error of the disk, which may pass: it is read again
+        except OSError as error:
+            self._log(error)
         return self._channels
+
+    def _read(self) -> None:
+        try:
+            self._channels = read_notify_file(self._path)
+            self._logged.clear()
+        except SpecError as error:
+            self._log(error)
+
+    def _log(self, error: Exception) -> None:
+        if str(error) not in self._logged:
+            _LOG.error("changes of the channels in %s have no effect: %s", self._path, error)
+            self._logged.add(str(error))
 
 
 def read_notify_file(path: str) -> tuple[Channel, ...]:

@@ -101,8 +101,11 @@ def budget_notices(snapshot: Snapshot, gpu_hours: float, now: float) -> Iterator
 def stall_notice(snapshot: Snapshot, since_s: float, mark: str, now: float) -> Notice:
     """The notice that nothing has happened since ``since_s``; ``mark`` is the state that has not changed since then."""
     quiet = format_duration(now - since_s)
-    running = [attempt.job for attempt in snapshot.live_attempts]
+    running, waiting = (
+        [attempt.job for attempt in snapshot.live_attempts if attempt.awaits_room is awaits] for awaits in (False, True)
+    )
     state = f"{len(running)} jobs run ({running[0]}, ...) and report no step." if running else "No job runs."
+    state += f" {len(waiting)} jobs wait for nodes ({waiting[0]}, ...)." if waiting else ""
     text = "\n".join([state, *_summary(snapshot), f"See: orchestrator status {snapshot.sweep}"])
     name = f"stalled-{sha256(mark.encode()).hexdigest()[:16]}"
     title = f"Sweep {snapshot.sweep} has stalled: nothing has happened for {quiet}"

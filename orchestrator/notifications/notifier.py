@@ -13,12 +13,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 from typing import Any, Self
 
-from orchestrator.core.errors import CorruptObjectError, NotFoundError, OrchestratorError, PreconditionFailedError
+from orchestrator.core.errors import (
+    CorruptObjectError,
+    NotFoundError,
+    OrchestratorError,
+    PreconditionFailedError,
+    UserError,
+)
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.core.security.redaction import redacted
 from orchestrator.notifications.channels import RefusedForeverError, deliver
@@ -40,6 +46,7 @@ from orchestrator.storage.layout import (
     notifications_folder,
     notifications_since,
     progress_name,
+    segment_numbers,
 )
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
@@ -56,6 +63,7 @@ _PASSED_AFTER_S = 3600.0
 """After its end. Until then the file of the channels may not be readable yet."""
 """Segments of the journal between two notes of how far it was read: what a restart reads again."""
 _NUM_SENDERS = 4
+_MOVED = "the cluster's file no longer has this receiver; what waited for it goes to those that are new there"
 
 
 class DeliveryState(StrEnum):
@@ -203,6 +211,8 @@ class Notifier:
         self._since_s: float | None = None
         self._general: tuple[Channel, ...] = ()
         """Channels of the cluster's own file in this round."""
+        self._receivers: set[Channel] = set()
+        """All that this process has seen in that file."""
         self._followed: dict[str, _Followed] = {}
         self._passed: dict[str, int] = {}
         """Ended sweeps without a channel whose cursor is at the end, by the number of their events."""
@@ -221,6 +231,7 @@ class Notifier:
         if self._since_s is None:
             self._since_s = self._begin()
         self._general = tuple(self._read_channels())
+        self._receivers |= _receivers(self._general)
         silent = []
         for snapshot in self._read_snapshots():
             channels = (*(snapshot.plan.notify if snapshot.plan is not None else ()), *self._general)
@@ -267,6 +278,7 @@ class Notifier:
 
     def _follow_sweep(self, snapshot: Snapshot, channels: Sequence[Channel]) -> None:
         followed = self._follow(snapshot)
+        self._move_to_corrected(snapshot.sweep, channels)
         if followed.num_events != snapshot.num_events:  # or else nothing was appended: no request for it
             for notice in self._events(snapshot, followed):
                 self._add_to_outbox(notice, channels)
@@ -294,6 +306,30 @@ class Notifier:
             self._followed[sweep] = _Followed(next_sequence=sequence, saved_sequence=sequence)
         return self._followed[sweep]
 
+    def _move_to_corrected(self, sweep: str, channels: Sequence[Channel]) -> None:
+        """A receiver that was corrected in the cluster's own file is another one, and gets what waits for the former.
+
+        What waits for a channel that the sweep itself had, before a revision, still goes to that one.
+        """
+        present = _receivers(channels)
+        for entry in [entry for (name, _), entry in self._waiting.items() if name == sweep]:
+            absent = [delivery for delivery in entry.waiting if _receiver(delivery.channel) not in present]
+            gone = [delivery for delivery in absent if self._was_general(delivery.channel)]
+            known = _receivers(delivery.channel for delivery in entry.deliveries if delivery.error != _MOVED)
+            fresh = [one for one in self._general if entry.notice.occasion in one.on and _receiver(one) not in known]
+            if gone and fresh:
+                for delivery in gone:
+                    delivery.note_failure(_MOVED, self._now(), is_final=True)
+                entry.deliveries += [Delivery(channel=channel) for channel in fresh]
+
+    def _was_general(self, channel: Channel) -> bool:
+        """Whether a channel was in the cluster's file, as far as it can be known after a restart."""
+        try:
+            check_channel_of_sweep(channel)
+        except UserError:
+            return True
+        return _receiver(channel) in self._receivers
+
     def _first_sequence(self, snapshot: Snapshot) -> int:
         """Position from which to read a journal; for a journal older than this cluster's notifications, its end."""
         name = notification_cursor(snapshot.sweep)
@@ -309,8 +345,8 @@ class Notifier:
 
     def _save_end(self, sweep: str) -> int:
         """Put the cursor of a sweep to the end of its journal, and return it."""
-        segments = self._store.list_children(journal_folder(sweep))
-        sequence = int(segments[-1].partition(".")[0]) + 1 if segments else 0
+        segments = segment_numbers(self._store.list_children(journal_folder(sweep)))
+        sequence = max(segments, default=-1) + 1
         self._save_cursor(sweep, _Followed(next_sequence=sequence, saved_sequence=0))
         return sequence
 
@@ -391,8 +427,7 @@ class Notifier:
     def _try(self, entry: Entry, delivery: Delivery) -> None:
         notice, kind = entry.notice, delivery.channel.kind
         try:
-            if delivery.channel not in self._general:
-                check_channel_of_sweep(delivery.channel)
+            self._check(delivery.channel)
             self._send(notice, delivery.channel)
         except Exception as error:  # noqa: BLE001 - libraries of mail and TLS fail in many ways, none of which may end us
             # An unexpected error may quote anything: only our own errors are shown.
@@ -402,3 +437,22 @@ class Notifier:
             _LOG.warning("%r was not sent by %s (try %d): %s", notice.title, kind, delivery.num_tries, why)
         else:
             delivery.note_success(self._now())
+
+    def _check(self, channel: Channel) -> None:
+        if _receiver(channel) in _receivers(self._general):
+            return
+        try:
+            check_channel_of_sweep(channel)
+        except UserError as error:
+            # Submits refuse it in a sweep, too: almost always it was in the cluster's file.
+            message = f"the cluster's own file (ORCHESTRATOR_NOTIFY_FILE) does not have this channel now, and {error}"
+            raise UserError(message) from None
+
+
+def _receiver(channel: Channel) -> Channel:
+    """A channel without what it is told of: where this changes, it is not another receiver."""
+    return replace(channel, on=(), stalled_after_s=0.0)
+
+
+def _receivers(channels: Iterable[Channel]) -> set[Channel]:
+    return {_receiver(channel) for channel in channels}

@@ -43,6 +43,7 @@ from orchestrator.storage.layout import (
     journal_segment,
     plan_name,
     segment_numbers,
+    snapshot_name,
     snapshots_folder,
     spec_name,
 )
@@ -319,8 +320,8 @@ def _check_fold(store: ObjectStore, sweep: str, found: SweepFindings) -> None:
 
 
 def _check_snapshots(store: ObjectStore, sweep: str, found: SweepFindings) -> None:
-    for child in store.list_children(snapshots_folder(sweep)):
-        name = f"{snapshots_folder(sweep)}{child}"
+    for number in segment_numbers(store.list_children(snapshots_folder(sweep))):
+        name = snapshot_name(sweep, number)
         try:
             stored = parse_snapshot(name, store.get(name, max_bytes=PLAN_BYTES))
         except NotFoundError:

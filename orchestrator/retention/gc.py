@@ -66,7 +66,7 @@ from orchestrator.retention.inventory import (
     whole_artifact,
 )
 from orchestrator.storage.bounds import RECORD_BYTES
-from orchestrator.storage.layout import is_probe, record_name, search_log_head
+from orchestrator.storage.layout import is_probe, is_tombstones, record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.storage.trials import is_whole
@@ -224,7 +224,7 @@ class Trash:
 
     def names(self) -> list[str]:
         """Names of all batches."""
-        return sorted(stat.name for stat in self._store.list_objects(TRASH) if stat.name != LOCK)
+        return sorted(stat.name for stat in self._store.list_objects(TRASH) if is_tombstones(stat.name))
 
     def read(self, name: str) -> list[Tombstone]:
         """The tombstones of a batch; none if it is gone.

@@ -77,20 +77,20 @@ def write_snapshot(
         store.put_if_absent(name, content)
     except PreconditionFailedError:
         return  # another controller of the same journal has stored it: the state is the same
-    for name in store.list_children(snapshots_folder(sweep))[:-KEPT]:
-        store.delete(f"{snapshots_folder(sweep)}{name}")
+    for number in segment_numbers(store.list_children(snapshots_folder(sweep)))[:-KEPT]:
+        store.delete(snapshot_name(sweep, number))
 
 
 def read_snapshots(store: ObjectStore, sweep: str) -> Iterator[StoredSnapshot]:
     """Intact states, the newest first."""
-    for child in reversed(store.list_children(snapshots_folder(sweep))):
-        name = f"{snapshots_folder(sweep)}{child}"
+    for number in reversed(segment_numbers(store.list_children(snapshots_folder(sweep)))):
+        name = snapshot_name(sweep, number)
         try:
             yield parse_snapshot(name, store.get(name, max_bytes=PLAN_BYTES))
         except NotFoundError:
             continue  # replaced by a newer one meanwhile
         except (ValueError, KeyError, TypeError, CorruptObjectError) as error:
-            _LOG.warning("snapshot %s of sweep %s is damaged and passed over: %s", child, sweep, error)
+            _LOG.warning("%s is damaged and passed over: %s", name, error)
 
 
 def parse_snapshot(name: str, content: bytes) -> StoredSnapshot:

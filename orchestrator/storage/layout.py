@@ -5,9 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from orchestrator.core.ids import is_key
+
 _FLIGHT_RECORD = "/flight-record.json"
 _PLAN = re.compile(r"plan-\d{4,}\.json", re.ASCII)
 _PROBE = re.compile(r"probes/(?:(?:node-)?[0-9a-f]{16}|doctor-[0-9a-f]{16}(?:/.+)?)")
+_TOMBSTONES = re.compile(r"trash/\d{12,}-[0-9a-f]{8}/\d{6,}\.json", re.ASCII)
+_SHOWN = re.compile(r"sweeps/[^/]+/(?:report/[^/]+|progress\.json)|mlflow/[^/]+/[0-9a-f]{32}/artifacts/.+")
 _NUMBERED = re.compile(r"(\d{8,})\.jsonl", re.ASCII)
 
 
@@ -44,6 +48,14 @@ def metrics_segment(key: str, attempt_number: int, from_step: int, to_step: int)
 def metrics_folder(key: str) -> str:
     """Folder of all metric segments of a key."""
     return f"metrics/{key}/"
+
+
+def is_of_key(name: str) -> bool:
+    """Whether an object lies in the folder of a key's artifact or metrics: others may use the store's bucket, too."""
+    return any(
+        is_key(part) and name.startswith((f"{artifact_folder(part)}/", metrics_folder(part)))
+        for part in name.split("/")[1:3]
+    )
 
 
 def attempts_folder(key: str) -> str:
@@ -123,6 +135,18 @@ def probe_name(nonce: str) -> str:
 def is_probe(name: str) -> bool:
     """Whether an object is one that checks a store: of `probe_name`, of the doctor or of a node's check."""
     return _PROBE.fullmatch(name) is not None
+
+
+def is_tombstones(name: str) -> bool:
+    """Whether an object is a batch of tombstones of garbage collection; others may have a folder ``trash/``, too."""
+    return _TOMBSTONES.fullmatch(name) is not None
+
+
+def is_shown(name: str) -> bool:
+    """Whether an object is for people alone: a sweep's report or progress, or a file of a run, as MLflow names it in
+    the place that ``TrackingServer`` gives to an experiment.
+    """
+    return _SHOWN.fullmatch(name) is not None
 
 
 def sweep_folder(sweep: str) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import errno
 import math
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Callable, Iterator
@@ -44,6 +45,8 @@ from orchestrator.storage.os_errors import named, our_errors, translated
 from orchestrator.storage.protocol import ObjectStat, Scheme, check_name, is_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
+_STAGED = re.compile(r"[0-9a-f]{24}")
+"""Names of our temporary files."""
 _OF_THE_DISK = "lost+found"
 """At the root of a file system only its owner may look into this folder; there are no objects in it."""
 _PUBLISH_TRIES = 1000
@@ -204,7 +207,8 @@ class LocalStore:
         """See ``gc_rules.HasLeftovers``: temporary files of writes, of dead writers and of those at work."""
         with our_errors(f"listing temporary files in {self.uri}"), suppress(FileNotFoundError):
             for path in self._staging.iterdir():
-                if not is_name(path.name) or path.is_dir():  # another program's, as of a copy that was interrupted
+                # Another name is another program's, which may have its temporary files here, too.
+                if not _STAGED.fullmatch(path.name) or path.is_dir():
                     continue
                 with suppress(FileNotFoundError):  # published meanwhile
                     found = _stat_of(path.name, path.stat())

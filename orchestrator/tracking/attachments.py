@@ -27,7 +27,7 @@ from orchestrator.report.render.files import DOCUMENT, MARKDOWN, PNG, render_fil
 from orchestrator.report.render.page import PAGE, render_page
 from orchestrator.report.results import Report, best_first
 from orchestrator.state.transitions import SweepState
-from orchestrator.storage.artifacts import part_object, read_record
+from orchestrator.storage.artifacts import download_part, read_record
 from orchestrator.storage.layout import submission_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.facts import RunIdentity, Timeline
@@ -40,6 +40,7 @@ _PARTS = ("backbone.safetensors", "model.json")
 FOLDER = "backbone"
 """Of the run's artifacts, where the registered files are."""
 _DIFF = "uncommitted.diff"
+_NO_DIFF = b"# No uncommitted changes are known of the present revision of the sweep.\n"
 _LOG = logging.getLogger(__name__)
 _IMAGE = f"images/{CURVE_IMAGE}+step+0+timestamp+1+{UUID(int=0)}"
 """Where MLflow's pages look for an image of a run, as its client names it; fixed, so that a later one replaces it."""
@@ -91,6 +92,7 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
     Raises:
         TrackingError: the server refuses; nothing but the registry lacks anything.
         NotFoundError: the artifact is gone from the store.
+        CorruptObjectError: it is not what its record says.
     """
     facets = {name: str(value) for name, value in best.job.facets.items()}
     tags = {**facets, "sweep": plan.sweep, "key": best.job.key, best.metric: f"{best.error:.6g}"}
@@ -114,7 +116,7 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
     with tempfile.TemporaryDirectory(prefix="orchestrator-backbone-") as folder:
         for part in _PARTS:
             if part in record.parts:
-                store.download(part_object(record, part), Path(folder, part))
+                download_part(store, record, part, Path(folder, part))
         server.attach(run_id, Path(folder), FOLDER)
     server.register(version)
     return True
@@ -126,6 +128,7 @@ class Attachments:
     def __init__(self, store: ObjectStore, server: TrackingServer, timeline: Timeline, plan: Plan) -> None:
         self._store, self._server, self._timeline, self._plan = store, server, timeline, plan
         self._is_over = timeline.snapshot.state.is_final
+        self._is_later = timeline.snapshot.revision > 1
         self._computed: Report | None = None
         self._is_origin_damaged = False
 
@@ -142,15 +145,20 @@ class Attachments:
     def tags(self) -> dict[str, str]:
         """Tags of the sweep's run: where it was submitted from, and the report as its description."""
         told = {**_note(render_markdown(self._report)), "mlflow.loggedImages": "True"} if self._is_over else {}
-        return {**self._provenance().tags(), **told}
+        provenance = self._provenance()
+        # Empty ones of a later revision, too: a tag that is not said again would keep the value of an earlier one.
+        says_all = self._is_later and self._is_known(provenance)
+        return {**{name: value for name, value in provenance.tags().items() if value or says_all}, **told}
 
     def publish(self, run_id: str, memory: Memory) -> None:
         """Attach the files that the run does not have yet."""
         provenance = self._provenance()
         files = {_DIFF: provenance.diff.encode()} if provenance.diff else {}
+        if not files and self._is_later and self._is_known(provenance):
+            files = {_DIFF: _NO_DIFF}  # an earlier revision may have attached one, and nothing takes it away
         if self._is_over:
             report = render_files(self._report)
-            save_files(self._store, self._plan.sweep, report)
+            save_files(self._store, self._plan.sweep, report, keeps_costs=True)
             files |= report
             if PNG in report:
                 files |= {f"{_IMAGE}.png": report[PNG], f"{_IMAGE}+compressed.webp": _as_webp(report[PNG])}
@@ -160,31 +168,47 @@ class Attachments:
         if fresh:
             self._attach(run_id, fresh)
             memory.attached |= {name: _digest(content) for name, content in fresh.items()}
-        if provenance != Provenance() or self._is_origin_damaged:
+        if self._is_known(provenance):
             memory.submission = self._timeline.submission
 
     def register(self, runs: MutableMapping[RunIdentity, RunMemory], memory: Memory) -> bool:
         """Put the best backbone of a sweep that succeeded into the model registry, if the sweep asks for it.
 
-        False if the backbone has no run, because somebody deleted it: the next pass makes it anew and comes back.
+        False if the backbone has no run, because somebody deleted it: the next pass makes it anew and comes back. A
+        damaged or lost backbone is not registered, and looked at again when the sweep has ended once more.
         """
         if not self._is_to_be_registered(memory):
             return True
         best = best_backbone(self._plan, self._report)
+        registered_for = self._timeline.submission
         if best is not None:
             identity = (best.job.name, best.job.key)
             run = runs.get(identity)
-            if run is None or not register(self._store, self._server, self._plan, best, run.run_id):
+            try:
+                is_there = run is not None and register(self._store, self._server, self._plan, best, run.run_id)
+            except (CorruptObjectError, NotFoundError) as error:  # another pass would find the same
+                _LOG.warning("the best backbone of sweep %s is not registered: %s", self._plan.sweep, error)
+                is_there, best, registered_for = True, None, self._this_end
+            if not is_there:
                 runs.pop(identity, None)
                 return False
         memory.registered = "-" if best is None else best.job.key
-        memory.registered_for = self._timeline.submission
+        memory.registered_for = registered_for
         return True
+
+    @property
+    def _this_end(self) -> str:
+        """Another end, also without another plan, may come after a damaged backbone was made anew."""
+        return f"{self._timeline.submission} {self._timeline.snapshot.finished_at_s}"
 
     def _is_to_be_registered(self, memory: Memory) -> bool:
         succeeded = self._timeline.snapshot.state is SweepState.SUCCEEDED
-        is_done = memory.registered and memory.registered_for == self._timeline.submission
+        is_done = memory.registered and memory.registered_for in (self._timeline.submission, self._this_end)
         return succeeded and self._plan.register == "best" and not is_done
+
+    def _is_known(self, provenance: Provenance) -> bool:
+        """Whether nothing more will be known; of a damaged one, it is nothing at all."""
+        return provenance != Provenance() or self._is_origin_damaged
 
     def _provenance(self) -> Provenance:
         """Empty while it is not known."""

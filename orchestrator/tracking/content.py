@@ -15,14 +15,14 @@ from typing import Any, TypeVar
 
 from orchestrator.core.errors import NotFoundError
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
+from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.inputs import MetricLine, MetricSegment, list_segments, read_segment
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.draft import DatasetUse, MetricPoint, generated_digest
-from orchestrator.tracking.facts import RunIdentity
+from orchestrator.tracking.facts import RunIdentity, factors_in
 from orchestrator.tracking.memory import RunMemory
 
 _MAX_PARAM_CHARACTERS = 6000
@@ -234,7 +234,7 @@ class ContentReader:
         return list_segments(self._store, job.key)
 
     def read(
-        self, job: Job, view: JobView, *, segments: Sequence[MetricSegment], said: Mapping[str, int], is_described: bool
+        self, job: Job, view: JobView, *, segments: Sequence[MetricSegment], run: RunMemory | None, is_told: bool
     ) -> JobContent:
         """What is new about a job.
 
@@ -242,36 +242,38 @@ class ContentReader:
             job: of the present plan.
             view: its state.
             segments: its metric segments.
-            said: last step that the run shows already, by attempt.
-            is_described: whether the run has all its parameters.
+            run: what its run shows already; None if it has none.
+            is_told: whether the run has all tags.
         """
         record = self._records.read(job.key) if view.state.is_done else None
-        points = list(_new_points(self._store, segments, said))
-        # A parameter of MLflow is final, and a changed design may call the values of the same run otherwise.
-        tags = {name: str(value) for name, value in job.facets.items() if name.startswith(FACTOR_PREFIX)}
+        shown = run.shown if run is not None else {}
+        points = list(_new_points(self._store, segments, run.said if run is not None else {}))
+        is_described = run is not None and run.described
         analyses = self._ended_analyses(job) if view.state.is_done else []
         if view.state.is_done:
-            points += self._final_points(job, view, record, segments)
-            tags |= self._record_tags(job, record)
+            # Segments of a forgotten sweep are collected; its runs keep their curves.
+            last = max(shown.values(), default=self._epoch(job))
+            points += self._final_points(view, record, segments, last)
             points += self._analysis_points(analyses)
         granularity, datasets = self._granularity(job), self._datasets(job)
         digest = datasets[0].digest if datasets else dataset_digest(record) if record else ""
+        params = {} if is_described and is_told else job_params(job, granularity, digest)
         return JobContent(
-            params={} if is_described else job_params(job, granularity, digest),
-            tags=tags,
+            params=factors_in(params) if is_described else params,  # a later revision may have more of them
+            tags=self._record_tags(job, record),
             points=tuple(points),
             datasets=() if is_described else datasets,
             is_complete=granularity is not None or not counts_classes(job),
-            said=last_steps(segments),
+            said=last_steps(segments) or shown,
             analyses={analysis.key: str(analysis.facets["analysis"]) for analysis in analyses},
         )
 
     def _final_points(
-        self, job: Job, view: JobView, record: Record | None, segments: Sequence[MetricSegment]
+        self, view: JobView, record: Record | None, segments: Sequence[MetricSegment], otherwise: int
     ) -> Iterator[MetricPoint]:
-        """The committed metrics at the last step, without those that the last line said already."""
+        """The committed metrics at the last step, or ``otherwise``, without those that the last line said already."""
         last = read_segment(self._store, segments[-1])[-1:] if segments else []
-        step = last[0].step if last else self._epoch(job)
+        step = last[0].step if last else otherwise
         said = dict(last[0].metrics) if last else {}
         metrics, at_s = _final_metrics(view, record)
         for name, value in metrics.items():

@@ -9,7 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256
 
-from orchestrator.planning.graph.plan import Plan
+from orchestrator.planning.graph.plan import FACTOR_PREFIX, Job, Plan
 from orchestrator.state.events import AttemptLaunched, Event, PlanAccepted, decode_event
 from orchestrator.state.fold import apply
 from orchestrator.state.snapshot import JobView, Snapshot
@@ -174,9 +174,24 @@ class RunFacts:
     @cached_property
     def fingerprint(self) -> str:
         """Changes whenever the run's status, times or tags do."""
+        return self._digest(self.tags)
+
+    def are_told_by(self, fingerprint: str, *, of_this_plan: bool) -> bool:
+        """Whether a run with this fingerprint says all of it; ``of_this_plan``: whether the present plan was told.
+
+        Fingerprints of earlier versions are without factors: what these told of the present plan is not told anew.
+        """
+        return fingerprint == self.fingerprint or (of_this_plan and fingerprint == self._without_factors)
+
+    @cached_property
+    def _without_factors(self) -> str:
+        factors = factors_in(self.tags)
+        return self._digest({name: text for name, text in self.tags.items() if name not in factors})
+
+    def _digest(self, tags: Mapping[str, str]) -> str:
         # Superseded once, superseded whenever: a third revision is no news.
         times = [] if self.is_superseded else [self.start_s, self.end_s]
-        said = [self.job, self.key, self.status, *times, sorted(self.tags.items())]
+        said = [self.job, self.key, self.status, *times, sorted(tags.items())]
         return sha256(json.dumps(said).encode()).hexdigest()[:16]
 
 
@@ -202,18 +217,20 @@ def sweep_facts(timeline: Timeline) -> RunFacts:
     )
 
 
-def job_facts(timeline: Timeline, view: JobView, kind: str) -> RunFacts | None:
+def job_facts(timeline: Timeline, view: JobView, job: Job) -> RunFacts | None:
     """The run of a job; None while there is nothing to tell, because it waits for its first attempt."""
     started_s = timeline.first_launches_s.get((view.name, view.key), view.ended_at_s)
     if started_s is None:
         return None
     tags = {
         **_identity_tags(timeline.snapshot.sweep, view.name, view.key),
-        "kind": kind,
+        "kind": job.kind.value,
         "state": view.state.value,
         "attempts": str(view.num_attempts),
         "attempt_states": attempt_states(view),
         **_failure_tags(view),
+        # A later revision may have other factors, or call their values otherwise; a parameter of MLflow is final.
+        **factors_in({name: str(value) for name, value in job.facets.items()}),
     }
     return RunFacts(
         job=view.name,
@@ -223,6 +240,11 @@ def job_facts(timeline: Timeline, view: JobView, kind: str) -> RunFacts | None:
         end_s=view.ended_at_s if view.state.is_final else None,
         tags=tags,
     )
+
+
+def factors_in(said: Mapping[str, str]) -> dict[str, str]:
+    """Of some facets or parameters, those that name the values of factors."""
+    return {name: value for name, value in said.items() if name.startswith(FACTOR_PREFIX)}
 
 
 def superseded_facts(sweep: str, identity: RunIdentity, status: RunStatus | None, ended_at_s: float) -> RunFacts:
@@ -245,10 +267,10 @@ def superseded_facts(sweep: str, identity: RunIdentity, status: RunStatus | None
 
 
 class FactsCache:
-    """Of one sweep; views are values, so the same view has the same facts."""
+    """Of one sweep; views and jobs are values, so the same ones have the same facts."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[JobView, RunFacts | None]] = {}
+        self._known: dict[str, tuple[JobView, Job, RunFacts | None]] = {}
         self._superseded: dict[RunIdentity, RunFacts] = {}
 
     def all(self, timeline: Timeline, plan: Plan, runs: Mapping[RunIdentity, RunStatus | None]) -> list[RunFacts]:
@@ -257,13 +279,13 @@ class FactsCache:
         ``runs``: the status that each published run has on the server, as far as it is known.
         """
         jobs = plan.by_name()
-        known: dict[str, tuple[JobView, RunFacts | None]] = {}
+        known: dict[str, tuple[JobView, Job, RunFacts | None]] = {}
         for name, view in timeline.snapshot.jobs.items():
-            old = self._known.get(name)
-            is_same = old is not None and old[0] is view
-            known[name] = old if old and is_same else (view, job_facts(timeline, view, jobs[name].kind))
+            old, job = self._known.get(name), jobs[name]
+            is_same = old is not None and old[0] is view and old[1] is job
+            known[name] = old if old and is_same else (view, job, job_facts(timeline, view, job))
         self._known = known
-        told = [facts for _, facts in known.values() if facts is not None]
+        told = [facts for _, _, facts in known.values() if facts is not None]
         return [sweep_facts(timeline), *told, *self._earlier(timeline.snapshot, runs)]
 
     def _earlier(self, snapshot: Snapshot, runs: Mapping[RunIdentity, RunStatus | None]) -> list[RunFacts]:

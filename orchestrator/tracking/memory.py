@@ -98,7 +98,8 @@ class Memory:
     registered: str = ""
     """Key of the backbone that is in the model registry, or `-` if there was none to put there."""
     registered_for: str = ""
-    """Id of the submit whose plan was looked at for it: a later one may have a better backbone."""
+    """Id of the submit whose plan was looked at for it: a later one may have a better backbone. With the time of the
+    sweep's end if the backbone was damaged."""
     submission: str = ""
     """Id of the submit whose origin the sweep's run tells."""
 

@@ -25,6 +25,14 @@ from orchestrator.storage.seals import parse_sealed, seal
 _TIMEOUT_S = 10.0
 _MAX_DIFF_BYTES = 1_000_000
 _MAX_UNTRACKED = 1000
+_DIFF = (
+    *("-c", "diff.relative=false", "-c", "diff.suppressBlankEmpty=false"),
+    *("diff", "HEAD", "--no-color", "--no-ext-diff", "--no-textconv"),
+    *("--src-prefix=a/", "--dst-prefix=b/", "--unified=3", "--inter-hunk-context=0", "--submodule=short"),
+)
+"""As ``redacted_diff`` and ``git apply`` read it, whatever the user's settings: a ``textconv`` shows what is stored
+encrypted. What releases of git before 2.28 refuse as an option is a setting here.
+"""
 
 
 def installed_packages() -> dict[str, str]:
@@ -81,14 +89,13 @@ class Provenance:
         return {**asdict(self), "untracked": list(self.untracked)}
 
     def tags(self) -> dict[str, str]:
-        """The tags by which MLflow's pages show the version of the code."""
-        tags = {
+        """The tags by which MLflow's pages show the version of the code; empty where it is not known."""
+        return {
             "mlflow.source.git.commit": self.commit,
             "mlflow.source.git.branch": self.branch,
             "mlflow.source.git.repoURL": self.repository,
             "git_dirty": ("yes" if self.diff else "no") if self.commit else "",
         }
-        return {name: value for name, value in tags.items() if value}
 
 
 def capture_all(directory: Path, package_digest: str) -> Provenance:
@@ -111,7 +118,7 @@ def capture(directory: Path) -> Provenance:
         commit=commit,
         branch=redacted(_git(directory, "rev-parse", "--abbrev-ref", "HEAD").strip()),
         repository=_without_credentials(_git(directory, "config", "--get", "remote.origin.url").strip()),
-        diff=redacted_diff(_git(directory, "diff", "HEAD", "--no-color", "--no-ext-diff")),
+        diff=redacted_diff(_git(directory, *_DIFF)),
         untracked=tuple(map(redacted, untracked[:_MAX_UNTRACKED])),
     )
 

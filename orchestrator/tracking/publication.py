@@ -172,8 +172,8 @@ class Publication:
         self._looked_at_s = before | {run.identity: now for run in due}
 
     def _is_told(self, facts: RunFacts) -> bool:
-        run = self._runs.get(facts.identity)
-        return run is not None and run.fingerprint == facts.fingerprint
+        run, is_of_plan = self._runs.get(facts.identity), self._memory.submission == self._timeline.submission
+        return run is not None and facts.are_told_by(run.fingerprint, of_this_plan=is_of_plan)
 
     def _has_news(self, facts: RunFacts) -> bool:
         if not self._is_told(facts):
@@ -181,7 +181,7 @@ class Publication:
         if facts.identity == SWEEP_RUN:
             return self._attachments.has_news(self._memory)
         segments = None if facts.status.is_final else self._segments.get(facts.identity)
-        return segments is not None and last_steps(segments) != self._runs[facts.identity].said
+        return last_steps(segments or ()) not in ({}, self._runs[facts.identity].said)
 
     def _list_segments(self, facts: RunFacts) -> list[MetricSegment]:
         job = self._jobs.get(facts.job)
@@ -261,26 +261,29 @@ class Publication:
                 if identity == SWEEP_RUN:
                     self._forget_attachments()
 
-    def _discard_superseded(self, changed: list[RunFacts]) -> None:
-        """Replace runs that show steps which a later attempt repeated, or what an analysis found before it was changed:
-        MLflow cannot take a metric back. Files of the model registry, and so their runs, stay.
+    def _discard_superseded(self, changed: Sequence[RunFacts], trials: Sequence[TrialRun]) -> None:
+        """Replace runs that show steps which a later attempt repeated, what an analysis found before it was changed, or
+        a trial of a log that is gone: MLflow cannot take a metric back. Files of the model registry, and so their runs,
+        stay.
         """
-        registered = self._server.registered_runs(self._plan.sweep) if self._outdated else set()
-        for run in [self._runs[identity] for identity in self._outdated]:
-            run.analyses = {}
-            if run.run_id not in registered:
-                self._memory.discarded.append(self._drop((run.job, run.key)))
         known = [facts for facts in changed if facts.identity in self._runs and not facts.is_superseded]
         told = [facts for facts in known if (run := self._runs[facts.identity]).doubtful or run.shown]
         read_all(self._list_segments, told)
-        for facts in told:
-            segments, run = self._list_segments(facts), self._runs[facts.identity]
-            valid = last_steps(segments)
-            # How far an attempt was told that others followed is not known of a run that was found.
-            is_doubtful = run.doubtful and any(segment.attempt > 1 for segment in segments)
-            if is_doubtful or any(step > valid.get(attempt, 0) for attempt, step in run.shown.items()):
-                self._memory.discarded.append(self._drop(facts.identity))
+        mixed = [*self._outdated, *(facts.identity for facts in told if self._shows_superseded(facts))]
+        mixed += [trial.facts.identity for trial in trials if trial.replaces(self._runs.get(trial.facts.identity))]
+        registered = self._server.registered_runs(self._plan.sweep) if mixed else set()
+        for identity in dict.fromkeys(mixed):
+            self._runs[identity].analyses = {}
+            if self._runs[identity].run_id not in registered:
+                self._memory.discarded.append(self._drop(identity))
         self._delete_discarded()
+
+    def _shows_superseded(self, facts: RunFacts) -> bool:
+        segments, run = self._list_segments(facts), self._runs[facts.identity]
+        valid = last_steps(segments) or run.shown  # of a forgotten sweep they are collected, and its runs stay
+        # How far an attempt was told that others followed is not known of a run that was found.
+        is_doubtful = run.doubtful and any(segment.attempt > 1 for segment in segments)
+        return is_doubtful or any(step > valid.get(attempt, 0) for attempt, step in run.shown.items())
 
     def _delete_discarded(self) -> None:
         if waiting := self._memory.condemned:
@@ -299,13 +302,11 @@ class Publication:
         if self._runs and experiment_id != self._memory.experiment_id:
             self._forget_runs()  # MLflow cannot move them
             changed, trials = self._news()
-        is_new_plan = self._memory.submission != self._timeline.submission
-        if self._memory.experiment_id != experiment_id or is_new_plan:
+        if (self._memory.experiment_id, self._memory.submission) != (experiment_id, self._timeline.submission):
             self._server.tag_experiment(experiment_id, shared_view(self._plan))
-            self._memory.experiment_id = experiment_id
-        self._memory.experiment = name
+        self._memory.experiment_id, self._memory.experiment = experiment_id, name
         found_more = self._adopt(experiment_id, changed, trials)
-        self._discard_superseded(changed)
+        self._discard_superseded(changed, trials)
         sweep = [facts for facts in changed if facts.identity == SWEEP_RUN]
         if SWEEP_RUN not in self._runs:  # first: it is the parent of the others
             self._write(experiment_id, [self._unfinished(sweep[0])], {})
@@ -395,6 +396,8 @@ class Publication:
             for draft, answer in error.refused:
                 if answer.run_id and not draft.run_id:  # it is there: tried again, and not made again
                     self._make(draft, answer.run_id)
+                elif draft.run_id:  # else it may count as told once the sweep's run has told the present plan
+                    self._runs[draft.facts.identity].fingerprint = ""
         return all_there
 
     def _drop(self, identity: RunIdentity) -> str:
@@ -449,13 +452,12 @@ class Publication:
         job = self._jobs.get(facts.job)
         if job is None or job.key != facts.key:
             return None
-        run = self._runs.get(facts.identity)
         return self._reader.read(
             job,
             self._timeline.snapshot.jobs[job.name],
             segments=self._list_segments(facts),
-            said={} if run is None else run.said,
-            is_described=run is not None and run.described,
+            run=self._runs.get(facts.identity),
+            is_told=self._is_told(facts),
         )
 
     def _draft(self, facts: RunFacts, content: JobContent | None, parent_run_id: str) -> RunDraft:
@@ -469,7 +471,7 @@ class Publication:
             tags=given.tags,
             points=given.points,
             datasets=given.datasets,
-            only_points=run is not None and run.fingerprint == facts.fingerprint,
+            only_points=self._is_told(facts),
         )
 
     def _publish_trials(self, experiment_id: str, trials: Sequence[TrialRun]) -> bool:

@@ -34,11 +34,19 @@ class TrialRun:
     facts: RunFacts
     trial: Trial
 
+    @property
+    def begun(self) -> str:
+        """Its start: another log of the search may have another trial of this number."""
+        return str(self.trial.started_s)
+
+    def replaces(self, run: RunMemory | None) -> bool:
+        """Whether a run shows the trial of this number of a former log, which the search has begun anew."""
+        return run is not None and bool(run.shown) and self.begun not in run.shown
+
     def content(self, run: RunMemory | None) -> JobContent:
         """What its run is to say and does not say yet."""
         params = {name: str(value) for name, value in {**self.job.facets, **self.trial.params}.items()}
-        begun = str(self.trial.started_s)  # another log of the search may have another trial of this number
-        num_said = 0 if run is None else run.said.get(begun, 0)
+        num_said = 0 if run is None else run.said.get(self.begun, 0)
         return JobContent(
             params={} if run is not None and run.described else params,
             points=tuple(
@@ -48,7 +56,7 @@ class TrialRun:
                 if math.isfinite(value)
             ),
             is_complete=True,
-            said={begun: len(self.trial.points)},
+            said={self.begun: len(self.trial.points)},
         )
 
 

@@ -167,7 +167,7 @@ def _write_the_rest(store: MemoryStore, plan: Any, message_id: str) -> None:
     quotas.write_quotas(store, CLUSTER, {"ann": Cap(max_gpus=4.0)})
     add_pin(store, Pin(name="best", keys=(plan.jobs[0].key,), created_at_s=1.0))
     stone = Tombstone(unit="artifacts/x/y/", reason=Reason.ABANDONED_JOB, key="x-y", at_s=1.0, num_bytes=3)
-    Trash(store, "run").add_batch([stone])
+    Trash(store, "000000000001-0123abcd").add_batch([stone])
     SearchLog(store, "search-lr-0").append([TrialAsked(trial=0, at_s=1.0, key="pretrain-a-0", params={"lr": 0.1})])
     memory = MemoryFile(store, SWEEP, "http://tracking")
     for number in (1, 2):

@@ -13,18 +13,19 @@ from orchestrator.controller.notifying import GeneralChannels
 from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.notifications import notifier as notifier_module
 from orchestrator.notifications.channels import DeliveryError
-from orchestrator.notifications.messages import Notice, budget_notices
+from orchestrator.notifications.messages import Notice, budget_notices, stall_notice
 from orchestrator.notifications.notifier import DeliveryState, Notifier, read_entries
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.layout import progress_name
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweepfile.values import Channel, Email, Occasion, Policy
+from orchestrator.sweepfile.values import Channel, ClusterChannel, Email, Occasion, Policy
 from orchestrator.sweeps import client
 from orchestrator.sweeps.progress import WRITE_EVERY_S
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
+from tests.builders import SweepJournal, launched
 from tests.commands import run_command
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 from tests.sinks import mail_sink, webhook_sink
@@ -36,8 +37,11 @@ class Sent:
     def __init__(self, *failures: Exception) -> None:
         self.failures = list(failures)
         self.notices: list[Notice] = []
+        self.down: list[Channel] = []
 
     def __call__(self, notice: Notice, channel: Channel) -> None:
+        if channel in self.down:
+            raise DeliveryError("down")
         if self.failures:
             raise self.failures.pop(0)
         self.notices.append(notice)
@@ -68,8 +72,23 @@ class Told(World):
         plan = replace(plan, notify=self.channels, policy=policy or plan.policy)
         self.last_message["sweep"] = client.submit(self.store, plan, "name: sweep\n", CLUSTER, now=self.clock())
 
+    def with_general(self, general: list[Channel]) -> None:
+        """Run the sweep to its end; ``general`` are the channels of the cluster's file."""
+        self.send()
+        self.notifier = self.new_notifier(read_channels=lambda: general)
+        self.finish()
+
+    def states(self) -> list[tuple[Channel, DeliveryState]]:
+        """After one more turn, of the first notification."""
+        self.clock.advance(10.0)
+        self.notifier.turn()
+        entry, *_ = read_entries(self.store, "sweep")
+        return [(delivery.channel, delivery.state) for delivery in entry.deliveries]
+
 
 WEBHOOK = Channel(webhook="https://hooks.example.org/x")
+PAGER, TEAMS, DISCORD = (ClusterChannel(apprise=f"${{file:/run/secrets/{name}}}") for name in ("p", "t", "d"))
+WAITING, SENT, GIVEN_UP = DeliveryState.WAITING, DeliveryState.SENT, DeliveryState.GIVEN_UP
 
 
 # ------------------------------------------------------------------------------------------------------- what is told
@@ -157,6 +176,21 @@ def test_sweep_in_which_nothing_happens_is_told_as_stalled_once(tmp_path: Path) 
     world.clock.advance(3600.0)
     again.turn()
     assert world.sent.occasions == ["stalled"], "the same stall, after a restart"
+
+
+def test_stalled_sweep_tells_jobs_that_run_from_those_that_wait_for_nodes(tmp_path: Path) -> None:
+    store, plan = LocalStore(tmp_path), make_plan(*diamond())
+    journal = SweepJournal(store, plan.sweep)
+    journal.accept(replace(plan, revision=1))
+    texts = []
+    for job, awaits_room in zip(plan.jobs, (True, False), strict=False):
+        journal.tell(launched(job, awaits_room=awaits_room))
+        texts.append(stall_notice(client.load_snapshot(store, plan.sweep), 1.0, "mark", 2.0).text.splitlines()[0])
+    wait = f"1 jobs wait for nodes ({plan.jobs[0].name}, ...)."
+    assert texts == [
+        f"No job runs. {wait}",
+        f"1 jobs run ({plan.jobs[1].name}, ...) and report no step. {wait}",
+    ]
 
 
 def test_sweep_whose_attempt_works_without_steps_has_not_stalled(tmp_path: Path) -> None:
@@ -270,6 +304,59 @@ def test_delivery_that_the_store_did_not_take_is_noted_in_a_later_turn_and_not_r
     assert len(world.sent.notices) == 1
 
 
+def test_corrected_channel_of_the_cluster_gets_what_waits_for_the_former_one(tmp_path: Path) -> None:
+    wrong, right, sound = PAGER, TEAMS, DISCORD
+    general: list[Channel] = [wrong, sound]
+    world = Told(tmp_path)
+    world.sent.down = [wrong, right]
+    world.with_general(general)
+    assert world.states() == [(wrong, WAITING), (sound, SENT)]
+    general[:] = [sound]  # as while the file is written
+    assert world.states() == [(wrong, WAITING), (sound, SENT)]
+    [entry] = read_entries(world.store, "sweep")
+    assert "does not have this channel now" in entry.deliveries[0].error
+    general[:] = [right, sound]
+    assert world.states() == [(wrong, GIVEN_UP), (sound, SENT), (right, WAITING)]
+    world.sent.down = []
+    general[:] = [wrong, sound]
+    moved = [(wrong, GIVEN_UP), (sound, SENT), (right, GIVEN_UP), (wrong, SENT)]
+    assert world.states() == world.states() == moved
+    assert len(world.sent.notices) == 2
+
+
+def test_other_occasions_of_a_channel_of_the_cluster_make_no_other_receiver(tmp_path: Path) -> None:
+    general: list[Channel] = [PAGER, TEAMS]
+    world = Told(tmp_path)
+    world.sent.down = [PAGER]
+    world.with_general(general)
+    before = [(PAGER, WAITING), (TEAMS, SENT)]
+    assert world.states() == before
+    teams = replace(TEAMS, on=(Occasion.FINISHED,), stalled_after_s=60.0)
+    general[:] = [teams]
+    assert world.states() == before
+    world.sent.down = []
+    general[:] = [teams, replace(PAGER, on=(Occasion.FAILED,))]
+    assert world.states() == [(PAGER, SENT), (TEAMS, SENT)]
+    assert len(world.sent.notices) == 2
+
+
+@pytest.mark.parametrize("is_of_cluster", [False, True])
+def test_channel_that_nobody_has_any_more_is_given_up_only_if_it_was_the_clusters(
+    tmp_path: Path, is_of_cluster: bool
+) -> None:
+    general: list[Channel] = [WEBHOOK] if is_of_cluster else []
+    world = Told(tmp_path) if is_of_cluster else Told(tmp_path, WEBHOOK)
+    world.sent.down = [WEBHOOK]
+    world.with_general(general)
+    assert world.states() == [(WEBHOOK, WAITING)]
+    world.channels = ()
+    world.send()  # without the channel
+    world.tick_until(lambda: world.last_message["sweep"] in world.snapshot().handled)
+    general[:] = [TEAMS]
+    expected = [(WEBHOOK, GIVEN_UP), (TEAMS, SENT)] if is_of_cluster else [(WEBHOOK, WAITING)]
+    assert world.states() == expected
+
+
 def test_channel_that_never_answers_is_given_up_after_days(tmp_path: Path) -> None:
     world = Told(tmp_path, WEBHOOK)
     world.sent.failures = [DeliveryError("away")] * 500
@@ -339,6 +426,23 @@ def test_damaged_journal_of_one_sweep_does_not_keep_the_others(tmp_path: Path) -
     notifier = Notifier(world.store, CLUSTER, lambda: [broken, fine], send=world.sent, now=world.clock)
     notifier.turn()
     assert world.sent.occasions == ["budget"]
+
+
+def test_file_for_all_sweeps_that_could_not_be_read_once_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "notify.yaml"
+    path.write_text("notify: [{webhook: 'https://a.example.org/b'}]")
+    channels = GeneralChannels(str(path))
+
+    def fail(_: str) -> tuple[Channel, ...]:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("orchestrator.controller.notifying.read_notify_file", fail)
+        assert [list(channels()) for _ in range(3)] == [[], [], []]
+    assert caplog.text.count("Permission denied") == 1
+    assert [one.webhook for one in channels()] == ["https://a.example.org/b"]
 
 
 def test_file_for_all_sweeps_is_read_anew_and_a_wrong_one_keeps_the_channels_of_before(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Place:
             self.good.delete_leftover(leftover.name)
 
     def begin_upload(self) -> None:
-        bucket, key = self.good._bucket, self.good._key("unfinished")
+        bucket, key = self.good._bucket, self.good._key("probes/node-0123456789abcdef")
         self.upload = f"{bucket.repeat('create_multipart_upload', key)['UploadId']} {key}"
 
     def downloaded(self, store: S3Store, name: str) -> bytes:

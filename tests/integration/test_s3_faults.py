@@ -31,6 +31,9 @@ HARMLESS = [Damage.THROTTLED, Damage.RESET]
 LOST = [Damage.ANSWER_LOST, Damage.ANSWER_LOST_AS_500, Damage.ANSWER_LOST_AS_409]
 SHORT_S = 0.5
 """A deadline that passes within a test."""
+PART = "artifacts/pretrain/pretrain-a-0123456789abcdef/parts/1-a/big"
+METRICS = "metrics/pretrain-a-0123456789abcdef/000001/a"
+"""Of an attempt: unfinished uploads to other names are another program's."""
 
 
 @pytest.fixture(autouse=True)
@@ -162,10 +165,10 @@ def test_multipart_upload_whose_completion_is_lost_ends_with_the_new_content(sto
 def test_multipart_upload_that_fails_is_discarded(impatient: S3Store, faults: Faults) -> None:
     faults.damage_all("PUT", Damage.FULL)
     with pytest.raises(NoSpaceError, match="big"):
-        impatient.put("big", bytes(2 * SMALL_PARTS_BYTES))
+        impatient.put(PART, bytes(2 * SMALL_PARTS_BYTES))
     faults.damage_all("", Damage.FULL)
     assert list(impatient.leftovers()) == []
-    assert not impatient.exists("big")
+    assert not impatient.exists(PART)
 
 
 def test_multipart_upload_of_a_dead_writer_is_found_and_discarded(
@@ -176,21 +179,42 @@ def test_multipart_upload_of_a_dead_writer_is_found_and_discarded(
         Damage.FULL if method == "DELETE" or (method == "PUT" and "partNumber=2" in path) else None
     )
     with pytest.raises(NoSpaceError):
-        impatient.put("big", bytes(2 * SMALL_PARTS_BYTES))
+        impatient.put(PART, bytes(2 * SMALL_PARTS_BYTES))
     faults.damage_all("", Damage.FULL)
     (leftover,) = impatient.leftovers()
-    assert leftover.name.endswith("/big")
+    assert leftover.name.endswith(f"/{PART}")
     assert list(impatient.list_objects("")) == []
     impatient.delete_leftover(leftover.name)
     impatient.delete_leftover(leftover.name)
     assert list(impatient.leftovers()) == []
 
 
+def test_unfinished_uploads_to_all_names_of_large_objects_of_ours_are_found_and_no_others(
+    s3_server, tmp_path: Path
+) -> None:
+    ours = [
+        PART,
+        METRICS,
+        "logs/study/pretrain/a/000001-01234567/rank0.log",
+        "probes/0123456789abcdef",
+        "sweeps/study/report/report.html",
+        "sweeps/study/progress.json",
+        "trash/001800000000-0a1b2c3d/000001.json",
+        f"mlflow/our%20study/{'a' * 32}/artifacts/backbone/backbone.safetensors",
+    ]
+    others = ["mlflow/backup.tar", "sweeps/study/images.tar", "sweeps/study/report/old/a.html", "trash/000001.json"]
+    store = s3_store(tmp_path)
+    for name in (*ours, *others):
+        store._bucket.repeat("create_multipart_upload", f"{store._root}{name}")
+    found = [stat.name.partition(" ")[2] for stat in store.leftovers()]
+    assert sorted(found) == sorted(f"{store._root}{name}" for name in ours)
+
+
 def test_upload_that_ends_while_unfinished_ones_are_listed_is_left_out(
     store: S3Store, faults: Faults, tmp_path: Path
 ) -> None:
     other = s3_store(tmp_path)
-    for name in ("a", "b"):
+    for name in (PART, METRICS, "other-team/in22k.tar", "artifacts/pretrain/weights.tar", "logs/all.tar"):
         other._bucket.repeat("create_multipart_upload", other._key(name))
     ended, stays = other.leftovers()
     seen = itertools.count()

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import Run
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
+from orchestrator.cli.commands.report import compute
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
+from orchestrator.report.render.files import save_report
+from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_record
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.trials import Trial, TrialPoint, TrialState, write_trial
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
@@ -22,10 +27,11 @@ from orchestrator.tracking.links import compare_url, find_compare_link, find_run
 from orchestrator.tracking.provenance import Provenance, capture, save
 from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingServer
+from tests.builders import request_of
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
-from tests.sample_sweep import BASELINE, START_S, commit, sample_plan
+from tests.sample_sweep import BASELINE, START_S, commit, sample_metrics, sample_plan
 from tests.tracking_sweeps import runs_by_job
 
 SPACES = (BASELINE, "levels/depth3")
@@ -140,12 +146,39 @@ def test_publisher_sweep_tells_its_commit_even_if_it_learns_it_late(client, stor
     assert publisher.publish_once(plan.sweep)
     run = runs_by_job(client, plan)["(sweep)"]
     assert run.data.tags["mlflow.source.git.commit"] == "c" * 40
-    assert Path(client.download_artifacts(run.info.run_id, "uncommitted.diff")).read_text() == "-one\n+two\n"
+    assert _diff(client, run) == "-one\n+two\n"
+
+
+def _diff(client: MlflowClient, run: Run) -> str:
+    return Path(client.download_artifacts(run.info.run_id, "uncommitted.diff")).read_text()
+
+
+def test_publisher_sweep_shows_nothing_of_an_earlier_revisions_commit(client, store, plan, uri):
+    journal, publisher = SampleJournal(store, plan), Publisher(store, uri)
+    origins = [
+        Provenance(commit="c" * 40, branch="topic", repository="https://example.org/lab.git", diff="-one\n+two\n"),
+        Provenance(commit="d" * 40, branch="main", package_digest="p"),
+        Provenance(package_digest="p"),  # from outside of a repository
+    ]
+    for revision, origin in enumerate(origins, start=1):
+        if revision > 1:
+            journal.accept(replace(plan, revision=revision))
+        save(store, plan.sweep, f"message-{revision}", origin)
+        assert publisher.publish_once(plan.sweep)
+        run = runs_by_job(client, plan)["(sweep)"]
+        assert {name: run.data.tags[name] for name in origin.tags()} == origin.tags()
+        assert ("-one" in _diff(client, run)) == bool(origin.diff)
 
 
 def test_publisher_report_is_the_description_of_the_sweeps_run(client, store, plan, uri):
+    """It knows no prices, and leaves a saved report alone that has costs."""
     SampleJournal(store, plan).run_all()
+    prices = PriceTable.parse("{currency: USD, cpu: {hour: 1.0}}", "prices.yaml")
+    saved = save_report(store, plan.sweep, compute(store, plan.sweep, prices)[1])
+    contents = [store.get(name) for name in saved]
+    assert b"cost [USD]" in contents[0]
     assert Publisher(store, uri).publish_once(plan.sweep)
+    assert [store.get(name) for name in saved] == contents
     note = runs_by_job(client, plan)["(sweep)"].data.tags["mlflow.note.content"]
     assert "levels/depth3" in note
     assert len(note) < 8000
@@ -293,6 +326,55 @@ def test_registry_backbone_of_two_attempts_keeps_its_run_when_the_memory_is_lost
     assert version.run_id == before
     history = client.get_metric_history(before, "train_loss")
     assert [(point.step, point.value) for point in history][:2] == [(1, 5.0), (2, 4.0)]
+
+
+def test_registry_backbone_that_is_trained_anew_keeps_the_run_with_its_files(client, store, plan, uri):
+    """As after a collection of a forgotten sweep that is submitted again: attempts go on to be counted."""
+    plan = replace(plan, register="best")
+    journal, publisher = SampleJournal(store, plan), Publisher(store, uri)
+    backbones = [plan.by_name()[f"pretrain/levels/depth3/seed{seed}"] for seed in (0, 1)]
+    for backbone in backbones:
+        write_segment(store, backbone.key, 1, 0, [5.0, 4.0])
+    journal.run_all()
+    assert publisher.publish_once(plan.sweep)
+    before = runs_by_job(client, plan)
+    journal.accept(replace(plan, revision=2, jobs=plan.jobs[:1]))
+    journal.accept(replace(plan, revision=3))
+    for backbone in backbones:
+        store.delete(metrics_segment(backbone.key, 1, 0, 2))
+        journal.launch(backbone)
+        write_segment(store, backbone.key, 2, 0, [6.0])
+    assert publisher.publish_once(plan.sweep)
+    after = runs_by_job(client, plan)
+    (version,) = client.search_model_versions(f"name = '{plan.sweep}'")
+    assert [after[one.name].info.run_id == before[one.name].info.run_id for one in backbones] == [False, True]
+    assert version.run_id == after[backbones[1].name].info.run_id
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["altered", "lost"])
+def test_registry_damaged_backbone_is_reported_once_and_registered_when_it_was_made_anew(
+    client, store, plan, uri, is_lost, caplog
+):
+    plan = replace(plan, register="best")
+    journal, best = SampleJournal(store, plan), plan.by_name()["pretrain/levels/depth3/seed1"]
+    writer = ArtifactWriter(store, request_of(best, store.uri, sweep=plan.sweep))
+    writer.add("backbone.safetensors", b"right weights")
+    writer.commit(now=START_S, metrics=sample_metrics(best))
+    for job in plan.jobs:
+        journal.reuse(job) if job is best else journal.run(job)
+    journal.finish()
+    part = part_object(read_record(store, best.key), "backbone.safetensors")
+    store.delete(part) if is_lost else store.put(part, b"wrong weights")
+    for publisher in (Publisher(store, uri), Publisher(store, uri)):
+        assert publisher.publish_once(plan.sweep)
+    assert caplog.text.count(f"the best backbone of sweep {plan.sweep} is not registered") == 1
+    assert client.search_model_versions(f"name = '{plan.sweep}'") == []
+    store.put(part, b"right weights")  # made anew, after a submit of the same file
+    journal.reopen()
+    journal.finish()
+    assert Publisher(store, uri).publish_once(plan.sweep)
+    (version,) = client.search_model_versions(f"name = '{plan.sweep}'")
+    assert version.tags["key"] == best.key
 
 
 def test_registry_sweep_that_does_not_ask_registers_nothing(client, store, plan, uri):
@@ -451,6 +533,24 @@ def test_publisher_trials_are_runs_below_their_search(client, store, plan, uri, 
     assert (run.info.status, run.data.params["lr"]) == ("FINISHED", "0.1")
     history = client.get_metric_history(run.info.run_id, "val_error")
     assert [(point.step, point.value) for point in history] == [(10, 0.5), (20, 0.3)]
+
+
+def test_publisher_trial_of_a_search_that_began_anew_has_a_run_of_its_own(client, store, plan, uri):
+    plan, search = _with_search(plan)
+    journal, publisher = SampleJournal(store, plan), Publisher(store, uri)
+    journal.launch(search)
+    write_trial(store, search.key, _trial(0, 0.5, 0.4, state=TrialState.COMPLETED))
+    write_trial(store, search.key, _trial(1, 0.6))
+    assert publisher.publish_once(plan.sweep)
+    before = {name: run.info.run_id for name, run in runs_by_job(client, plan).items()}
+    anew = replace(_trial(0, 0.9), params={"lr": 0.2}, started_s=START_S + 500)
+    write_trial(store, search.key, anew)
+    assert publisher.publish_once(plan.sweep)
+    runs = runs_by_job(client, plan)
+    assert {name for name, run in runs.items() if run.info.run_id != before[name]} == {"search/lr#0"}
+    run = runs["search/lr#0"]
+    assert (run.data.params["lr"], run.info.status) == ("0.2", "RUNNING")
+    assert [point.value for point in client.get_metric_history(run.info.run_id, "val_error")] == [0.9]
 
 
 def test_publisher_trial_of_a_search_that_failed_does_not_run_for_ever(client, store, plan, uri):

@@ -9,14 +9,18 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.tracking.links import find_run_links, run_url, share_key
 from orchestrator.tracking.memory import MemoryFile
+from orchestrator.tracking.provenance import Provenance, save
 from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.server import TrackingRefusedError
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import BASELINE, sample_plan
+from tests.tracking_sweeps import runs_by_job
 
 
 @pytest.fixture
@@ -100,6 +104,83 @@ def test_revision_is_told_once_whoever_publishes(client, store, plan, tracking_u
         plan.jobs[0].name: "FINISHED",
         plan.jobs[1].name: "KILLED",
     }
+
+
+def test_revision_with_other_factors_tells_them_of_runs_that_are_published(client, store, plan, tracking_uri):
+    ended, running, plain = plan.jobs[:3]
+
+    def with_factors(revision, **factors):
+        facets = {f"factor.{name}": value for name, value in factors.items()}
+        jobs = [replace(job, facets={**job.facets, **facets}) if job is not plain else job for job in plan.jobs]
+        return replace(plan, revision=revision, jobs=tuple(jobs))
+
+    journal, publisher = SampleJournal(store, with_factors(1, optimizer="adamw")), Publisher(store, tracking_uri)
+    journal.run(ended)
+    journal.launch(running)
+    journal.run(plain)
+    assert publisher.publish_once(plan.sweep)
+    before, num_written = runs_by_job(client, plan), publisher.num_written
+    journal.accept(with_factors(2, optimizer="old", epochs="5"))
+    assert publisher.publish_once(plan.sweep)
+    assert publisher.num_written == num_written + 3, "without factors a run is not told anew"
+    after = runs_by_job(client, plan)
+    for job in (ended, running):
+        assert after[job.name].info.run_id == before[job.name].info.run_id
+        told = after[job.name].data
+        assert (told.tags["factor.optimizer"], told.tags["factor.epochs"]) == ("old", "5")
+        assert (told.params["factor.optimizer"], told.params["factor.epochs"]) == ("adamw", "5"), "which stay"
+
+    facets = {**plain.facets, "factor.mixing (strong)": "yes"}
+    jobs = tuple(replace(job, facets=facets) if job is plain else job for job in plan.jobs)
+    save(store, plan.sweep, "message-3", Provenance(package_digest="p"))
+    journal.accept(replace(plan, revision=3, jobs=jobs))
+    for _ in range(2):
+        with pytest.raises(TrackingRefusedError, match=r"mixing \(strong\)"):
+            publisher.publish_once(plan.sweep)
+
+
+def test_runs_with_factors_of_an_earlier_version_keep_their_curves_when_their_metrics_are_collected(
+    client, store, plan, tracking_uri, monkeypatch
+):
+    """Fingerprints of that version are without factors."""
+
+    def with_optimizer(name, revision):
+        jobs = (replace(job, facets={**job.facets, "factor.optimizer": name}) for job in plan.jobs)
+        return replace(plan, revision=revision, jobs=tuple(jobs))
+
+    backbone = next(job for job in plan.jobs if job.kind is JobKind.PRETRAIN)
+
+    def run_and_curve():
+        run = runs_by_job(client, plan)[backbone.name]
+        return run.info.run_id, run.data.tags["factor.optimizer"], set(_history(client, run, "train_loss"))
+
+    write_segment(store, backbone.key, 1, 0, [3.0, 2.0])
+    journal = SampleJournal(store, with_optimizer("sgd", 1))
+    save(store, plan.sweep, "message-1", Provenance(package_digest="p"))
+    journal.run_all()
+    with monkeypatch.context() as patched:
+        patched.setattr("orchestrator.tracking.facts.factors_in", lambda _: {})
+        patched.setattr("orchestrator.tracking.content.artifact_tags", lambda *_: {"factor.optimizer": "sgd"})
+        assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+    run_id, _, curve = run_and_curve()
+    for stat in [*store.list_objects("metrics/"), *store.list_objects("artifacts/")]:
+        store.delete(stat.name)
+    publisher = Publisher(store, tracking_uri)
+    assert publisher.publish_once(plan.sweep)
+    assert publisher.num_written == 0
+    journal.accept(with_optimizer("adamw", 2))
+    assert publisher.publish_once(plan.sweep)
+    assert run_and_curve() == (run_id, "adamw", curve)
+
+    journal.accept(replace(plan, revision=3, jobs=plan.jobs[:1]))
+    journal.accept(with_optimizer("adamw", 4))
+    journal.launch(backbone)
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+    assert run_and_curve() == (run_id, "adamw", curve)
+    write_segment(store, backbone.key, 2, 0, [6.0])
+    assert Publisher(store, tracking_uri).publish_once(plan.sweep)
+    anew, _, curve = run_and_curve()
+    assert (anew != run_id, curve) == (True, {(1, 6.0)})
 
 
 def _jobs_in(client: MlflowClient, experiment: str) -> list[str]:

@@ -20,19 +20,22 @@ from orchestrator.sweeps import client, ledger
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.scripted_sweep import World, diamond, make_job
 
+FOREIGN = f"{snapshots_folder('sweep')}#why-kept.md"
+
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
-    """A finished sweep, with a snapshot after every second segment."""
+    """A finished sweep, with a snapshot after every second segment, and a file of somebody else beside them."""
     monkeypatch.setattr(ledger, "SNAPSHOT_EVERY", 2)
     made = World(tmp_path)
+    made.store.put(FOREIGN, b"theirs")
     made.submit(*diamond())
     made.finish()
     return made
 
 
 def names(world: World) -> list[str]:
-    return world.store.list_children(snapshots_folder("sweep"))
+    return [name for name in world.store.list_children(snapshots_folder("sweep")) if not FOREIGN.endswith(name)]
 
 
 def without_snapshots(world: World):
@@ -73,6 +76,7 @@ def test_reader_with_and_without_snapshots_sees_the_same(world: World) -> None:
 
 def test_only_the_newest_snapshots_stay(world: World) -> None:
     assert len(names(world)) == KEPT
+    assert world.store.get(FOREIGN) == b"theirs"
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,32 @@ def test_diff_without_secrets_stays_as_it_is(repository: Path, change: object) -
     assert redacted_diff(diff) == diff
 
 
+def test_settings_of_the_user_change_no_diff(repository: Path) -> None:
+    """Rules for values without quotes go by a file's name; a `textconv` shows what a repository stores encrypted."""
+    (repository / ".gitattributes").write_text("*.vault diff=vault\n")
+    (repository / "conf").mkdir()
+    (repository / "conf/a.yaml").write_text("lr: 1\n\n\n")
+    (repository / "keys.vault").write_text("encrypted 1\nrest\n")
+    git(repository, "add", ".")
+    git(repository, "commit", "-q", "-m", "second")
+    (repository / "conf/a.yaml").write_text(f"lr: 2\n\n\nmore: 1\npassword: {SECRETS['password']}\n")
+    (repository / "keys.vault").write_text("encrypted 2\nrest\n")
+    (repository / "train.py").write_text((repository / "train.py").read_text().replace("line_30 = 30\n", ""))
+    as_git_is = git(repository, "diff", "HEAD")
+    diff = published(repository)
+    settings = ["noprefix", "mnemonicPrefix", "relative", "suppressBlankEmpty"]
+    for name in settings:
+        git(repository, "config", f"diff.{name}", "true")
+    others = {"context": "0", "interHunkContext": "9", "submodule": "log", "external": "false", "wordRegex": "."}
+    for name, value in {**others, "vault.textconv": f"echo {SECRETS['aws']}; echo"}.items():
+        git(repository, "config", f"diff.{name}", value)
+    git(repository, "config", "color.ui", "always")
+    assert published(repository) == published(repository / "conf") == diff
+    assert f"+password: {HIDDEN}\n" in diff
+    assert diff == as_git_is.replace(SECRETS["password"], HIDDEN)
+    assert HIDDEN in redacted_diff(as_git_is.replace(" a/", " ").replace(" b/", " ")), "names without a prefix"
+
+
 def test_names_of_untracked_files_are_told_without_secrets(repository: Path) -> None:
     (repository / f"dump-{SECRETS['known']}.txt").touch()
     assert capture(repository).untracked == (f"dump-{HIDDEN}.txt",)

@@ -33,7 +33,8 @@ _OVERLAP: Final = 1024
 """Of the pieces of longer lines, so that a token is whole in one of them."""
 """Detectors see longer lines in pieces: their patterns have no bounds."""
 _HUNK: Final = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@(.*)", re.DOTALL)
-_NAME: Final = re.compile(r"(?:---|\+\+\+) \"?[a-z]/(.+?)\"?\t?$")
+_NAME: Final = re.compile(r"(?:---|\+\+\+) \"?(?!/dev/null)(?:[a-z]/)?(.+?)\"?\t?$")
+"""A name with its prefix, which a setting of git leaves out."""
 _WORD_OF_KEY: Final = re.compile(r"[A-Za-z0-9+/=]{16,}")
 _LINE_OF_KEY: Final = re.compile(r"[A-Za-z0-9+/=:, -]{8,}")
 

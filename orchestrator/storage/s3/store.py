@@ -25,6 +25,8 @@ from orchestrator.core.errors import (
 )
 from orchestrator.storage.bounds import check_size
 from orchestrator.storage.bulk import Piece, size_differs
+from orchestrator.storage.layout import is_of_key, is_probe, is_shown, is_tombstones, log_beside
+from orchestrator.storage.logs import is_log
 from orchestrator.storage.protocol import ObjectStat, check_name, is_name
 from orchestrator.storage.s3.client import Bucket
 from orchestrator.storage.s3.responses import TRANSIENT, NoBucketError, OutOfRangeError, Response
@@ -176,7 +178,7 @@ class S3Store:
 
     def leftovers(self, *, until_s: float = math.inf) -> Iterator[ObjectStat]:
         """See ``gc_rules.HasLeftovers``: multipart uploads that nobody completed or discarded."""
-        return unfinished_uploads(self._bucket, self._root, until_s)
+        return unfinished_uploads(self._bucket, self._root, until_s, _may_be_large)
 
     def delete_leftover(self, name: str) -> None:
         """See ``gc_rules.HasLeftovers``."""
@@ -289,6 +291,11 @@ class S3Store:
             if not page.get("IsTruncated"):
                 return
             begin = {"ContinuationToken": page["NextContinuationToken"]}
+
+
+def _may_be_large(name: str) -> bool:
+    """Whether a name has the form of those objects of ours that may be larger than one part."""
+    return is_of_key(name) or is_log(log_beside(name)) or is_probe(name) or is_tombstones(name) or is_shown(name)
 
 
 def _unread(name: str) -> Callable[[Response], ObjectStat]:

@@ -123,15 +123,19 @@ def _checksums(response: Response) -> Response:
     return {name: response[name] for name in ("ChecksumCRC32", "ChecksumCRC64NVME") if name in response}
 
 
-def unfinished_uploads(bucket: Bucket, prefix: str, until_s: float) -> Iterator[ObjectStat]:
+def unfinished_uploads(
+    bucket: Bucket, prefix: str, until_s: float, is_ours: Callable[[str], bool]
+) -> Iterator[ObjectStat]:
     """Uploads to keys below a prefix that are neither completed nor discarded, those at work included; without those
     that began after ``until_s`` (unix seconds): the size of each takes a request.
+
+    ``is_ours`` takes the rest of a key: others may use the bucket, too, and their uploads are left out.
     """
     marker: Response = {}
     while True:
         page = bucket.repeat("list_multipart_uploads", Prefix=prefix, **marker)
         for entry in page.get("Uploads", []):
-            if entry["Initiated"].timestamp() <= until_s:
+            if entry["Initiated"].timestamp() <= until_s and is_ours(entry["Key"].removeprefix(prefix)):
                 with suppress(NotFoundError):  # completed or discarded meanwhile
                     yield _unfinished_upload(bucket, entry)
         if not page.get("IsTruncated"):
