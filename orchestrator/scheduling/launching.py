@@ -200,11 +200,9 @@ class Launching:
         reservation = self._reservation(queue, place, full)
         if self._start_smaller(queue, place, sizes, reservation):
             return
-        num_commands = len(self._commands)
-        made_room = self._make_room(queue, place, full, reservation)
-        is_asked = len(self._commands) > num_commands
+        made_room, is_asked = self._make_room(queue, place, full, reservation)
         if is_asked:  # the room that is made is for this job: a lower one must not start in a free part of it
-            reservation = self._reserve(queue, place, full)
+            reservation = self._reserve(queue, place, full, is_made=True)
         if not made_room and self._ask_for_nodes(queue, place, full):
             return
         nodes = self._node_filter.nodes(full)
@@ -229,14 +227,17 @@ class Launching:
             return None
         return self._reserve(queue, place, size)
 
-    def _reserve(self, queue: SweepQueue, place: int, size: AttemptDemand) -> Reservation | None:
+    def _reserve(
+        self, queue: SweepQueue, place: int, size: AttemptDemand, *, is_made: bool = False
+    ) -> Reservation | None:
+        """``is_made``: attempts leave for it, whose nodes a starving job takes in place of those untouched longest."""
         return reserve(
             self._room,
             size,
             self._node_filter.nodes(size),
             [*self._endings(), *self._started],
             now=self._now,
-            is_starving=queue.is_starving(place, queue.index.demands[place]),
+            is_starving=not is_made and queue.is_starving(place, queue.index.demands[place]),
         )
 
     def _endings(self) -> Iterator[ExpectedEnd]:
@@ -281,7 +282,7 @@ class Launching:
             if not self._may_preempt(queue):
                 continue
             place, demand = queue.drop_best()
-            num_commands = len(self._commands)
+            is_asked = False
             sizes = self._sizes(demand) if queue.budget.allows(queue.gpu_hours(place, demand)) else []
             sizes = [size for size in sizes if not self._cap_refusal(queue, size)]
             if sizes:
@@ -289,9 +290,9 @@ class Launching:
                 starts = [sizes[0], *(size for size, _ in self._worthwhile(queue, place, sizes, reservation))]
                 ends_s = {size: self._now + self._length_s(queue, place, size) for size in starts}
                 if all(self._find(queue, place, size, ends_s[size]) is None for size in starts):
-                    self._make_room(queue, place, sizes[0], reservation)
-            if len(self._commands) > num_commands:
-                made = self._reserve(queue, place, sizes[0])
+                    _, is_asked = self._make_room(queue, place, sizes[0], reservation)
+            if is_asked:
+                made = self._reserve(queue, place, sizes[0], is_made=True)
                 if made is not None:
                     keep(self._room, made)
                 queue.block(place, demand, f"waits for {sizes[0].resources}: {self._free()}")
@@ -302,13 +303,19 @@ class Launching:
         lowest = self._lowest
         return lowest is not None and lowest < queue.base_priority and self._num_preempting < MAX_PREEMPTING
 
-    def _make_room(self, queue: SweepQueue, place: int, size: AttemptDemand, reservation: Reservation | None) -> bool:
-        """Preempt attempts of lower priority, unless resources become free soon; returns whether they will."""
+    def _make_room(
+        self, queue: SweepQueue, place: int, size: AttemptDemand, reservation: Reservation | None
+    ) -> tuple[bool, bool]:
+        """Preempt attempts of lower priority, unless resources become free soon.
+
+        Returns:
+            Whether room for a gang will be free, and whether attempts that leave make it, asked now or before.
+        """
         if not self._may_preempt(queue):
-            return False
+            return False, False
         if reservation is not None and reservation.start_s <= self._now + SOON_S:
             self._num_preempting += size.num_workers > 1
-            return size.num_workers > 1
+            return size.num_workers > 1, False
         movable = [
             one
             for one in candidates(self._occupancy, queue.base_priority, self._priorities)
@@ -331,7 +338,7 @@ class Launching:
             self._stop_requested.add(victim.attempt_id)
             self._commands.append(PreemptAttempt(sweep=victim.sweep, attempt_id=victim.attempt_id, reason=reason))
         self._num_preempting += bool(victims)
-        return bool(victims) and size.num_workers > 1
+        return bool(victims) and size.num_workers > 1, victims is not None
 
     def _num_alike(self, queue: SweepQueue, size: AttemptDemand) -> int:
         """One-worker jobs of a shape that wait only for resources, those that may start together."""

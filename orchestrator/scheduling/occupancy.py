@@ -88,7 +88,7 @@ class Occupancy:
         snapshot, policy = index.snapshot, index.plan.policy
         if snapshot.state in {SweepState.STOPPING, SweepState.CANCELLING} or view_of(index, held) is None:
             return False
-        if overdue(policy, snapshot.accepted_at_s, self.now):
+        if overdue(policy, snapshot.accepted_at_s, self.now + RESTART_S):
             return False
         if policy.gpu_hour_budget is None:
             return True

@@ -345,7 +345,9 @@ def readmissions(indexes: Sequence[SweepIndex], node_filter: NodeFilter) -> Iter
                 .difference(node_filter.avoided(held.demand))
             )
             if (attempt.resources, attempt.num_workers) not in sizes:
-                reason = f"waits for room again: its job asks for {full.resources} now, not for {attempt.resources}"
+                reason = (
+                    f"waits for room again: the sweep was submitted again with other resources, now {full.resources}"
+                )
             elif usable:
                 reason = f"waits for room again, on {min(usable)} too: the node is not excluded any more"
             else:

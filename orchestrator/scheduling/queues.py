@@ -101,15 +101,20 @@ class SweepQueue:
             return None
         (_, place), demand = self.best
         is_beyond, past, share = key = self.fair_share.key(demand.total)
-        if is_beyond and self.fair_share.is_least_used and self.is_starving(place, demand):
+        if is_beyond and self.fair_share.is_least_used and self.is_starving(place, demand) and not self._runs(demand):
             # Else it would wait as long as smaller jobs of others, each within its share, take what becomes free.
-            key = 0, share, past
+            key = -1, past, share
         return -self.priority, key, self.index.snapshot.accepted_at_s, self.sweep
 
     def is_starving(self, place: int, demand: AttemptDemand) -> bool:
         """Whether no job of a shape has started for so long that nodes are reserved for this one of it."""
         since_s = max(self.index.ready_since_s(place), self.index.launched_s.get(demand, 0.0))
         return self._round.now - since_s > STARVING_AFTER_S
+
+    def _runs(self, demand: AttemptDemand) -> bool:
+        """Whether an attempt of a shape is live, at any of its sizes; recent use counts only those that have ended."""
+        sizes = (demand, *demand.smaller)
+        return any(held.demand in sizes for held in self.index.holdings.live.values())
 
     def drop_best(self) -> tuple[int, AttemptDemand]:
         """Take the best job out of this round; its place in the plan."""

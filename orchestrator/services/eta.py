@@ -77,14 +77,19 @@ class EtaTracker:
 
 
 def _fleet(snapshot: Snapshot) -> Fleet | None:
-    """Nodes for the sweep: this machine if it runs here, else those that it holds now; None if it holds none."""
+    """Nodes for the sweep: this machine if it runs here, else what it holds now and what its attempts wait for; None if
+    it has no attempts.
+    """
     if snapshot.cluster == Settings().cluster and snapshot.cluster.startswith("local-"):
         return this_machine()
-    held = tuple(attempt.resources.bare for attempt in snapshot.live_attempts if not attempt.awaits_room)
-    if not held:
+    live = snapshot.live_attempts
+    if not live:
         return None
+    held = [attempt.resources for attempt in live if not attempt.awaits_room]
     total = Resources(cpus=sum(each.cpus for each in held), gpus=sum(each.gpus for each in held))
-    return Fleet(nodes=held, name=f"what it holds now: {total}")
+    names = [f"what it holds now: {total}"] if held else []
+    names += ["what its waiting attempts ask for"] if len(held) < len(live) else []
+    return Fleet(nodes=tuple(attempt.resources.bare for attempt in live), name=", and ".join(names))
 
 
 def expected_durations(plan: Plan) -> dict[str, float]:

@@ -189,12 +189,14 @@ def test_gang_of_the_whole_cluster_starts_although_small_jobs_keep_coming() -> N
     assert started_s < 0.25 * end_s
 
 
-@pytest.mark.parametrize("weight", [1.0, 3.0])
-def test_gangs_larger_than_the_share_of_their_sweep_start_while_it_runs_more_and_shares_stay_right(weight) -> None:
+@pytest.mark.parametrize(("weight", "gpus_of_long"), [(1.0, 0), (3.0, 0), (3.0, 1)])
+def test_gangs_larger_than_the_share_of_their_sweep_start_while_it_runs_more_and_shares_stay_right(
+    weight, gpus_of_long
+) -> None:
     nodes = tuple(Node(name=f"n{n}", resources=Resources(cpus=64.0, gpus=8.0)) for n in range(2))
     small = tuple(gpu_job(f"finetune/small/{n}", gpus=1) for n in range(1200))
     gangs = tuple(gpu_job(f"pretrain/gang/{n}", gpus=14) for n in range(20))
-    jobs = {"small": small, "gangs": (*gangs, gpu_job("theory/long", gpus=0))}
+    jobs = {"small": small, "gangs": (*gangs, gpu_job("theory/long", gpus=gpus_of_long))}
     plans = {
         name: Plan(sweep=name, revision=1, store_uri="", jobs=some, baseline="", policy=Policy(weight=each))
         for (name, some), each in zip(jobs.items(), (weight, 1.0), strict=True)

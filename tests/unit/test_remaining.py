@@ -74,7 +74,7 @@ def test_time_left_counts_ended_elastic_jobs_at_their_full_size() -> None:
     assert hours_left(running, left.left_s) == (2 * 32.0 / 3600.0, 0.0)
 
 
-def test_time_left_leaves_room_that_an_attempt_waits_for_out() -> None:
+def test_time_left_tells_room_that_is_held_from_room_that_an_attempt_waits_for() -> None:
     runs, waits = (
         view("pretrain/a", JobState.RUNNING, launched_at_s=96.0),
         view("pretrain/b", JobState.RUNNING, launched_at_s=0.0),
@@ -83,8 +83,12 @@ def test_time_left_leaves_room_that_an_attempt_waits_for_out() -> None:
     waits = replace(waits, attempt=replace(waits.attempt, awaits_room=True))
     found = eta_of(snapshot(runs, waits), {}, DURATIONS, 100.0)
     assert found is not None
-    assert (found[0].seconds, found[1]) == (6.0 + 3 * 10.0, f"what it holds now: {JOBS[0].resources}")
-    assert eta_of(snapshot(waits), {}, DURATIONS, 100.0) is None
+    assert found[1] == f"what it holds now: {JOBS[0].resources}, and what its waiting attempts ask for"
+    assert found[0].seconds == 20.0  # its waiting is no work: b takes all of its time
+    assert not found[0].never
+    only = eta_of(snapshot(waits), {}, DURATIONS, 100.0)
+    assert only is not None
+    assert only[1] == "what its waiting attempts ask for"
 
 
 def test_time_left_of_running_job_that_says_its_own_is_believed() -> None:

@@ -322,13 +322,14 @@ def test_nobody_is_preempted_while_attempts_of_a_cancelled_sweep_leave() -> None
         assert [command.sweep for command in found] == ["low"] * num_preempted
 
 
+@pytest.mark.parametrize("waited_h", [0.0, 6.4])
 @pytest.mark.parametrize("has_aged", [False, True])
-def test_no_lower_job_starts_in_the_room_that_is_made_for_a_gang(*, has_aged: bool) -> None:
+def test_no_lower_job_starts_in_the_room_that_is_made_for_a_gang(*, has_aged: bool, waited_h: float) -> None:
     large, small, other = (gpu_job(f"pretrain/{gpus}", gpus=gpus) for gpus in (7, 1, 8))
     low = after(plan_of("low", large, small, priority=-10), launched(large, *["node-0000"] * 7, at_s=6 * HOUR_S))
     same = after(plan_of("same", other, priority=10), launched(other, *["node-0001"] * 8, at_s=0.0))
     now = 6.5 * HOUR_S
-    accepted = events.PlanAccepted(at_s=now, message_id="m", revision=1)
+    accepted = events.PlanAccepted(at_s=now - waited_h * HOUR_S, message_id="m", revision=1)
     urgent = plan_of("high", gpu_job("pretrain/high", gpus=8), priority=10)
     aged = [after(plan_of("aged", gpu_job("pretrain/aged", gpus=8)))] * has_aged  # comes first, and may not preempt
     found = decide(

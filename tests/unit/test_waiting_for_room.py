@@ -218,7 +218,7 @@ def test_attempt_that_waits_goes_once_its_job_asks_for_other_resources() -> None
     assert decided(asks[0]) == []
     (command,) = decided(asks[1])
     assert isinstance(command, PreemptAttempt)
-    assert "its job asks for 64 CPU, 16 GPU, of type A100 now" in command.reason
+    assert "with other resources, now 64 CPU, 16 GPU, of type A100" in command.reason
     assert decided(renamed) == [StopAttempt(sweep="s", attempt_id=ID)], "of the same key, yet of no use for it"
     assert decided(asks[1], placed(1.5)) == decided(renamed, placed(1.5)) == [], "it works"
 
