@@ -278,6 +278,20 @@ def test_forecast_command_prices_the_gpus_that_its_jobs_run_on(
     assert found["cost_available"] == pytest.approx(price * found["available_hours"])
 
 
+def test_forecast_command_prices_the_gpus_with_most_of_the_work_and_names_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prices.yaml").write_text("{A100: 2, H100: 7}")
+    long = write_small(tmp_path / "long.yaml", "gpus: 1, accelerator: H100")
+    (tmp_path / "long.yaml").write_text((tmp_path / "long.yaml").read_text().replace("epochs: 1", "epochs: 5000"))
+    many = [write_small(tmp_path / f"many{n}.yaml", "gpus: 1, accelerator: A100") for n in range(3)]
+    priced = ("--gpus", "1", "--prices", "prices.yaml")
+    found = json.loads(invoke(tmp_path, monkeypatch, *many, long, *priced, "-o", "json")[1])
+    assert found["cost_available"] == pytest.approx(7.0 * found["available_hours"])
+    assert "as if all GPUs were H100" in invoke(tmp_path, monkeypatch, *many, long, *priced)[1]
+    assert "as if all" not in invoke(tmp_path, monkeypatch, long, *priced)[1]
+
+
 def test_forecast_command_tells_what_gpus_are_assumed_for_any_of_its_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

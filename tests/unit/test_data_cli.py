@@ -200,6 +200,12 @@ def test_data_index_of_a_described_folder_refuses_what_the_description_lacks(sha
     assert "dataset.json does not list 1 shards beside it: train-000003.tar; move them away, or" in refused("--write")
 
 
+def test_data_index_takes_the_class_table_in_the_folder_of_the_shards(shards: Path, in_process: None) -> None:
+    assert as_json("index", str(shards), "-j", "1")["entry"]["classes"] == f"{shards.as_uri()}/classes.json"
+    result = CliRunner().invoke(app, ["data", "index", str(shards), "-j", "1", "--num-classes", "77"])
+    assert "--num-classes is 77, but file://" in result.stderr
+
+
 def test_data_index_of_a_shard_in_two_splits_is_refused(shards: Path, in_process: None) -> None:
     splits = ("--split", f"train={shards}/", "--split", f"val={shards}/val-000000.tar")
     result = CliRunner().invoke(app, ["data", "index", *splits, "--num-classes", "3", "-j", "1"])
@@ -258,6 +264,7 @@ def test_data_stats_missing_description_is_not_found(tmp_path: Path, in_process:
 
 
 def test_data_index_without_classes_says_how_to_name_them(shards: Path, in_process: None) -> None:
+    (shards / "classes.json").unlink()
     result = CliRunner().invoke(app, ["data", "index", str(shards)])
     assert result.exit_code == 1
     assert "--num-classes" in result.stderr

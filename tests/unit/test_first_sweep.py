@@ -152,7 +152,9 @@ def test_what_has_no_images_or_no_validation_images_is_said(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "column", ["caption", "numbering", "damaged"], ids=["too-long", "of-labels-that-are-one", "unreadable"]
+    "column",
+    ["caption", "numbering", "damaged", "leaf"],
+    ids=["too-long", "of-labels-that-are-one", "unreadable", "named-as-the-classes-themselves"],
 )
 def test_columns_of_a_table_that_are_no_levels_hinder_nothing(
     column: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,6 +164,7 @@ def test_columns_of_a_table_that_are_no_levels_hinder_nothing(
     labels = [f"{n % 5:02}" if n < 20 else str(n % 5) for n in range(40)]
     rows = {"path": [f"{n}.jpg" for n in range(40)], "label": labels, "kind": [str(n % 5 > 2) for n in range(40)]}
     values = {"caption": [f"{n}" * 1000 for n in range(40)], "numbering": [str(len(text)) for text in labels]}
+    values["leaf"] = rows["kind"]
     pd.DataFrame({**rows, column: values.get(column, labels)}).to_parquet(tmp_path / "train.parquet")
     monkeypatch.setattr("workloads.convert.tabular._MAX_GROUP_BYTES", 10_000)
     if column == "damaged":

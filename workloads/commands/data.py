@@ -35,7 +35,7 @@ from orchestrator.storage.dataset_files import (
 )
 from orchestrator.storage.files import scratch_folder
 from orchestrator.storage.listing import folder_shards, list_shards, not_held_out
-from orchestrator.storage.open import as_uri, expand_braces
+from orchestrator.storage.open import as_uri, expand_braces, split_object_uri
 from workloads.convert.items import WriteRequest
 from workloads.convert.left_out import describe_notes
 from workloads.convert.listing import CONVERTERS, describe_conversion, list_source
@@ -294,8 +294,10 @@ def open_shard_input(request: ShardInputRequest) -> ShardInput:
         UserError: nothing says what the classes are.
     """
     uri = ", ".join(to_uri(place).rstrip("/") for place in request.splits.values() or [request.place])
-    described = _described(uri) if not request.splits and not uri.endswith(_SHARD_SUFFIX) else None
-    classes_uri = to_uri(request.classes) if request.classes else f"{uri}/{CLASSES_FILE}" if described else ""
+    is_folder = not request.splits and not uri.endswith(_SHARD_SUFFIX)
+    described = _described(uri) if is_folder else None
+    own_uri = f"{uri}/{CLASSES_FILE}" if described or (is_folder and _is_there(f"{uri}/{CLASSES_FILE}")) else ""
+    classes_uri = to_uri(request.classes) if request.classes else own_uri
     if not classes_uri and not request.num_classes:
         message = f"{uri} has no dataset.json, and nothing says its classes"
         raise UserError(message + ": name the class table with --classes, or count the classes with --num-classes")
@@ -325,6 +327,11 @@ def _described(uri: str) -> DatasetFile | None:
         return read_dataset_file(uri)
     except NotFoundError:
         return None
+
+
+def _is_there(uri: str) -> bool:
+    folder, name = split_object_uri(uri)
+    return open_store(folder).exists(name)
 
 
 def _listed(uri: str, request: ShardInputRequest) -> dict[str, list[Shard]]:

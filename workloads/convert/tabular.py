@@ -53,6 +53,7 @@ def find_level_columns(request: ConvertRequest, suffix: str) -> list[str]:
     used = (request.path_column, request.label_column)
     first, *others = (_plain_columns(path, suffix, used) for path in files.values())
     found = {level_of(column): column for column in first if all(column in names for names in others)}
+    found.pop("leaf", None)  # in a sweep that means the classes themselves
     nodes: dict[str, dict[str, str | None]] = {column: {} for column in found.values()}
     num_rows, labels = 0, set[str]()
     for path in files.values():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -103,7 +103,7 @@ def forecast(  # noqa: PLR0913 - one parameter per flag
     table = read_prices(options.prices)
     expected = _expect(sweeps, fleet, table, options)
     found = _simulate(expected, fleet, options)
-    bill = _Bill(accelerator=expected.price_name, is_spot=options.spot > 0.0, prices=table)
+    bill = _Bill(accelerator=expected.price_names[0], is_spot=options.spot > 0.0, prices=table)
     bounds = [_simulate(one, fleet, options) for one in expected.bounds()]
     lines = _lines(found, bounds, fleet, expected, bill)
     _write_chart(found, lines, options)
@@ -178,9 +178,9 @@ class _Expected:
     committed: Sequence[str]
     """Keys that the store has."""
     kept_bytes: int
-    price_name: str
-    """Entry in a table of prices of the GPUs of most jobs, or of those that ``--accelerator`` names; empty = no job has
-    any, and none are named."""
+    price_names: Sequence[str]
+    """Entries in a table of prices of the GPUs that jobs ask for, those of most GPU-hours first, or of those that
+    ``--accelerator`` names; an empty one = no job has any, and none are named."""
     assumed_accelerator: str
     """The assumed GPU type where none is given; empty = it is given."""
 
@@ -206,7 +206,7 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
     kept: dict[str, int] = {}
     traffic: dict[str, Traffic] = {}
     errors = [outlook.model_error for outlook in outlooks]
-    priced: Counter[str] = Counter()
+    priced: dict[str, float] = defaultdict(float)  # GPU-seconds
     for outlook, names in zip(outlooks, study.names, strict=True):
         durations_s |= {names[name]: seconds for name, seconds in outlook.estimates.durations_s().items()}
         kept |= {names[name]: estimated.kept_bytes for name, estimated in outlook.estimates.jobs.items()}
@@ -220,7 +220,9 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
             )
             for name, job in outlook.estimates.jobs.items()
         }
-        priced.update(estimated.price_name for estimated in outlook.estimates.jobs.values() if estimated.gpus)
+        for estimated in outlook.estimates.jobs.values():
+            if estimated.gpus:
+                priced[estimated.price_name] += estimated.gpus * estimated.seconds
     done = {job.key for outlook in outlooks for job in outlook.plan.jobs if job.name in outlook.found.reused}
     return _Expected(
         plan=study.plan,
@@ -229,7 +231,7 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
         error_factor=max(_DEFAULT_ERROR_FACTOR if error is None else error.within_calibrated for error in errors),
         committed=[job.key for job in study.plan.jobs if job.key in done],
         kept_bytes=sum(kept.values()),
-        price_name=priced.most_common(1)[0][0] if priced else price_name_of(prices, "", accelerator),
+        price_names=sorted(priced, key=lambda name: -priced[name]) or [price_name_of(prices, "", accelerator)],
         assumed_accelerator=next(filter(None, (one.estimates.assumed_accelerator for one in outlooks)), ""),
     )
 
@@ -311,6 +313,11 @@ def _lines(found: Forecast, bounds: Sequence[Forecast], fleet: Fleet, expected: 
     ]
     if bill.prices is not None and not rented:
         lines.append(f"cost unknown: the table has no price of {bill.name(found.resource)}")
+    elif rented and len(expected.price_names) > 1:
+        first, *others = expected.price_names
+        lines.append(
+            f"cost as if all GPUs were {first}, which have most of the work; jobs ask for {', '.join(others)}, too"
+        )
     lines.append(f"storage {format_bytes(expected.kept_bytes)} of artifacts that stay")
     assumed = expected.assumed_accelerator
     return [*lines, *([f"durations assume {assumed} GPUs; name their type with --accelerator"] if assumed else [])]
