@@ -17,6 +17,7 @@ import yaml
 
 from orchestrator.core.data_plane import LookAnswer
 from orchestrator.core.errors import SpecError, UserError
+from orchestrator.storage.dataset_files import LEAF_LEVEL
 from orchestrator.storage.protocol import is_name
 from orchestrator.sweepfile.parse.tree import parse_tree, parse_value
 
@@ -171,7 +172,7 @@ def _levels(found: LookAnswer) -> tuple[list[str], str, dict[str, str]]:
     left_out = {name: "since no job can have this name; rename its column" for name in levels if not is_name(name)}
     lacking = "since some classes have no value at it; complete the class table"
     left_out |= {name: lacking for name in levels if name in found["incomplete"]}
-    ordered = [*sorted((name for name in levels if name not in left_out), key=levels.__getitem__), "leaf"]
+    ordered = [*sorted((name for name in levels if name not in left_out), key=levels.__getitem__), LEAF_LEVEL]
     if len(ordered) > 1:
         return ordered, "", left_out
     number = found["num_classes"]

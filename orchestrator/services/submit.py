@@ -439,7 +439,7 @@ def show_difference(previous: PreviousRevision, plan: Plan) -> None:
     snapshot = previous.snapshot
     if previous.is_same(plan):
         again = "; failed jobs are retried" if snapshot.state.is_final else ""
-        say(f"Sweep {plan.sweep} is {snapshot.outcome} with the same plan{again}.")
+        say(f"Sweep {plan.sweep} ({snapshot.outcome}) has the same plan{again}.")
         return
     diff = previous.diff(plan)
     show(diff_table(diff, f"{plan.sweep}, revision {snapshot.revision} -> this one"))

@@ -24,6 +24,8 @@ CLASSES_FILE: Final = "classes.json"
 DATASET_VERSION: Final = 1
 _MOST_SHOWN: Final = 5
 NOT_LEVELS: Final = frozenset({"class", "name"})
+LEAF_LEVEL: Final = "leaf"
+"""The level that every data set has: its classes themselves. A column of this name takes precedence."""
 ClassRows = list[dict[str, Any]]
 MIXTURE_WINDOW: Final = 10_000
 """Samples of a weighted mixture of which each data set has its exact share; so weights count in ten-thousandths."""

@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.core.plugins import LABEL_SPACES
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.storage.dataset_files import TAXONOMIC_CLASS, level_problem
+from orchestrator.storage.dataset_files import LEAF_LEVEL, TAXONOMIC_CLASS, level_problem
 from orchestrator.storage.protocol import is_name
 from orchestrator.sweepfile.clusters import WHOLE_SET, ClustersSpec, resolve_clusters
 from orchestrator.sweepfile.datasets import ReadClassTable
@@ -38,7 +38,6 @@ from orchestrator.sweepfile.values import Dataset, LabelSpace
 AtLeastTwo = Annotated[int, Field(ge=2)]
 ClassName = Annotated[str, Field(min_length=1)] | Annotated[int, Field(ge=0)]
 Synset = Annotated[str, Field(pattern=SYNSET)]
-_LEAF_LEVEL = "leaf"  # every data set has it, unless a column of the class table takes the name
 
 
 class RandomIds(Strict):
@@ -406,17 +405,17 @@ class _LabelResolver:
 
     def hierarchy(self, name: str, entry: LabelEntry, dataset: Dataset) -> Iterator[_Draft]:
         levels = entry.hierarchy or []
-        known = {_LEAF_LEVEL: dataset.num_classes, **dataset.levels}
+        known = {LEAF_LEVEL: dataset.num_classes, **dataset.levels}
         self._complaints.refuse_repeats(("labels", name, "hierarchy"), levels)
         for position, given in enumerate(levels):
             level = _level_name(given, dataset)
             path: Path = ("labels", name, "hierarchy", position)
             if level not in known:
-                hint = did_you_mean(given, [*filter(is_name, dataset.levels), _LEAF_LEVEL])
+                hint = did_you_mean(given, [*filter(is_name, dataset.levels), LEAF_LEVEL])
                 message = f"'{given}' is not a level of data set '{dataset.name}': {hint}"
                 unnamed = ", ".join(f"'{level}'" for level in dataset.levels if not is_name(level))
                 more = f"; columns to rename before they can be levels: {unnamed}" if unnamed else ""
-                self._complaints.add(path, f"{message} ('{_LEAF_LEVEL}': its classes themselves){more}")
+                self._complaints.add(path, f"{message} ('{LEAF_LEVEL}': its classes themselves){more}")
                 continue
             if problem := _level_problem(level, dataset):
                 self._complaints.add(path, problem)

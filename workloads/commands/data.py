@@ -25,6 +25,7 @@ from orchestrator.storage import open_store
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,
     DATASET_FILE,
+    LEAF_LEVEL,
     ClassRows,
     DatasetFile,
     level_counts,
@@ -45,7 +46,6 @@ from workloads.data.index import BadSamplePolicy, BadSamples, Shard
 from workloads.data.scan import ClassRule, ShardTable, class_names
 from workloads.data.scan_splits import ScannedSplits, scan_source, scan_splits
 from workloads.jobs.index import described_shards, plan_external, streamed, unread_shard
-from workloads.labels.rules import LEAF_LEVEL
 
 __all__ = ["CONVERTERS", "index", "listing", "sample", "shard", "stats", "verify"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import UserError
-from orchestrator.storage.dataset_files import ClassRows, is_missing
+from orchestrator.storage.dataset_files import LEAF_LEVEL, ClassRows, is_missing
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import (
     Conversion,
@@ -53,7 +53,7 @@ def find_level_columns(request: ConvertRequest, suffix: str) -> list[str]:
     used = (request.path_column, request.label_column)
     first, *others = (_plain_columns(path, suffix, used) for path in files.values())
     found = {level_of(column): column for column in first if all(column in names for names in others)}
-    found.pop("leaf", None)  # in a sweep that means the classes themselves
+    found.pop(LEAF_LEVEL, None)  # in a sweep that means the classes themselves
     nodes: dict[str, dict[str, str | None]] = {column: {} for column in found.values()}
     num_rows, labels = 0, set[str]()
     for path in files.values():

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import UserError
 from orchestrator.core.plugins import LABEL_SPACES
+from orchestrator.storage.dataset_files import LEAF_LEVEL
 from workloads.data.split_targets import NO_LABEL
 from workloads.labels.inputs import ClassTable, LabelInputs, class_numbers, named_labels
 from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, Several
@@ -34,8 +35,6 @@ __all__ = ["ClassTable", "level_names", "make_label_map"]
 
 Definition = Mapping[str, Any]
 _MODIFIERS = frozenset({"base", "classes"})
-LEAF_LEVEL: Final = "leaf"
-"""The level that every data set has: its leaf classes. A column of this name takes precedence."""
 Space = TypeVar("Space", bound=LabelMap)
 
 

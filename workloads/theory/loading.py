@@ -31,12 +31,12 @@ class ParametersError(UserError):
 
     def __init__(self, name: str, problems: Sequence[Problem]) -> None:
         super().__init__(
-            f"the simulation {name!r} refuses its parameters: {_told(problems)}; correct them and plan again"
+            f"the simulation {name!r} refuses its parameters: {_described(problems)}; correct them and plan again"
         )
         self.problems = tuple(problems)
 
 
-def _told(problems: Sequence[Problem]) -> str:
+def _described(problems: Sequence[Problem]) -> str:
     return "; ".join(f"{'.'.join(map(str, at))}: {why}" if at else why for at, why in problems)
 
 
@@ -80,22 +80,22 @@ class Simulation:
         """
         given = self.checked(parameters)
         refused: tuple[Problem, ...] = ()
-        for is_strict in (False, True):  # first as keys have always been; a model with aliases cannot read that again
-            written = _written(given, is_strict=is_strict)
+        for round_trip in (False, True):  # first as keys have always been; a model with aliases cannot read that again
+            written = _written(given, round_trip=round_trip)
             try:
                 again = self.checked(written)
             except ParametersError as error:
                 refused = error.problems
                 continue
             # Equal texts first: arrays do not compare to one truth. Sets are equal in any order of their text.
-            if _written(again, is_strict=is_strict) == written or again == given:
+            if _written(again, round_trip=round_trip) == written or again == given:
                 return written
             refused = (((), f"from {written} it makes other values"),)
         message = "a job reads what the model writes with all defaults, and the model does not take that as it is"
         remedy = (
             "let it read all names that it writes (`alias`, not `validation_alias`) and leave valid values unchanged"
         )
-        raise ParametersError(self.name, [((), f"{message} ({_told(refused)}); {remedy}")])
+        raise ParametersError(self.name, [((), f"{message} ({_described(refused)}); {remedy}")])
 
     def checked(self, parameters: Mapping[str, Any]) -> BaseModel | Mapping[str, Any]:
         """The parameters as the function takes them. Raises ``ParametersError``."""
@@ -119,11 +119,11 @@ class Simulation:
         return given
 
 
-def _written(given: BaseModel | Mapping[str, Any], *, is_strict: bool) -> dict[str, Any]:
-    """Parameters as plain JSON; ``is_strict``: by the names that a model reads, without what it computes."""
+def _written(given: BaseModel | Mapping[str, Any], *, round_trip: bool) -> dict[str, Any]:
+    """Parameters as plain JSON; ``round_trip``: by the names that a model reads, without what it computes."""
     if not isinstance(given, BaseModel):
         return dict(given)
-    return given.model_dump(mode="json", by_alias=is_strict or None, round_trip=is_strict)
+    return given.model_dump(mode="json", by_alias=round_trip or None, round_trip=round_trip)
 
 
 def _load_file(path: Path, digest: str, name: str) -> Function:
