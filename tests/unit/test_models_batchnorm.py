@@ -329,6 +329,29 @@ def test_groups_in_a_block_that_is_computed_again_move_the_statistics_once(one_b
     assert all(torch.equal(own[name], tensor) for name, tensor in expected.named_buffers())
 
 
+class _Copies(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.types: list[set[torch.dtype]] = []
+
+    def __torch_dispatch__(self, operation: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if operation is torch.ops.aten._foreach_copy_.default:
+            self.types.append({tensor.dtype for tensor in args[0]})
+        return operation(*args, **(kwargs or {}))
+
+
+def test_statistics_are_copied_by_few_kernels() -> None:
+    """On a GPU a list of tensors of several types takes a kernel per tensor: three per BatchNorm layer."""
+    statistics = RunningStatistics(nn.Sequential(nn.BatchNorm2d(3), nn.BatchNorm2d(3)))
+    with _Copies() as copies:
+        statistics.begin_step()
+        statistics.end_groups()
+        with statistics.held():
+            pass
+    assert len(copies.types) == 8
+    assert all(len(types) == 1 for types in copies.types)
+
+
 def _groups_loop(folder: Path, *, micro_batch: int, compile_mode: str = "off", **callbacks: Any) -> TrainingLoop:
     task = MemoryImages(network("test_resnet"), batch_size=8, num_samples=16)
     recipe = {"epochs": 2, "batch_size": 8, "norm_group": 4, "lr": 0.1}

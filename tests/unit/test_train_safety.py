@@ -55,7 +55,18 @@ def test_reading_of_an_overflow_that_fp16_skips_is_no_failure() -> None:
     overflow = _reading(grad_norm=float("inf"))
     assert overflow.failure(trend, spike_factor=5, may_overflow=True) is None
     trend.add(overflow.grad_norm)
-    assert trend == NormTrend()
+    trend.add(1.0)
+    assert (trend.mean, trend.num_overflows) == (1.0, 0)
+
+
+def test_readings_that_fp16_skips_without_end_are_a_failure() -> None:
+    """A gradient that is NaN at every loss scale: the run would end with the weights that it began with."""
+    trend, overflow = NormTrend(), _reading(grad_norm=float("nan"))
+    for _ in range(40):
+        assert overflow.failure(trend, spike_factor=0, may_overflow=True) is None
+        trend.add(overflow.grad_norm)
+    reason = overflow.failure(trend, spike_factor=0, may_overflow=True)
+    assert reason == "gradient norm is nan, as in the 40 updates before: at no loss scale is it finite"
 
 
 def test_norm_trend_is_not_trusted_in_its_first_steps() -> None:

@@ -8,6 +8,7 @@ made of them, so a step moves them once for any number of groups.
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
@@ -79,7 +80,7 @@ class RunningStatistics:
             self._counters = [t for layer in layers if (t := layer.num_batches_tracked) is not None]
             self._before = [torch.empty_like(tensor) for tensor in moments + self._counters]
             self._sums = [torch.empty_like(tensor) for tensor in moments]
-        torch._foreach_copy_(self._before, self._moments + self._counters)
+        _copy(self._before, self._moments + self._counters)
         torch._foreach_zero_(self._sums)
 
     def end_groups(self, num_groups: int = 1) -> None:
@@ -87,7 +88,7 @@ class RunningStatistics:
         if not self._moments:
             return
         torch._foreach_add_(self._sums, self._moments, alpha=num_groups)
-        torch._foreach_copy_(self._moments + self._counters, self._before)
+        _copy(self._moments + self._counters, self._before)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -99,10 +100,10 @@ class RunningStatistics:
             for tensor in (layer.running_mean, layer.running_var, layer.num_batches_tracked)
             if tensor is not None
         ]
-        before = [tensor.clone() for tensor in tensors]
+        before = [torch.empty_like(tensor) for tensor in tensors]
+        _copy(before, tensors)
         yield
-        if tensors:
-            torch._foreach_copy_(tensors, before)
+        _copy(tensors, before)
 
     def end_step(self, num_groups: int) -> None:
         """Move the statistics once, to the mean over all ``num_groups`` groups of the global batch."""
@@ -113,6 +114,17 @@ class RunningStatistics:
         torch._foreach_copy_(self._moments, list(means))
         if self._counters:
             torch._foreach_add_(self._counters, 1)
+
+
+def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy each tensor into its target. On a GPU one kernel copies many tensors, but only if all are of one type."""
+    pairs: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
+    for target, source in zip(targets, sources, strict=True):
+        of_this_type = pairs[target.dtype]
+        of_this_type[0].append(target)
+        of_this_type[1].append(source)
+    for into, values in pairs.values():
+        torch._foreach_copy_(into, values)
 
 
 @contextmanager

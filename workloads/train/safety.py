@@ -23,6 +23,8 @@ from workloads.train.task import Task
 
 _TREND_STEPS: Final = 50
 """Steps over which the running mean of gradient norms forgets, and the fewest before it is trusted."""
+_MOST_OVERFLOWS: Final = 40
+"""Updates in a row that fp16 skips. Each halves the loss scale, which begins at 2^16; below 1 no scale is too large."""
 _NAMED_SAMPLES = 8
 _HELD: Final = 2
 """With a state every n updates, one of the two newest is at least n updates back, or the run has just begun."""
@@ -37,11 +39,15 @@ class NormTrend:
     line_sum: float = 0.0
     line_max: float = 0.0
     line_steps: int = 0
+    num_overflows: int = 0
+    """Updates in a row, up to the last one, that fp16 skipped."""
 
     def add(self, norm: float) -> None:
-        """Take one norm in; an infinite one, of an update that fp16 skips, says nothing."""
+        """Take one norm in; one that is not finite, of an update that fp16 skips, only counts."""
         if not math.isfinite(norm):
+            self.num_overflows += 1
             return
+        self.num_overflows = 0
         self.num_steps += 1
         # A plain mean at first, then an exponential one.
         self.mean += (norm - self.mean) / min(self.num_steps, _TREND_STEPS)
@@ -82,12 +88,18 @@ class Reading:
     def failure(self, norms: NormTrend, *, spike_factor: float, may_overflow: bool) -> str | None:
         """What is wrong with this update, or None.
 
-        ``may_overflow``: infinite gradients only mean that a loss scale was too large, and were not applied.
+        ``may_overflow``: gradients that are not finite were not applied. They mean that the loss scale was too large,
+        unless they come again and again.
         """
         if not math.isfinite(self.loss):
             return f"loss is {self.loss}"
         if not math.isfinite(self.grad_norm):
-            return None if may_overflow else f"gradient norm is {self.grad_norm}"
+            if not may_overflow:
+                return f"gradient norm is {self.grad_norm}"
+            if norms.num_overflows < _MOST_OVERFLOWS:
+                return None
+            before = f"as in the {norms.num_overflows} updates before"
+            return f"gradient norm is {self.grad_norm}, {before}: at no loss scale is it finite"
         if norms.is_spike(self.grad_norm, spike_factor):
             return (
                 f"gradient norm is {self.grad_norm:.4g}, more than recipe.grad_spike = {spike_factor:g} times its "
