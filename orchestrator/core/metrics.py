@@ -60,8 +60,9 @@ RECORDED_METRICS: Final[Mapping[str, RecordedMetric]] = {
     "images_per_s": RecordedMetric(better=Better.HIGHER, unit="images/s", is_of_backbone=True),
 }
 """Those that this project records. ``val_error_<subset>`` and other longer names follow their beginning."""
+_OF_LEVEL: Final = re.compile(r"val_level_error_(.+)")
 METRIC_FAMILIES: Final[Mapping[str, re.Pattern[str]]] = {
-    "val_level_error_<level>": re.compile(r"val_level_error_.+"),
+    "val_level_error_<level>": _OF_LEVEL,
     "val_k<k>_error": re.compile(r"val_k[1-9][0-9]*_error"),
 }
 """Those that are recorded for each level of a hierarchy, and for each number of neighbours. Lower is better."""
@@ -71,6 +72,12 @@ _HIGHER_WORDS: Final = frozenset({"accuracy", "acc", "score", "auc", "auroc", "f
 def is_recorded(metric: str) -> bool:
     """Whether this project records it."""
     return _row(metric) is not None
+
+
+def level_of(metric: str) -> str:
+    """The level of a hierarchy whose errors it is; empty for a metric of another family."""
+    found = _OF_LEVEL.fullmatch(metric)
+    return found[1] if found else ""
 
 
 def better_of(metric: str) -> Better:

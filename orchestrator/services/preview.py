@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -60,6 +60,21 @@ _SOURCES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shortfall:
+    """Jobs that can never run on a cluster that is known to stay as it is, and what to change for them."""
+
+    jobs: tuple[Job, ...]
+    asks: str
+    """What the first of them asks for and the cluster does not have: ``64 CPUs``."""
+    remedy: str
+
+    def __str__(self) -> str:
+        more = len(self.jobs) - 1
+        others = f" and {more} more job{'s' * (more > 1)} ask" if more else " asks"
+        return f"{self.jobs[0].name}{others} for {self.asks}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
     """A plan beside its store and a cluster."""
 
@@ -72,6 +87,8 @@ class Preview:
     makespan: Makespan | None
     model_error: ModelError | None
     """None while the store holds no measurements."""
+    shortfalls: tuple[Shortfall, ...] = ()
+    """Empty where the cluster is unknown, or may get other nodes."""
     refusals: tuple[str, ...] = ()
     """Of the budget guard, and where the file contradicts what is committed."""
     notes: tuple[str, ...] = ()
@@ -153,7 +170,9 @@ def make_preview(
         plan, history=history, sizes=declared_sizes(sweep), accelerator=accelerator, prices=prices, skip=skip
     )
     durations_s, run_once = estimates.durations_s(), without_twins(plan, repeated)
-    makespan = list_schedule(run_once, durations_s, fleet) if fleet else None
+    shortfalls = tuple(_shortfalls(plan, durations_s, fleet)) if fleet and fleet.is_fixed else ()
+    barred = [job.name for shortfall in shortfalls for job in shortfall.jobs]
+    makespan = list_schedule(run_once, durations_s, fleet, barred=barred) if fleet else None
     return Preview(
         plan=plan,
         found=found,
@@ -162,6 +181,7 @@ def make_preview(
         fleet=fleet,
         makespan=makespan,
         model_error=history.model_error(),
+        shortfalls=shortfalls,
         refusals=(
             *miscounted(plan, {key: record.metrics for key, record in found.records.items()}),
             *refusals(plan, estimates, makespan, now=time.time() if now is None else now),
@@ -314,10 +334,13 @@ def _wall_clock(preview: Preview) -> Iterator[str]:
     if makespan.never:
         named = _named(makespan.never, lists_jobs=False)
         yield _labelled("wall clock", f"{len(makespan.never)} jobs can never run on {fleet.name}: {named}")
-        option = " and ".join(
-            f"--{lack} N" for lack in shortages(preview.plan, makespan.never, fleet) if lack != "room"
-        )
-        yield _labelled("", f"state a cluster with {option or '--gpus N'}, or lower resources")
+        for shortfall in preview.shortfalls:
+            yield _labelled("", f"{shortfall}; {shortfall.remedy}")
+        # Nothing is known of the memory, market and labels of stated nodes, so none of these holds a job up there.
+        unit = "gpus" if any(job.resources.gpus for job in preview.plan.jobs if job.name in makespan.never) else "cpus"
+        lacks = [lack for lack in shortages(preview.plan, makespan.never, fleet) if lack != "room"] or [unit]
+        stated = f"state a cluster with {' and '.join(f'--{lack} N' for lack in lacks)}"
+        yield _labelled("", f"or {stated}" if preview.shortfalls else f"{stated}, or lower resources")
         return
     bound = "critical path" if makespan.critical_s >= makespan.busy_s else "all work spread evenly"
     yield _labelled(
@@ -330,20 +353,27 @@ def _wall_clock(preview: Preview) -> Iterator[str]:
 
 def never_runs(preview: Preview) -> Iterator[str]:
     """Why jobs can never run on a cluster that is known to stay as it is; nothing for others, which may grow."""
-    fleet = preview.fleet
-    if fleet is None or not fleet.is_fixed:
-        return
+    name = preview.fleet.name if preview.fleet else ""
+    for shortfall in preview.shortfalls:
+        yield (
+            f"{shortfall}, which {name} does not have, and nothing adds nodes; {shortfall.remedy}, or submit to a "
+            "cluster (RAY_ADDRESS)"
+        )
+
+
+def _shortfalls(plan: Plan, to_run: Collection[str], fleet: Fleet) -> Iterator[Shortfall]:
+    lacks: dict[tuple[Resources, int], str] = {}
     found: dict[tuple[str, str], list[Job]] = {}
-    for job in preview.plan.jobs:
-        if job.name in preview.estimates.jobs and (lack := _lack(job, fleet)):
+    for job in plan.jobs:
+        shape = (job.resources, job.execution.num_workers)
+        if job.name not in to_run:
+            continue
+        if shape not in lacks:
+            lacks[shape] = _lack(job, fleet)
+        if lack := lacks[shape]:
             found.setdefault((lack, _remedy(job, lack)), []).append(job)
     for (lack, remedy), jobs in found.items():
-        first, more = jobs[0], len(jobs) - 1
-        others = f" and {more} more job{'s' * (more > 1)} ask" if more else " asks"
-        yield (
-            f"{first.name}{others} for {_amount(first, lack)}, which {fleet.name} does not have, and nothing adds "
-            f"nodes; {remedy}, or submit to a cluster (RAY_ADDRESS)"
-        )
+        yield Shortfall(jobs=tuple(jobs), asks=_amount(jobs[0], lack), remedy=remedy)
 
 
 def _remedy(job: Job, lack: str) -> str:

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from orchestrator.core.errors import NotFoundError, StorageError
+from orchestrator.core.errors import NotFoundError, SpecError, StorageError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.settings import Settings
@@ -21,6 +21,8 @@ ANSWER_S = 4.0
 _RESTART_S = 60.0
 """The S3 server of a stack that starts again answers within seconds; a busy machine takes longer."""
 _POLL_S = 0.2
+_MAX_SWEEPS_NAMED = 20
+"""Sweeps of the store that an error names."""
 
 
 def find_plan(reference: str, store_uri: str, planned_for: str = "", *, store: ObjectStore | None = None) -> Plan:
@@ -33,16 +35,25 @@ def find_plan(reference: str, store_uri: str, planned_for: str = "", *, store: O
         store: the one of ``store_uri``, if it is open already.
 
     Raises:
-        SpecError: there is no such file, or it is wrong.
+        SpecError: there is none of these, or the file is wrong.
         StorageError: the store does not answer.
     """
+    submitted: list[str] = []
     if not Path(reference).is_file():
         store = store or find_store(store_uri)
-        if store is not None and reference in list_sweeps(store):
+        submitted = list_sweeps(store) if store is not None else []
+        if store is not None and reference in submitted:
             return load_plan(store, reference)
     from orchestrator.planning.graph.build import build_plan  # not needed by commands that only read a store
     from orchestrator.sweepfile import load_sweep
+    from orchestrator.sweepfile.load import find_sweep
 
+    try:
+        find_sweep(reference)
+    except SpecError as error:
+        named = ", ".join(submitted[-_MAX_SWEEPS_NAMED:]) or "none"
+        message = f"store {store_uri} has no sweep of this name either; submitted there: {named}"
+        raise SpecError((f"{error}; {message}",)) from None
     sweep, _ = load_sweep(reference)
     return build_plan(sweep, store_uri=planned_for or store_uri)
 

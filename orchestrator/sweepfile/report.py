@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Final, Literal
 from urllib.parse import urlsplit
@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.core.metrics import METRIC_FAMILIES, RECORDED_METRICS, is_recorded
+from orchestrator.core.metrics import METRIC_FAMILIES, RECORDED_METRICS, is_recorded, level_of
 from orchestrator.core.security.urls import forbidden_host
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Fraction, Name, Strict
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
-from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, Pretrain
+from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, Dataset, LabelSpace, Pretrain
 
 _HOST_AND_PORT: Final = re.compile(r"[A-Za-z0-9.-]+:[0-9]+(/.*)?")
 _NEARLY: Final = 0.85
@@ -122,16 +122,24 @@ def _check_baseline_space(path: Path, space: str, pretrained: Sequence[str], com
         complaints.add(path, f"'{space}' is not pretrained in this sweep: {did_you_mean(space, pretrained)}")
 
 
-def check_metric(spec: ReportSpec, complaints: Complaints, *, has_plugins: bool) -> None:
+def check_metric(
+    spec: ReportSpec, complaints: Complaints, *, levels: Sequence[str] | None = None, has_plugins: bool
+) -> None:
     """Complain about a metric that is nearly one of ours; other names may belong to plug-ins and cannot be checked.
 
     Args:
         spec: the block of the file.
         complaints: takes what is wrong.
+        levels: see ``known_levels``.
         has_plugins: whether a recipe names an objective of another package, which may have metrics of its own.
     """
     name = spec.metric
     if is_recorded(name):
+        level = level_of(name)
+        has_doubts = has_plugins or complaints.doubts(("labels",))
+        if level and levels is not None and level not in levels and not has_doubts:
+            message = f"'{level}' is not a level of a data set of this sweep: {did_you_mean(level, levels)}"
+            complaints.add(("report", "metric"), message)
         return
     near = get_close_matches(name, RECORDED_METRICS, n=1, cutoff=_NEARLY)
     if not near and not has_plugins:
@@ -142,6 +150,23 @@ def check_metric(spec: ReportSpec, complaints: Complaints, *, has_plugins: bool)
     if near:
         message = f"'{name}' is nearly the name of a metric; write {near[0]}, or give your own metric another name"
         complaints.add(("report", "metric"), message)
+
+
+def known_levels(labels: Mapping[str, LabelSpace], datasets: Mapping[str, Dataset]) -> list[str] | None:
+    """Levels that classes of label spaces of a sweep may lie in; None where only the data plane knows all of them."""
+    found: dict[str, int] = {}
+    for space in labels.values():
+        definition, dataset = space.space, datasets[space.dataset]
+        while "base" in definition:
+            definition = definition["base"]
+        if (
+            dataset.uncounted
+            or not (dataset.levels or dataset.class_table)
+            or {"wordnet", "taxonomy"} & set(definition)
+        ):
+            return None
+        found |= dataset.levels
+    return list(found) if labels else None
 
 
 def resolve_rows(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints: Complaints) -> tuple[str, ...]:

@@ -54,6 +54,7 @@ from orchestrator.sweepfile.report import (
     TrackingSpec,
     check_metric,
     check_published,
+    known_levels,
     resolve_baseline,
     resolve_rows,
 )
@@ -216,7 +217,7 @@ class _Resolver:
         self._complaints.refuse_repeats(("transfer",), [entry.name for entry in spec.transfer], "name")
         analyses = self._analyses(datasets, labels, pretrains)
         baseline = resolve_baseline(spec.report, pretrains, self._complaints)
-        self._check_report(pretrains, transfer)
+        self._check_report(pretrains, transfer, known_levels(labels, datasets))
         rows = resolve_rows(spec.report, pretrains, self._complaints)
         check_published(spec.report, [entry.name for entry in spec.transfer], pretrains, self._complaints)
         self._check_store()
@@ -248,11 +249,13 @@ class _Resolver:
             analyses=analyses,
         )
 
-    def _check_report(self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer]) -> None:
+    def _check_report(
+        self, pretrains: Sequence[Pretrain], transfer: Sequence[Transfer], levels: Sequence[str] | None
+    ) -> None:
         spec = self._spec.report
         recipes = [one.recipe for one in pretrains] + [recipe for item in transfer for recipe in item.recipes]
         has_plugins = any(is_reference(str(recipe.get("loss"))) for recipe in recipes)
-        check_metric(spec, self._complaints, has_plugins=has_plugins)
+        check_metric(spec, self._complaints, levels=levels, has_plugins=has_plugins)
         if not pretrains and spec.model_fields_set:
             message = "it compares pretrained backbones, and there is no 'pretrain'; remove it"
             self._complaints.add(("report",), message)

@@ -263,6 +263,18 @@ def test_data_stats_missing_description_is_not_found(tmp_path: Path, in_process:
     assert invoke("stats", str(tmp_path))[0] == 102
 
 
+@pytest.mark.parametrize("command", ["stats", "verify"])
+@pytest.mark.parametrize("name", ["train-{000000..000002}.tar", "train-000000.tar"])
+def test_data_commands_of_a_described_folder_ask_for_it_where_shards_are_named(
+    shards: Path, in_process: None, command: str, name: str
+) -> None:
+    as_json("index", str(shards), "--write", "-j", "1")
+    result = CliRunner().invoke(app, ["data", command, f"{shards}/{name}"])
+    assert result.exit_code == 1
+    assert f"{name} names shards, and this command takes their folder" in result.stderr
+    assert f"give {shards.as_uri()};" in result.stderr
+
+
 def test_data_index_without_classes_says_how_to_name_them(shards: Path, in_process: None) -> None:
     (shards / "classes.json").unlink()
     result = CliRunner().invoke(app, ["data", "index", str(shards)])

@@ -348,3 +348,12 @@ def test_whatever_the_records_of_all_runs_hold_can_be_reported(metric: str) -> N
 def test_metrics_that_no_level_and_no_number_of_neighbours_has_are_refused(metric: str) -> None:
     with pytest.raises(SpecError, match=r"report\.metric: "):
         _plan(f"report.metric={metric}")
+
+
+def test_metric_of_a_level_is_refused_only_where_all_levels_are_known() -> None:
+    metric = "report.metric=val_level_error_phylum"
+    with pytest.raises(SpecError, match=r"'phylum' is not a level of a data set of this sweep: known: depth1, depth2"):
+        _plan(metric)
+    shards = '{shards: {train: "file:///p/", val: "file:///v/"}, num_train: 512, num_classes: 4}'
+    foreign = ("datasets.far=" + shards, "labels.far={dataset: far, hierarchy: [leaf]}")
+    assert _plan(*foreign, metric).metric == "val_level_error_phylum"

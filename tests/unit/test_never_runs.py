@@ -10,6 +10,7 @@ import pytest
 from orchestrator.core.contract import Resources
 from orchestrator.planning.estimate.eta import Fleet
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.services.fleets import StatedCluster, stated_fleet
 from orchestrator.services.preview import Preview, make_preview, never_runs, preview_lines
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 
@@ -47,6 +48,35 @@ def test_jobs_that_nothing_can_run_are_named_with_what_is_short(
     assert any(f"state a cluster with {option}" in line for line in preview_lines(preview))
     growing = make_preview(sweep, plan, fleet=replace(NODE, is_fixed=False))
     assert list(never_runs(growing)) == []
+
+
+@pytest.mark.parametrize(
+    ("asked", "short"),
+    [
+        ("memory_gib: 500", "500 GiB of memory; lower resources.pretrain.memory_gib"),
+        (
+            "labels: {rack: '4'}",
+            "a node of its kind (rack=4); change accelerator, spot or labels of resources.pretrain",
+        ),
+        (
+            "spot: require",
+            "a node of its kind (on spot nodes); change accelerator, spot or labels of resources.pretrain",
+        ),
+    ],
+)
+def test_plan_has_no_wall_clock_where_memory_labels_or_spot_are_never_there(
+    asked: str, short: str, tmp_path: Path
+) -> None:
+    machine = replace(NODE, nodes=(Resources(cpus=2.0, memory_gib=8.0),))
+    preview = _preview(asked, machine, tmp_path)
+    shown = [line.strip() for line in preview_lines(preview)]
+    at = next(place for place, line in enumerate(shown) if line.startswith("wall clock"))
+    assert "2 jobs can never run on this machine: 2 CPUs: pretrain/levels/depth1/seed0, " in shown[at]
+    assert shown[at + 1] == f"pretrain/levels/depth1/seed0 and 1 more job ask for {short}"
+    assert shown[at + 2] == "or state a cluster with --cpus N"
+    assert preview.summary()["never"] == ["pretrain/levels/depth1/seed0", "pretrain/levels/depth2/seed0"]
+    stated = _preview(asked, stated_fleet(StatedCluster(cpus=2)), tmp_path)
+    assert not stated.summary()["never"], "nobody knows what else the nodes of an imagined cluster have"
 
 
 def test_what_fits_is_not_named(tmp_path: Path) -> None:

@@ -53,6 +53,9 @@ SWEEP = (
 )
 
 
+UNCALLED = "the simulation 'mysim.py:simulate' cannot be called with parameters, seeds and context"
+
+
 @pytest.fixture(autouse=True)
 def _answered_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """The data plane's own answer, without a process for each; ``test_simulate`` asks through one."""
@@ -280,10 +283,37 @@ def test_files_outside_the_allowed_places_are_neither_read_nor_run(
         ({"code": "raise SystemExit(3)\n"}, "mysim.py cannot be imported: SystemExit: 3; correct the file"),
         ({"code": "import notthere\n"}, "mysim.py cannot be imported: ModuleNotFoundError: No module named 'notthere'"),
         ({"sweep": SWEEP.replace("[1, 2]", "[1, x]")}, "4:58: simulate.one.factors.scale[1]: the simulation"),
+        (
+            {"code": CODE.replace(", context)", ")")},
+            f"4:9: simulate.one.run: {UNCALLED}: too many positional arguments",
+        ),
+        (
+            {"code": CODE.replace("seeds, ", "seeds, k, ")},
+            f"{UNCALLED}: missing a required argument: 'context'; define",
+        ),
+        (
+            {"sweep": SWEEP.replace(":simulate", ":Parameters")},
+            f"{UNCALLED.replace('simulate', 'Parameters')}: too many",
+        ),
+        ({"code": "class simulate:\n    def __init__(self, *given): ...\n"}, "is a class, whose objects yield nothing"),
     ],
 )
 def test_what_is_wrong_is_refused_at_its_place(tmp_path: Path, change: dict[str, str], said: str) -> None:
     assert said in problem(write(tmp_path / "a", **change))
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        CODE.replace("context)", "context, *, step=1)"),
+        CODE.replace("\ndef simulate", "\nimport functools\n@functools.cache\ndef simulate"),
+        CODE.replace("\ndef simulate(", "\nclass Walk:\n  def walk(self, ") + "\nsimulate = Walk().walk\n",
+        "class simulate:\n    def __init__(self, *given): ...\n    def __iter__(self): ...\n",
+    ],
+    ids=["with an option", "cached", "method", "iterable class"],
+)
+def test_whatever_takes_parameters_seeds_and_context_is_a_simulation(tmp_path: Path, code: str) -> None:
+    assert len(plan_of(write(tmp_path / "a", code=code)).jobs) == 2
 
 
 HELPER = """

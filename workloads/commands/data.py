@@ -110,8 +110,9 @@ def verify(arguments: Arguments) -> dict[str, Any]:
 
     Raises:
         CorruptObjectError: a shard is not the one that is named.
-        UserError: there is no ``dataset.json`` to compare with.
+        UserError: there is no ``dataset.json`` to compare with, or shards are named in place of their folder.
     """
+    _require_folder(arguments["target"]["place"])
     shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
     if shard_input.described is None:
         raise UserError(f"{shard_input.uri} has no {DATASET_FILE} to compare with; `data index --write` makes one")
@@ -125,7 +126,13 @@ def verify(arguments: Arguments) -> dict[str, Any]:
 
 
 def stats(arguments: Arguments) -> dict[str, Any]:
-    """Sizes of splits, levels and classes, from ``dataset.json`` and the class table alone."""
+    """Sizes of splits, levels and classes, from ``dataset.json`` and the class table alone.
+
+    Raises:
+        NotFoundError: there is no ``dataset.json``.
+        UserError: shards are named in place of their folder.
+    """
+    _require_folder(arguments["place"])
     uri = to_uri(arguments["place"]).rstrip("/")
     dataset = read_dataset_file(uri)
     rows, _ = read_class_table(f"{uri}/{CLASSES_FILE}")
@@ -139,6 +146,13 @@ def stats(arguments: Arguments) -> dict[str, Any]:
         for split, counts in dataset.class_counts.items()
     }
     return {**_summary(uri, dataset), "samples_per_class": sizes}
+
+
+def _require_folder(place: str) -> None:
+    uri = to_uri(place).rstrip("/")
+    if uri.endswith(_SHARD_SUFFIX):
+        message = f"{uri} names shards, and this command takes their folder, with its {DATASET_FILE}: "
+        raise UserError(f"{message}give {uri.rpartition('/')[0]}; `data index` and `data sample` also take shards")
 
 
 def sample(arguments: Arguments) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Simulation:
             file: path of the file, where the identity means one.
 
         Raises:
-            UserError: there is none of this name here, or another version of it.
+            UserError: there is none of this name here, or another version of it, or it cannot be called as one.
         """
         if name in SIMULATIONS:
             module, _, attribute = SIMULATIONS[name].partition(":")
@@ -70,6 +70,7 @@ class Simulation:
             function, name = _load_file(Path(file), *wanted), f"{Path(file).name}:{wanted[1]}"
         else:
             raise UserError(f"there is no simulation {name!r} in this release; it has {', '.join(sorted(SIMULATIONS))}")
+        _check_call(name, function)
         return cls(name=name, function=function, model=_model_of(function))
 
     def complete(self, parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,6 +142,21 @@ def _load_file(path: Path, digest: str, name: str) -> Function:
         raise UserError(f"{message}; submit the sweep again")
     function: Function = load_function(sources, name)
     return function
+
+
+def _check_call(name: str, function: Function) -> None:
+    """Raises ``UserError``: it does not take what a job gives it, or is a class whose objects yield nothing."""
+    try:
+        try:
+            signature = inspect.signature(function, follow_wrapped=False)
+        except ValueError:  # as of a cache, which is no Python function: that of what it wraps
+            signature = inspect.signature(function)
+        signature.bind({}, (), None)
+    except (TypeError, ValueError) as error:
+        message = f"the simulation {name!r} cannot be called with parameters, seeds and context: {error}"
+        raise UserError(f"{message}; define it as simulate(parameters, seeds, context)") from error
+    if inspect.isclass(function) and not hasattr(function, "__iter__"):
+        raise UserError(f"the simulation {name!r} is a class, whose objects yield nothing; name a function")
 
 
 def _model_of(function: Function) -> type[BaseModel] | None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from orchestrator.cli.arguments import FormerSweep, StoreOption, complete_job, complete_sweep, refuse_former_order
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.explain import Explanation, explain_job
 from orchestrator.services.settings import Settings
@@ -21,8 +19,6 @@ from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_snapshot
 
-_MAX_SWEEPS_NAMED = 20
-"""Sweeps of the store that an error names."""
 _STATES = {
     "committed": "committed; a submit reuses it",
     "resumable": "not committed, but it has checkpoints from which it resumes",
@@ -54,7 +50,7 @@ def explain(
         sweep, job = "", sweep
     uri = store or Settings().store_uri()
     opened = find_store(uri) if sweep else None
-    plan = _find_plan(sweep, uri, opened) if sweep else None
+    plan = find_plan(sweep, uri, store=opened) if sweep else None
     place = Settings().known_store_uri(store or (plan.store_uri if plan else uri))
     results = opened if opened is not None and place == uri else find_store(place)
     found = explain_job(job, plan, place, results, against=against)
@@ -64,21 +60,6 @@ def explain(
         return
     for line in (*explanation_lines(found), *_view_lines(view, plan.sweep if plan else "")):
         stdout_console().print(line, markup=False)
-
-
-def _find_plan(sweep: str, uri: str, store: ObjectStore | None) -> Plan:
-    """As ``find_plan``, whose error about an unknown name lists files and shipped sweeps, but no submitted ones."""
-    try:
-        return find_plan(sweep, uri, store=store)
-    except SpecError as error:
-        if Path(sweep).is_file() or store is None:
-            raise
-        names = list_sweeps(store)
-        if sweep in names:
-            raise
-        submitted = ", ".join(names[-_MAX_SWEEPS_NAMED:]) or "none"
-        message = f"store {uri} has no sweep {sweep!r} either; submitted there: {submitted}"
-        raise SpecError((*error.problems, message)) from None
 
 
 def _submitted(found: Explanation, plan: Plan, store: ObjectStore) -> JobView | None:

@@ -138,13 +138,19 @@ def shortages(plan: Plan, never: Collection[str], fleet: Fleet) -> dict[str, tup
 
 
 def list_schedule(
-    plan: Plan, durations_s: Mapping[str, float], fleet: Fleet, *, running: Collection[str] = ()
+    plan: Plan,
+    durations_s: Mapping[str, float],
+    fleet: Fleet,
+    *,
+    running: Collection[str] = (),
+    barred: Collection[str] = (),
 ) -> Makespan:
     """Schedule the jobs that ``durations_s`` names; others have their result already.
 
-    Jobs of ``running`` have their resources from the start.
+    Jobs of ``running`` have their resources from the start. Those of ``barred`` never start, for reasons other than
+    GPUs and CPUs, which are all that the schedule counts.
     """
-    schedule = _Schedule(plan, durations_s, fleet, running)
+    schedule = _Schedule(plan, durations_s, fleet, running, barred)
     schedule.run()
     started = [job for job in plan.jobs if job.name in schedule.starts_s]
     gpu_s = sum(job.resources.gpus * durations_s[job.name] for job in started)
@@ -192,8 +198,15 @@ class _Room:
 
 
 class _Schedule:
-    def __init__(self, plan: Plan, durations_s: Mapping[str, float], fleet: Fleet, running: Collection[str]) -> None:
-        self._durations_s, self._room = durations_s, _Room(fleet)
+    def __init__(
+        self,
+        plan: Plan,
+        durations_s: Mapping[str, float],
+        fleet: Fleet,
+        running: Collection[str],
+        barred: Collection[str],
+    ) -> None:
+        self._durations_s, self._room, self._barred = durations_s, _Room(fleet), frozenset(barred)
         self._rank = seconds_to_end(plan, durations_s) | dict.fromkeys(running, math.inf)
         self._order = {job.name: number for number, job in enumerate(plan.jobs)}
         # Jobs that have their result take neither time nor room, but the controller, too, waits for what they need.
@@ -229,6 +242,8 @@ class _Schedule:
         job = self._jobs[name]
         if name not in self._durations_s:
             heapq.heappush(self._running, (self.now_s, self._order[name], name, []))
+            return
+        if name in self._barred:
             return
         shape = (replace(job.resources, memory_gib=0.0), job.execution.num_workers)
         heapq.heappush(self._ready.setdefault(shape, []), (-self._rank[name], self._order[name], name))
