@@ -109,6 +109,8 @@ class LookAnswer(TypedDict):
     levels: dict[str, int]
     incomplete: list[str]
     """Those of ``levels`` at which some classes have no value."""
+    left_out: dict[str, str]
+    """Columns that are no levels for their name alone, and why."""
     multi_label: bool
     pixels: int
     gpus: int

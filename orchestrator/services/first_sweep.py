@@ -172,6 +172,7 @@ def _levels(found: LookAnswer) -> tuple[list[str], str, dict[str, str]]:
     left_out = {name: "since no job can have this name; rename its column" for name in levels if not is_name(name)}
     lacking = "since some classes have no value at it; complete the class table"
     left_out |= {name: lacking for name in levels if name in found["incomplete"]}
+    left_out |= found["left_out"]
     ordered = [*sorted((name for name in levels if name not in left_out), key=levels.__getitem__), LEAF_LEVEL]
     if len(ordered) > 1:
         return ordered, "", left_out

@@ -149,6 +149,14 @@ _Published = Literal["imagefolder", "imagenet21k", "imagenet1k", "inat2021", "ci
 _Described = Literal["huggingface", "csv", "parquet"]
 
 
+FORMATS_OF_FIELDS: Final = (
+    (("path_column", "separator", "root"), ("csv", "parquet"), "only csv and parquet name paths"),
+    (("label_column", "level_columns"), ("csv", "parquet", "huggingface"), "this format has no columns"),
+    (("labels",), ("imagenet1k",), "only imagenet1k keeps labels apart from images"),
+)
+"""Fields of a conversion that some formats alone read, those formats, and why no other does."""
+
+
 class ConversionSpec(Strict):
     """A source as it is published, and how shards are made of it."""
 
@@ -177,12 +185,9 @@ class ConversionSpec(Strict):
 
     @model_validator(mode="after")
     def _options_are_read(self) -> Self:
-        if self.format not in {"csv", "parquet"}:
-            refuse_unread(self, ("path_column", "separator", "root"), "here: only csv and parquet name paths")
-        if self.format not in {"csv", "parquet", "huggingface"}:
-            refuse_unread(self, ("label_column", "level_columns"), "here: this format has no columns")
-        if self.format != "imagenet1k":
-            refuse_unread(self, ("labels",), "here: only imagenet1k keeps labels apart from images")
+        for fields, formats, why in FORMATS_OF_FIELDS:
+            if self.format not in formats:
+                refuse_unread(self, fields, f"here: {why}")
         if self.format in {"cifar10", "cifar100", "mnist"}:
             refuse_unread(self, ("splits",), "here: this format has fixed files for train and val")
         if not self.source.startswith("file://") and "://" in self.source:

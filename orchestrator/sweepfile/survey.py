@@ -70,7 +70,8 @@ _FIELDS: Final = {
     "follow-links": "follow_links: true",
 }
 _SPLIT: Final = r"--split ([\w.-]+)=([^\s;,]+)"
-_FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
+SHARD_FLAG: Final = re.compile(rf"(?<!\S)--({'|'.join(_FIELDS)})(?![\w-])")
+"""An option of ``orchestrator data shard`` in a message of the converters."""
 _ANSWER_TIMEOUT_S: Final = 300.0
 _COUNTING: Final = "label spaces could not be counted"
 _MOST_ACCEPTED: Final = 1000
@@ -204,7 +205,7 @@ def _in_fields(message: str) -> str:
     """A message of the converters, with the flags of ``orchestrator data shard`` replaced by fields of the sweep."""
     # Splits that follow each other are one field: a second field of the same name would replace the first.
     message = re.sub(rf"{_SPLIT}(?: {_SPLIT})*", lambda run: _splits_field(run.group()), message)
-    return _FLAG.sub(lambda flag: _FIELDS[flag.group(1)], message)
+    return SHARD_FLAG.sub(lambda flag: _FIELDS[flag.group(1)], message)
 
 
 def _splits_field(flags: str) -> str:

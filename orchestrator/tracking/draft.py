@@ -104,6 +104,8 @@ class RunDraft:
     datasets: tuple[DatasetUse, ...] = ()
     only_points: bool = False
     """Whether the run says all facts and tags already."""
+    is_revised: bool = False
+    """Whether a later revision is told for the first time: the run may have tags of factors that it removed."""
 
     @property
     def all_tags(self) -> dict[str, str]:

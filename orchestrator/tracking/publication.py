@@ -406,8 +406,7 @@ class Publication:
         return "" if run is None else run.run_id
 
     def _make(self, draft: RunDraft, run_id: str) -> None:
-        facts = draft.facts
-        self._runs[facts.identity] = RunMemory(job=facts.job, key=facts.key, run_id=run_id)
+        self._runs[draft.facts.identity] = RunMemory(job=draft.facts.job, key=draft.facts.key, run_id=run_id)
         self._unsaved.append(run_id)
 
     def _remember(self, draft: RunDraft, run_id: str, content: JobContent | None) -> None:
@@ -472,6 +471,7 @@ class Publication:
             points=given.points,
             datasets=given.datasets,
             only_points=self._is_told(facts),
+            is_revised=self._timeline.snapshot.revision > 1 and self._memory.submission != self._timeline.submission,
         )
 
     def _publish_trials(self, experiment_id: str, trials: Sequence[TrialRun]) -> bool:

@@ -1,9 +1,10 @@
 """Writes runs through MLflow's client, several at once.
 
 A run that is made and ends takes three requests (make it, parameters and values, its end), one more if it names data
-sets, and one more for every further 1,000 values. No request is repeated here: one without an answer may have had its
-effect. ``Publication`` finds out by the tags of the runs, parameters are written only where they are missing, and
-MLflow drops values that a run has already (same name, step, time and value).
+sets, and one more for every further 1,000 values; a run that changes with a later revision is read first. No request is
+repeated here: one without an answer may have had its effect. ``Publication`` finds out by the tags of the runs,
+parameters are written only where they are missing, and MLflow drops values that a run has already (same name, step,
+time and value).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from orchestrator.tracking.draft import PARENT_TAG, STORE_TAG, DatasetUse, FoundRun, RunDraft, metric_name, milliseconds
+from orchestrator.tracking.facts import factors_in
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -132,12 +134,17 @@ class RunWriter:
     def _log(self, run_id: str, draft: RunDraft, *, is_new: bool) -> None:
         from mlflow.entities import Metric, Param, RunTag
 
-        known = {} if is_new or not draft.params else self._client.get_run(run_id).data.params
-        params = [Param(*item) for item in draft.params.items() if item[0] not in known]
+        # A run of a job that the plan no longer has keeps its tags.
+        may_lose_tags = draft.is_revised and not (is_new or draft.only_points or draft.facts.is_superseded)
+        known = self._client.get_run(run_id).data if may_lose_tags or (draft.params and not is_new) else None
+        params = [Param(*item) for item in draft.params.items() if known is None or item[0] not in known.params]
         tags = [] if is_new or draft.only_points else [RunTag(*item) for item in draft.all_tags.items()]
         points = [
             Metric(metric_name(point.name), point.value, milliseconds(point.at_s), point.step) for point in draft.points
         ]
+        for name in factors_in(known.tags) if known is not None and may_lose_tags else ():
+            if name not in draft.all_tags:
+                self._client.delete_tag(run_id, name)
         for metrics, labels in _calls(points, [*params, *tags]):
             self._client.log_batch(
                 run_id,

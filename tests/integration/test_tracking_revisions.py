@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
+from orchestrator.tracking.facts import factors_in
 from orchestrator.tracking.links import find_run_links, run_url, share_key
 from orchestrator.tracking.memory import MemoryFile
 from orchestrator.tracking.provenance import Provenance, save
@@ -130,10 +131,17 @@ def test_revision_with_other_factors_tells_them_of_runs_that_are_published(clien
         assert (told.tags["factor.optimizer"], told.tags["factor.epochs"]) == ("old", "5")
         assert (told.params["factor.optimizer"], told.params["factor.epochs"]) == ("adamw", "5"), "which stay"
 
+    for revision, factors in ((3, {"epochs": "5"}), (4, {})):
+        journal.accept(with_factors(revision, **factors))
+        assert publisher.publish_once(plan.sweep)
+        told = runs_by_job(client, plan)
+        for job in (ended, running):
+            assert factors_in(told[job.name].data.tags) == {f"factor.{name}": text for name, text in factors.items()}
+
     facets = {**plain.facets, "factor.mixing (strong)": "yes"}
     jobs = tuple(replace(job, facets=facets) if job is plain else job for job in plan.jobs)
-    save(store, plan.sweep, "message-3", Provenance(package_digest="p"))
-    journal.accept(replace(plan, revision=3, jobs=jobs))
+    save(store, plan.sweep, "message-5", Provenance(package_digest="p"))
+    journal.accept(replace(plan, revision=5, jobs=jobs))
     for _ in range(2):
         with pytest.raises(TrackingRefusedError, match=r"mixing \(strong\)"):
             publisher.publish_once(plan.sweep)

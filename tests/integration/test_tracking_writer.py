@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.tracking.draft import DatasetUse, MetricPoint, RunDraft
-from orchestrator.tracking.facts import RunFacts, RunStatus
+from orchestrator.tracking.facts import RunFacts, RunStatus, factors_in
 from orchestrator.tracking.publication import Publisher
 from orchestrator.tracking.run_writer import RunWriter
 from orchestrator.tracking.server import TrackingError, TrackingServer
@@ -112,6 +112,24 @@ def test_writer_run_takes_three_requests_and_one_per_further_thousand_values(ser
     assert requests == {"log_batch": 2}
     history = server.client.get_metric_history(run_id, "loss")
     assert sorted(point.step for point in history) == list(range(2990))
+
+
+@pytest.mark.parametrize(
+    ("said", "factors", "num_read"),
+    [({}, {"factor.size"}, 1), ({"is_revised": False}, {"factor.size", "factor.way"}, 0)],
+    ids=["revised", "as-before"],
+)
+def test_writer_run_of_a_later_revision_loses_tags_of_factors_that_are_gone(server, requests, said, factors, num_read):
+    experiment_id = server.ensure_experiment("revised")
+    first = RunDraft(name="a", facts=replace(_facts("a"), tags={"factor.size": "1", "factor.way": "up"}))
+    ((_, run_id),) = server.write(experiment_id, [first])
+    requests.clear()
+    later = replace(first, run_id=run_id, facts=replace(_facts("a"), tags={"factor.size": "2"}), is_revised=True)
+    list(server.write(experiment_id, [replace(later, **said)]))
+    assert requests == Counter({"log_batch": 1, "update_run_info": 1}) + Counter(get_run=num_read)
+    gone = replace(later, facts=_facts("a", state="superseded"))
+    list(server.write(experiment_id, [gone]))
+    assert factors_in(server.client.get_run(run_id).data.tags).keys() == factors, "a superseded run keeps the others"
 
 
 def test_writer_same_batch_twice_changes_nothing(server, database):

@@ -14,7 +14,8 @@ import pytest
 import yaml
 from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]
 
-from orchestrator.core.data_plane import LookAnswer
+from orchestrator.cli.commands.init import init
+from orchestrator.core.data_plane import LookAnswer, LookRequest, NoAnswerError
 from orchestrator.core.errors import UserError
 from orchestrator.services.first_sweep import first_sweep
 from orchestrator.sweepfile import load_sweep
@@ -132,6 +133,61 @@ def test_images_in_any_form_become_a_sweep_that_is_right(case: str, gpus: int, t
     (dataset,) = sweep.datasets.values()
     assert dataset.has_val
     assert dataset.num_train >= yaml.safe_load(text)["pretrain"]["recipe"]["batch_size"] >= 2
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.parametrize(
+    ("others", "levels", "left_out"),
+    [
+        ({"taxonomic_class": "kind", "class": "number"}, ["taxonomic_class"], {}),
+        ({"class": "number", "taxonomic_class": "kind"}, ["taxonomic_class"], {}),
+        ({"taxonomic_class": "size", "class": "kind"}, ["class"], {}),
+        (
+            {"taxonomic_class": "kind", "class": "half"},
+            ["taxonomic_class"],
+            {"class": "of the column 'taxonomic_class'"},
+        ),
+        ({"leaf": "half", "family": "kind"}, ["family"], {"leaf": "means the classes themselves; rename its column"}),
+        ({"leaf": "number", "family": "kind"}, ["family"], {}),
+    ],
+)
+def test_level_columns_of_a_table_whose_names_mean_something_else(
+    suffix: str, others: dict[str, str], levels: list[str], left_out: dict[str, str], tmp_path: Path
+) -> None:
+    """A level is lost for its name only if another one has it, and that is said in the sweep."""
+    fill(tmp_path, {f"{n}.jpg": photo(0) for n in range(40)})
+    values = {"number": [n % 4 for n in range(40)], "kind": [n % 4 // 3 for n in range(40)]}
+    values |= {"half": [n % 4 // 2 for n in range(40)], "size": list(range(40))}
+    rows = {"path": [f"{n}.jpg" for n in range(40)], "label": [f"c{n % 4}" for n in range(40)]}
+    table = pd.DataFrame({**rows, **{name: values[what] for name, what in others.items()}})
+    (table.to_csv if suffix == "csv" else table.to_parquet)(tmp_path / f"train.{suffix}", index=False)
+    found: LookAnswer = look({"place": str(tmp_path)})  # type: ignore[assignment]
+    assert found["entry"]["convert"]["level_columns"] == levels
+    assert found["levels"] == {"taxonomic_class" if name == "class" else name: 2 for name in levels}
+    text = first_sweep(found, str(tmp_path), str(tmp_path), "sweep.yaml", 8)
+    lines = [line for line in text.splitlines() if "# Left out" in line]
+    assert len(lines) == len(left_out)
+    for line, (name, why) in zip(lines, left_out.items(), strict=True):
+        assert line.startswith(f"  # Left out: level '{name}', since ")
+        assert why in line
+
+
+def test_what_the_converters_lack_is_named_by_the_command_that_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "list.csv").write_text("file,label\n0.jpg,a\n")
+
+    def ask(_: object, request: LookRequest, **__: object) -> dict[str, Any]:
+        try:
+            return look(request)
+        except UserError as error:
+            raise NoAnswerError(str(error)) from error
+
+    monkeypatch.setattr("orchestrator.core.data_plane.ask", ask)
+    with pytest.raises(UserError, match=r"and --level-column \(options of `orchestrator data shard`, of whose shards"):
+        init(tmp_path / "sweep.yaml", source=str(tmp_path / "list.csv"))
+    with pytest.raises(UserError, match=r"name the folder that holds the images$"):
+        init(tmp_path / "sweep.yaml", source=__file__)
 
 
 def test_what_has_no_images_or_no_validation_images_is_said(tmp_path: Path) -> None:

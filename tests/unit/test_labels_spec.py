@@ -385,20 +385,55 @@ def test_labels_show_reads_each_entry_by_its_own_table(tmp_path: Path, monkeypat
     assert {space["name"]: space["num_classes"] for space in looked["spaces"]} == {"a/level": 2, "b/level": 3}
 
 
+def _described_folder(folder: Path, rows: list[dict[str, Any]]) -> None:
+    (folder / "classes.json").write_text(json.dumps(rows))
+    described = DatasetFile(
+        splits={}, num_classes=len(rows), levels=level_counts(rows), classes_sha256="", digest=dataset_digest({})
+    )
+    (folder / "dataset.json").write_bytes(described.to_bytes())
+
+
 def test_labels_show_of_a_folder_leaves_incomplete_levels_out(tmp_path: Path) -> None:
     rows = [
         {"class": leaf, "name": f"c{leaf}", "kind": f"k{leaf // 2}", "note": f"{leaf}" if leaf else ""}
         for leaf in range(4)
     ]
-    (tmp_path / "classes.json").write_text(json.dumps(rows))
-    described = DatasetFile(
-        splits={}, num_classes=4, levels=level_counts(rows), classes_sha256="", digest=dataset_digest({})
-    )
-    (tmp_path / "dataset.json").write_bytes(described.to_bytes())
+    _described_folder(tmp_path, rows)
     result = CliRunner().invoke(app, ["labels", "show", str(tmp_path), "-o", "json"])
     (looked,) = json.loads(result.stdout)
     assert [space["name"] for space in looked["spaces"]] == ["kind"]
     assert "note: a level is left out: class 0 ('c0') has no value at level 'note'" in result.stderr
+    assert "there is no label space" not in result.stderr
+
+
+def test_labels_show_of_a_folder_without_a_complete_level_says_why_nothing_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labels, "ask_labels", lambda _, request: {"spaces": request["spaces"]})
+    _described_folder(tmp_path, [{"class": leaf, "name": f"c{leaf}", "kind": "k" * leaf} for leaf in range(4)])
+    result = CliRunner().invoke(app, ["labels", "show", str(tmp_path), "-o", "json"])
+    assert json.loads(result.stdout)[0]["spaces"] == []
+    assert "note: there is no label space to show: classes.json has no level at which every class" in result.stderr
+    assert f"orchestrator labels hierarchy {tmp_path.as_uri()} wordnet" in result.stderr
+
+
+def test_labels_show_of_a_folder_compares_with_what_it_has_and_takes_nothing_of_sweeps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(labels, "ask_labels", lambda _, request: {"spaces": [], "asked": request["targets"]})
+    rows = [{"class": leaf, "name": f"c{leaf}", "kind": f"k{leaf // 2}", "two": leaf % 2} for leaf in range(4)]
+    _described_folder(tmp_path, rows)
+    command = ["labels", "show", str(tmp_path), "-o", "json"]
+    for options, targets in (([], ["kind"]), (["--target", "two"], ["two"])):
+        assert json.loads(CliRunner().invoke(app, [*command, *options]).stdout)[0]["asked"] == targets
+    for option, why in (
+        (["--target", "kin"], "has the name of --target 'kin'"),
+        (["--dataset", "tree"], "--dataset and --scale are for sweeps"),
+        (["--scale", "tiny"], "--dataset and --scale are for sweeps"),
+    ):
+        result = CliRunner().invoke(app, [*command, *option])
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert why in " ".join(result.stderr.split())
 
 
 def test_labels_show_draws_tables_and_trees() -> None:

@@ -46,8 +46,8 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
     """What is at ``place``, and how a sweep names it: ``entry`` of ``datasets``, with the place as it was given.
 
     Further ``form`` (a word for people), ``num_samples`` by split, ``num_classes``, ``levels``, ``incomplete`` (levels
-    at which some classes have no value), ``multi_label``, ``pixels`` (the median of the shorter sides of some images)
-    and ``gpus`` of this machine.
+    at which some classes have no value), ``left_out`` (columns of a table that would be levels under other names, and
+    why), ``multi_label``, ``pixels`` (the median of the shorter sides of some images) and ``gpus`` of this machine.
 
     Raises:
         UserError: nothing is there, or nothing that this program reads.
@@ -98,6 +98,7 @@ def _shards(place: str) -> dict[str, Any]:
         "num_classes": num_classes,
         "levels": levels,
         "incomplete": incomplete,
+        "left_out": {},
         "multi_label": multi_label,
         "pixels": int(statistics.median(min(row["width"], row["height"]) for row in sizes)),
     }
@@ -115,11 +116,12 @@ def _source(path: Path, place: str) -> dict[str, Any]:
         raise UserError(f"{place} does not exist; name a folder of images, or one of shards")
     inner, found = _form(path)
     options = {"format": found.pop("format"), "source": str(Path(place) / inner), **found}
+    left_out: dict[str, str] = {}
     if options["format"] in {"csv", "parquet"}:
         request = ConvertRequest(source=path / inner)
         with suppress(UserError):  # the converter says what is wrong, unless it is in a column that it does not read
-            if columns := find_level_columns(request, options["format"]):
-                options["level_columns"] = columns
+            columns, left_out = find_level_columns(request, options["format"])
+            options |= {"level_columns": columns} if columns else {}
     conversion = list_source({**options, "source": str(path / inner)})
     if "val" not in conversion.splits:
         options["val_fraction"] = HELD_OUT
@@ -133,6 +135,7 @@ def _source(path: Path, place: str) -> dict[str, Any]:
         "num_classes": len(conversion.classes),
         "levels": level_counts(conversion.classes),
         "incomplete": _incomplete(conversion.classes),
+        "left_out": left_out,
         "multi_label": conversion.multi_label,
         "pixels": _pixels(conversion, place),
     }

@@ -43,8 +43,10 @@ def convert_parquet(request: ConvertRequest) -> Conversion:
     return _convert(request, "parquet", _parquet_rows)
 
 
-def find_level_columns(request: ConvertRequest, suffix: str) -> list[str]:
+def find_level_columns(request: ConvertRequest, suffix: str) -> tuple[list[str], dict[str, str]]:
     """Columns that can be levels, coarse to fine: their values follow from the label and join classes.
+
+    Second, columns of that kind which cannot be had for their name, and why.
 
     There are none if no label occurs twice, since all columns follow from it then, or if a sample has several labels.
     Raises ``UserError`` as the converters, and where a column that they would not read is damaged.
@@ -52,15 +54,15 @@ def find_level_columns(request: ConvertRequest, suffix: str) -> list[str]:
     files, rows_of = _files(request, suffix), _parquet_rows if suffix == "parquet" else _csv_rows
     used = (request.path_column, request.label_column)
     first, *others = (_plain_columns(path, suffix, used) for path in files.values())
-    found = {level_of(column): column for column in first if all(column in names for names in others)}
-    found.pop(LEAF_LEVEL, None)  # in a sweep that means the classes themselves
-    nodes: dict[str, dict[str, str | None]] = {column: {} for column in found.values()}
+    nodes: dict[str, dict[str, str | None]] = {
+        column: {} for column in first if all(column in names for names in others)
+    }
     num_rows, labels = 0, set[str]()
     for path in files.values():
         for row in rows_of(path, (*used, *nodes)):
             label, *more = _tokens(row[request.label_column], request.separator) or ("", "")
             if more or not nodes:
-                return []
+                return [], {}
             num_rows += 1
             labels.add(label)
             for column in [*nodes]:
@@ -74,7 +76,18 @@ def find_level_columns(request: ConvertRequest, suffix: str) -> list[str]:
         number = len({node for _, node in pairs if node})
         if len(pairs) == num_classes and 2 <= number < num_classes < num_rows:
             counts[column] = number
-    return sorted(counts, key=counts.__getitem__)
+    left_out = {column: why for column in counts if (why := _name_problem(column, counts))}
+    return sorted((column for column in counts if column not in left_out), key=counts.__getitem__), left_out
+
+
+def _name_problem(column: str, levels: Collection[str]) -> str:
+    """Why a column cannot be a level under its name beside other levels; empty if it can."""
+    if column == LEAF_LEVEL:
+        return "since in a sweep this name means the classes themselves; rename its column"
+    other = level_of(column)
+    if other != column and other in levels:
+        return f"since its name in a class table is that of the column {other!r}; rename one of the two"
+    return ""
 
 
 def _convert(

@@ -35,6 +35,7 @@ from orchestrator.core.units import MIB, format_bytes
 from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle
 from orchestrator.services.terminal import stderr_console
 from orchestrator.stack.children import bound_to_parent
+from orchestrator.sweepfile.datasets import FORMATS_OF_FIELDS, ConversionSpec
 
 data = typer.Typer(
     help="Convert data sets to WebDataset shards; index, verify and show shards.",
@@ -46,7 +47,9 @@ Workers = Annotated[int, typer.Option("-j", "--workers", min=0, help="Processes;
 Splits = Annotated[
     list[str] | None, typer.Option("--split", metavar="NAME=PLACE", help="One split, as NAME=PLACE; may be repeated.")
 ]
-Place = Annotated[str, typer.Argument(help="Folder, tar or brace pattern of shards; path, file:// or s3:// URI.")]
+Folder = Annotated[
+    str, typer.Argument(metavar="PLACE", help="Folder of shards with its dataset.json; path, file:// or s3:// URI.")
+]
 PlaceOrSplits = Annotated[
     str, typer.Argument(metavar="PLACE", help="Folder, tar or brace pattern of shards; or give each --split.")
 ]
@@ -124,6 +127,7 @@ def shard(  # noqa: PLR0913 - one argument per option
         "root": root,
         "follow_links": follow_links,
     }
+    _refuse_unread(converter, wanted)
     write = {
         "destination_uri": destination,
         "shard_bytes": shard_mib * MIB,
@@ -176,7 +180,7 @@ def index(  # noqa: PLR0913 - see shard
 
 @data.command()
 def verify(
-    place: Place,
+    place: Folder,
     *,
     decode: Annotated[bool, typer.Option("--decode", help="Also decode every image.")] = False,
     workers: Workers = 0,
@@ -196,7 +200,7 @@ def verify(
 
 
 @data.command()
-def stats(place: Place, *, output: DocumentOption = DocumentForm.TABLE) -> None:
+def stats(place: Folder, *, output: DocumentOption = DocumentForm.TABLE) -> None:
     """Show the sizes of splits, levels and classes, without reading the shards."""
     found = _run(STATS, StatsRequest(place=place))
     _show(found, output, f"digest: {found['digest']}")
@@ -286,12 +290,24 @@ def _target(
     }
 
 
+def _refuse_unread(converter: Converter, wanted: Mapping[str, Any]) -> None:
+    """Refuse an option that the converter would pass over, with the name that it gives."""
+    for fields, formats, why in FORMATS_OF_FIELDS:
+        for field in fields if converter.value not in formats else ():
+            if wanted[field] != ConversionSpec.model_fields[field].get_default(call_default_factory=True):
+                option = "--level-column" if field == "level_columns" else f"--{field.replace('_', '-')}"
+                raise typer.BadParameter(f"{option} has no effect on {converter.value}: {why}; leave it out")
+
+
 def _pairs(texts: Sequence[str] | None) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for text in texts or ():
         name, _, place = text.partition("=")
         if not name or not place:
             raise typer.BadParameter(f"--split {text!r} is not NAME=PLACE, such as train=train_mini")
+        if name in pairs:
+            both = f"{pairs[name]} and {place}"
+            raise typer.BadParameter(f"--split {name} is given twice, as {both}; name one place for each split")
         pairs[name] = place
     return pairs
 

@@ -67,9 +67,11 @@ def _of_images(source: str, file: Path) -> str:
     """The text of a sweep of what lies at a place. Raises ``UserError``: nothing is there that can be read."""
     from orchestrator.core.data_plane import LOOK, LookRequest, NoAnswerError, Terminal, ask
     from orchestrator.services.first_sweep import first_sweep
+    from orchestrator.sweepfile.survey import SHARD_FLAG
 
     try:
         found = ask(LOOK, LookRequest(place=source), terminal=Terminal.SHARED)
     except NoAnswerError as error:
-        raise UserError(str(error)) from error
+        hint = " (options of `orchestrator data shard`, of whose shards init can write a sweep)"
+        raise UserError(f"{error}{hint if SHARD_FLAG.search(str(error)) else ''}") from error
     return first_sweep(found, source, str(file.absolute().parent), str(file), len(os.sched_getaffinity(0)))

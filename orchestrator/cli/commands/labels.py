@@ -19,6 +19,7 @@ from orchestrator.cli.arguments import ScaleOption, scale_name
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
 from orchestrator.core.data_plane import HIERARCHY, SHOW, HierarchyRequest, ShowRequest
 from orchestrator.core.errors import UserError
+from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.services.first_sweep import quoted, with_label_entry
 from orchestrator.services.settings import Settings
@@ -70,8 +71,12 @@ def show(
 ) -> None:
     """Show the classes of each label space: number, sizes, entropy, and whether each is part of one target class."""
     folder = _folder_uri(reference)
-    requests = _of_folder(folder) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
+    if folder and (dataset or scale):
+        raise typer.BadParameter("--dataset and --scale are for sweeps, and this is a folder of shards; leave them out")
+    requests = _of_folder(folder, target) if folder else _of_sweep(reference, scale_name(scale), dataset, target, tree)
     requests = _only(requests, space) if space else requests
+    if target:
+        _check_targets(requests, target)
     found = []
     for name, request in requests.items():
         # One plot for each data set.
@@ -184,15 +189,27 @@ def _only(requests: dict[str, dict[str, Any]], wanted: Sequence[str]) -> dict[st
     known = [item["name"] for request in requests.values() for item in request["spaces"]]
     for pattern in wanted:
         if not fnmatch.filter(known, pattern):
-            raise typer.BadParameter(
-                f"no label space matches {pattern!r}. Spaces made of clusters can be shown once a run has made them. "
-                f"Known: {', '.join(known)}"
-            )
+            raise typer.BadParameter(f"no label space matches {pattern!r}. {_listed(known)}")
     for request in requests.values():
         request["spaces"] = [
             item for item in request["spaces"] if any(fnmatch.fnmatchcase(item["name"], one) for one in wanted)
         ]
     return {name: request for name, request in requests.items() if request["spaces"]}
+
+
+def _check_targets(requests: Mapping[str, dict[str, Any]], targets: Sequence[str]) -> None:
+    """Refuse to compare with a space that is not shown, or not there at all."""
+    known = [item["name"] for request in requests.values() for item in request["spaces"]]
+    for name in targets:
+        if name not in known:
+            raise typer.BadParameter(
+                f"no label space that is shown has the name of --target {name!r}. {_listed(known)}"
+            )
+
+
+def _listed(known: Sequence[str]) -> str:
+    names = ", ".join(known) or "none"
+    return f"Spaces made of clusters can be shown once a run has made them. Known: {names}"
 
 
 def _folder_uri(reference: str) -> str:
@@ -202,21 +219,31 @@ def _folder_uri(reference: str) -> str:
     return Path(reference).resolve().as_uri() if (Path(reference) / DATASET_FILE).is_file() else ""
 
 
-def _of_folder(uri: str) -> dict[str, dict[str, Any]]:
-    """Every level of the class table at which all classes have a value, coarse to fine, compared with the coarsest."""
+def _of_folder(uri: str, targets: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+    """Every level of the class table at which all classes have a value, coarse to fine.
+
+    They are compared with ``targets``, or with the coarsest one.
+    """
     described, (rows, _) = read_dataset_file(uri), read_class_table(f"{uri}/{CLASSES_FILE}")
     counts = level_counts(rows)
     problems = {level: level_problem(rows, level) for level, count in counts.items() if count > 1}
     for problem in filter(None, problems.values()):
         typer.echo(f"note: a level is left out: {problem}", err=True)
     levels = sorted((level for level, problem in problems.items() if not problem), key=counts.__getitem__)
+    if not levels:
+        why = f"{CLASSES_FILE} has no level at which every class has a value, and not all the same"
+        typer.echo(
+            f"note: there is no label space to show: {why}. Complete it, or make levels for a sweep: orchestrator "
+            f"labels hierarchy {uri} wordnet (or a table of the classes' parents in place of wordnet)",
+            err=True,
+        )
     return {
         uri: {
             "dataset": {"rows": rows, "num_classes": described.num_classes},
             "num_train": described.num_samples("train"),
             "spaces": [{"name": level, "space": {"hierarchy": level}} for level in levels],
             "files": {},
-            "targets": levels[:1],
+            "targets": list(dict.fromkeys(targets or levels[:1])),
             "tree": levels,
             "index": {},
         }
@@ -231,6 +258,9 @@ def _of_sweep(
     used = list(dict.fromkeys(space.dataset for space in sweep.labels.values()))
     if dataset and dataset not in used:
         raise typer.BadParameter(f"no label space is of a data set {dataset!r}; there are {', '.join(used)}")
+    entries = [space.entry for space in sweep.labels.values() if not dataset or space.dataset == dataset]
+    if tree and tree not in entries:
+        raise typer.BadParameter(f"no label space is of an entry {tree!r}: {did_you_mean(tree, entries)}")
     requests: dict[str, dict[str, Any]] = {}
     made = _made_of_clusters(sweep)
     for name in [dataset] if dataset else used:
