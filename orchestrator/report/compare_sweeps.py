@@ -20,6 +20,7 @@ from orchestrator.report.comparisons import subtracted_mean, values_of
 from orchestrator.report.render.columns import (
     DIFFERENCE_COLUMNS,
     PLACE_COLUMNS,
+    TEST_COLUMNS,
     Records,
     TextTable,
     describe_place,
@@ -124,7 +125,7 @@ def sweep_records(comparison: SweepComparison) -> Records:
             *((row.summary.num_values, row.summary.mean, row.summary.std) if row and row.summary else (0, None, None)),
             *values(DIFFERENCE_COLUMNS, found),
             int(is_same),
-            None if found is None else int(found.is_paired),
+            *values(TEST_COLUMNS, found),
         )
         for place, cells in comparison.places.items()
         for cell in cells
@@ -133,7 +134,7 @@ def sweep_records(comparison: SweepComparison) -> Records:
         )
     ]
     names = ("label_space", "granularity", "sweep", "metric", "num_runs", "mean", "std")
-    return Records(columns=(*PLACE_COLUMNS, *names, *DIFFERENCE_COLUMNS, "is_same", "is_paired"), rows=tuple(lines))
+    return Records(columns=(*PLACE_COLUMNS, *names, *DIFFERENCE_COLUMNS, "is_same", *TEST_COLUMNS), rows=tuple(lines))
 
 
 def _rows(report: Report) -> dict[_Cell, Row]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import tempfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,14 +18,14 @@ from uuid import UUID
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.core.metrics import better_of
 from orchestrator.planning.graph.pairing import backbone_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning
 from orchestrator.report.render.files import DOCUMENT, MARKDOWN, PNG, render_files, render_markdown, save_files
+from orchestrator.report.render.numbers import among_complete, in_words, plus_minus
 from orchestrator.report.render.page import PAGE, render_page
-from orchestrator.report.results import Report, best_first
+from orchestrator.report.results import Report, Row, Table, best_first
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import download_part, read_record
 from orchestrator.storage.layout import submission_name
@@ -57,6 +57,8 @@ class Best:
     """Mean of the metric over its transfer seeds; errors are in [0, 1]."""
     metric: str
     transfer: str
+    reason: str
+    """Of which row it is, by which mean, and of how many seeds it was chosen."""
 
 
 def best_backbone(plan: Plan, report: Report) -> Best | None:
@@ -82,7 +84,22 @@ def best_backbone(plan: Plan, report: Report) -> Best | None:
         return None
     sign = first.better.sign
     error, name = min((sign * fmean(errors), name) for name, errors in by_backbone.items())
-    return Best(job=jobs[name], error=sign * error, metric=report.metric, transfer=first.transfer)
+    return Best(
+        job=jobs[name],
+        error=sign * error,
+        metric=report.metric,
+        transfer=first.transfer,
+        reason=_reason(ranked, first, len(by_backbone)),
+    )
+
+
+def _reason(ranked: Sequence[Row], table: Table, num_seeds: int) -> str:
+    """``Best seed (of 3, chosen by val_error) of the label space with the lowest mean val_error, 4.75 ± 0.05 %``."""
+    metric, summary = table.metric, ranked[0].summary
+    seed = f"Best seed (of {num_seeds}, chosen by {metric})" if num_seeds > 1 else "The only seed"
+    value = "" if summary is None else f", {plus_minus(summary, metric)}{in_words(metric)}"
+    mean = f"{table.better.best} mean{among_complete(ranked, table)} {metric}{value}"
+    return f"{seed} of the {table.noun} with the {mean}"
 
 
 def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best, run_id: str) -> bool:
@@ -96,14 +113,13 @@ def register(store: ObjectStore, server: TrackingServer, plan: Plan, best: Best,
     """
     facets = {name: str(value) for name, value in best.job.facets.items()}
     tags = {**facets, "sweep": plan.sweep, "key": best.job.key, best.metric: f"{best.error:.6g}"}
-    what = better_of(best.metric).best.capitalize()
     version = ModelVersion(
         name=plan.sweep,
         run_id=run_id,
         folder=FOLDER,
         tags={**tags, "transfer": best.transfer, "store": store.uri},
         unless_tagged=("key", best.job.key),
-        description=f"{what} {best.metric} under the transfer {best.transfer!r}; timm reads it",
+        description=f"{best.reason}, under the transfer {best.transfer!r}; timm reads it",
     )
     known = server.number_of(version)
     if known:

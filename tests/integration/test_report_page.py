@@ -137,6 +137,7 @@ def test_page_shows_table_curve_pairs_grid_and_runs(page):
     assert _traces(page) == [
         "levels",
         "random",
+        "pale: lacks runs",
         "baseline levels/depth1",
         "direct training on levels/depth1",
         "lowest mean: levels/depth3",
@@ -187,6 +188,21 @@ def test_improvement_in_another_cell_is_positive_where_a_metric_that_is_better_h
     page.select_option("#filter-cell", "lr=0.1")
     baseline, lower_error = _rows(page)[:2]
     assert (baseline[-1], lower_error[-1][0]) == ("baseline", "+")
+    page.close()
+
+
+def test_curve_names_the_best_of_the_table_where_it_has_no_number_of_classes(browser, tmp_path):  # noqa: F811
+    plan = StudyPlan(spaces=SPACES).plan()
+    report = compute_report(plan, committed(plan, lambda job: _metrics(job) if "transfer" in job.facets else None))
+    (table,) = report.tables
+    rows = tuple(replace(row, granularity=None if "depth3" in row.label_space else 8) for row in table.rows)
+    report = replace(report, tables=(replace(table, rows=rows),))
+    (tmp_path / "report.html").write_bytes(render_page(report, plan, Learning(curves={}, unreadable=())))
+    page = browser.new_page(viewport=SIZE)
+    page.goto((tmp_path / "report.html").as_uri())
+    page.wait_for_selector("html[data-ready=true]")
+    assert _traces(page)[-2:] == ["baseline levels/depth1", "lowest mean: levels/depth3"]  # a line, and no ring
+    assert page.evaluate("document.getElementById('curve').data.at(-1).mode") == "lines"
     page.close()
 
 

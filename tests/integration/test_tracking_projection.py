@@ -234,6 +234,9 @@ def test_registry_best_backbone_of_a_sweep_is_registered_once(client, store, pla
     backbone = plan.by_name()["pretrain/levels/depth3/seed1"]
     assert version.tags["label_space"] == "levels/depth3"
     assert (version.tags["key"], version.tags["val_error"]) == (backbone.key, "0.06")
+    assert version.description.startswith(
+        "Best seed (of 2, chosen by val_error) of the label space with the lowest mean"
+    )
     assert version.run_id == runs_by_job(client, plan)[backbone.name].info.run_id
     assert client.get_model_version_by_alias(plan.sweep, "best").version == version.version
     third = Publisher(store, uri)

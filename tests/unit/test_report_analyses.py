@@ -259,6 +259,7 @@ def test_page_has_figures_that_are_whole_and_escape_names() -> None:
 
 def test_collapse_over_several_orders_of_magnitude_is_drawn_on_a_logarithmic_axis() -> None:
     assert "nc1 over epochs, logarithmic" not in analyses_html(report())
+    assert "bars: ± standard deviation over pretraining seeds" in analyses_html(report())
     collapsed = {f"levels/depth1/seed{seed}": 1e-4 for seed in (0, 1, 2)}
     html = analyses_html(report(of_last=collapsed))
     (figure,) = re.findall(r"<svg[^>]*nc1 over epochs, logarithmic.*?</svg>", html, flags=re.DOTALL)

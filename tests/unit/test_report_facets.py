@@ -5,7 +5,9 @@ import io
 import json
 import math
 import re
+import subprocess
 from dataclasses import replace
+from importlib.resources import files
 from xml.etree import ElementTree as ET
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -20,9 +22,10 @@ from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import caveats, result_records
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.label_efficiency import label_efficiency_figures, label_efficiency_html
-from orchestrator.report.render.numbers import fixed, number, p_text
+from orchestrator.report.render.numbers import family_interval, fixed, number, p_text
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Criterion, Facet
+from orchestrator.report.statistics.summaries import PairedDifference
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.spending import ResourceUse
 from orchestrator.state.transitions import JobState
@@ -210,6 +213,7 @@ def test_fractions_are_drawn_as_curves_with_bands_on_a_log_axis_of_page_and_file
     report = _report(StudyPlan(fractions=fractions))
     (figure,) = label_efficiency_figures(report)
     svg = figure.svg()
+    assert "bands: ± standard deviation over all runs, not a confidence interval" in svg
     assert svg.count("<polyline") == svg.count("<polygon") == len(report.tables[0].rows)
     shown = [re.search(rf'x="([0-9.]+)"[^>]*>{100 * float(one):g} %', svg) for one in fractions]
     at = [float(found[1]) for found in shown if found]
@@ -480,6 +484,38 @@ def test_numbers_that_round_to_zero_have_no_sign(value):
 
 def test_numbers_of_certainty_never_round_to_certainty():
     assert [p_text(value) for value in (None, 0.0001, 0.049, 1.0)] == ["-", "<0.001", "0.049", "1.000"]
+
+
+def test_numbers_beside_a_threshold_do_not_print_it():
+    """*established, corrected p = 0.050* stood beside an interval that ended at 0.00."""
+    assert [p_text(value) for value in (0.0497, 0.0503, 0.04998, 0.05)] == ["0.0497", "0.0503", "0.04998", "0.050"]
+    found = PairedDifference(
+        num_pairs=3, mean=-0.002, low=None, high=None, confidence=0.95, family_low=-0.00398, family_high=-0.000021
+    )
+    established, unknown = (replace(found, p_family=p_value) for p_value in (0.0497, 0.0503))
+    assert family_interval(established, "val_error") == "[-0.398, -0.002]"
+    assert family_interval(established.turned, "val_error") == "[+0.002, +0.398]"
+    assert family_interval(replace(unknown, family_high=0.000021), "val_error") == "[-0.40, 0.00]"
+
+
+LARGE = {12343.67: "12343.7", -12337.42: "-12337.4", 1234.0: "1234", 999.96: "1000", 2.517: "2.517", 1.2e7: "1.2e+07"}
+
+
+def test_large_numbers_have_all_digits_before_the_point():
+    """A mean of 12343.7 images/s was 1.234e+04, and so were the ends of its interval."""
+    assert [number(value, "images_per_s") for value in LARGE] == list(LARGE.values())
+    assert number(9999999.96, "images_per_s", sign="+") == "+10000000"
+
+
+def test_page_prints_large_numbers_as_tables_do():
+    driver = pytest.importorskip("playwright._impl._driver", reason="needs the JavaScript engine of playwright")
+    engine, *_ = driver.compute_driver_executable()
+    text = files("orchestrator.report").joinpath("assets/page.js").read_text()
+    function = text[text.index("const isThere =") : text.index("const plusMinus =")]
+    values = [value for value in LARGE if value < 1e7]
+    script = f"const DATA = {{}}; {function}; console.log(JSON.stringify({values}.map((value) => number(value))));"
+    told = subprocess.run([engine, "-e", script], check=True, capture_output=True, timeout=60).stdout
+    assert json.loads(told) == [LARGE[value] for value in values]
 
 
 def test_parquet_has_the_numbers_of_the_csv_and_is_byte_stable():

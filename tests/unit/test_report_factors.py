@@ -146,7 +146,7 @@ def test_two_values_say_exactly_what_compare_says_of_two_sweeps(
     (expected,) = cells[0].differences
     (table,) = comparison_tables(comparison)
     assert table.rows[0][-3] == pairs
-    assert [line[-1] for line in sweep_records(comparison).rows] == [None, int(pairs != UNPAIRED)]
+    assert [line[-3] for line in sweep_records(comparison).rows] == [None, int(pairs != UNPAIRED)]
     for caption in (table.caption, text_table(report.headlines[0]).caption, effect_table(report.effects[0]).caption):
         assert f"({method} tests over pretrain seeds, Bonferroni" in caption
     row = next(row for row in report.headlines[0].rows if row.label_space == value)
@@ -401,10 +401,10 @@ def test_files_of_factors_hold_every_effect_beside_the_usual_ones() -> None:
     files = render_files(report_of())
     assert files.keys() == {*REPORT_FILES, "effects.csv", "effects.parquet", "effects.svg"}
     lines = list(csv.DictReader(io.StringIO(files["effects.csv"].decode())))
-    assert [(line["factors"], line["values"], line["references"], line["num_matched"]) for line in lines] == [
-        ("optimizer", "lamb", "adamw", "2"),
-        ("mix", "mixup", "none", "2"),
-        ("optimizer x mix", "lamb x mixup", "adamw x none", "1"),
+    assert [tuple(map(line.get, ("factors", "values", "references", "num_matched", "freedom"))) for line in lines] == [
+        ("optimizer", "lamb", "adamw", "2", "4"),
+        ("mix", "mixup", "none", "2", "4"),
+        ("optimizer x mix", "lamb x mixup", "adamw x none", "1", "4"),
     ]
     assert b"| optimizer lamb - adamw |" in files["report.md"]
     assert json.loads(files["report.json"])["effects"][0]["pairings"][0]["shared"] == "initial weights, order, crops"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from orchestrator.planning.graph.plan import Published
 from orchestrator.report.render.files import markdown_table
 from orchestrator.report.render.other_tables import kinds_table
@@ -49,6 +51,14 @@ def test_kinds_stand_beside_their_sizes_with_the_printed_numbers() -> None:
         ("random", "6.10 ± 0.10", "", "6.10 ± 0.10", "6.10 ± 0.10"),
     )
     assert "| random | 6.10 ± 0.10 |  | 6.10 ± 0.10 | 6.10 ± 0.10 |" in markdown_table(found)
+
+
+def test_kinds_say_which_numbers_lack_runs() -> None:
+    printed = Published(transfer="top", label_space="manual/2", value=0.0525, std=None)
+    manual = [replace(row("manual", 2, 0.05, printed), num_expected=6), *(row("manual", size, 0.05) for size in (4, 8))]
+    found = kinds_table(table(*manual, *(row("random", size, 0.06) for size in (2, 4, 8))))
+    assert found is not None
+    assert found.rows[0] == ("manual", "5.10 ± 0.10 (3/6) (published 5.25)", "5.10 ± 0.10", "5.10 ± 0.10")
 
 
 def test_many_sizes_go_down_and_kinds_across() -> None:

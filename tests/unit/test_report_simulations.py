@@ -277,6 +277,13 @@ def test_figure_has_the_papers_numbers_beside_the_cells_that_are_there() -> None
     assert np.asarray(marks.get_xydata()).tolist() == [[1, 3]]
 
 
+def test_figure_and_page_say_what_bands_and_bars_are() -> None:
+    (found,) = report_of()[1].simulations
+    told = "bands: 95 % intervals over seeds"
+    assert draw_simulations([found]).get_supxlabel() == page_document(found)["spread"] == told
+    assert not panel_of({"a": 1.0}).figure.get_supxlabel()  # all seeds are equal: there is no interval
+
+
 def test_axes_of_a_figure_show_no_rounding_and_no_powers() -> None:
     axis = panel_of({"a": 1.0, "b": 1.0 + 1e-13, "c": 1.0})
     low, high = axis.get_ylim()

@@ -17,9 +17,9 @@ from orchestrator.report.compare_sweeps import compare_sweeps
 from orchestrator.report.comparisons import compared
 from orchestrator.report.inputs import Learning
 from orchestrator.report.render.answers import answers, headline, verdict
-from orchestrator.report.render.columns import text_table
+from orchestrator.report.render.columns import comparison_records, result_records, text_table
 from orchestrator.report.render.curves import draw_curve
-from orchestrator.report.render.files import render_files
+from orchestrator.report.render.files import render_csv, render_files
 from orchestrator.report.render.numbers import TOO_FEW
 from orchestrator.report.render.other_tables import pairs_table
 from orchestrator.report.render.page import render_page
@@ -188,7 +188,9 @@ def test_interval_of_one_comparison_that_excludes_0_is_no_verdict():
     report = _report(_null_with_a_lucky_pair())
     sentences = answers(report)[0].sentences
     assert "(not established, corrected p = " in sentences[0]
-    assert any(s.startswith("no label space differs from the baseline levels/depth1 by more") for s in sentences)
+    assert any(
+        s.startswith("no label space is established to differ from the baseline levels/depth1;") for s in sentences
+    )
     assert "no label space can be excluded as the best at 95 %" in sentences
     assert "corrected for 10 comparisons" in " ".join(sentences)
 
@@ -264,6 +266,23 @@ def test_interval_excludes_0_exactly_where_a_difference_is_established():
         assert one.family_low is not None
         assert one.family_high is not None
         assert one.is_established == (one.family_high < 0 or one.family_low > 0)
+
+
+@pytest.mark.parametrize("is_paired", [True, False], ids=["pairs", "independent"])
+def test_intervals_of_files_follow_from_their_columns(is_paired):
+    """Of comparisons and results; they lacked the degrees of freedom, and whether runs were subtracted."""
+    report = _report(_sweeps(Scenario(num_seeds=4, stds=(1.0, 0.3, 2.0)), 1)[:, :, 0], transfers=(0, 1))
+    report = replace(report, tables=(compared(report.tables[0], is_paired=lambda *_: is_paired),))
+    names = ("confidence", "freedom", "std_error", "paired_difference", "ci_low", "ci_high")
+    for records, num in ((comparison_records(report), 3), (result_records(report), 2)):
+        lines = [line for line in csv.DictReader(io.StringIO(render_csv(records))) if line["std_error"]]
+        assert len(lines) == num
+        for line in lines:
+            assert (line["is_paired"], line["num_pretrain_seeds"]) == (str(int(is_paired)), "4")
+            confidence, freedom, error, mean, low, high = (float(line[name]) for name in names)
+            assert freedom == 3 if is_paired else 3 < freedom < 6
+            half = stats.t.ppf((1 + confidence) / 2, freedom) * error
+            assert (low, high) == pytest.approx((mean - half, mean + half))
 
 
 # ----------------------------------------------------------------------------------------- intervals that cannot be
@@ -395,6 +414,26 @@ def test_saturated_target_is_called_so():
     )
 
 
+@pytest.mark.parametrize(
+    ("means", "claim"),
+    [
+        (
+            [[0.05, 0.055], [0.0525, 0.0525], [0.055, 0.05]],
+            "no label space is established to differ from the baseline levels/depth1; corrected for 1 comparison",
+        ),
+        ([[0.0525, 0.052504]], "nothing is tested: no two label spaces share two pretrain seeds"),
+    ],
+    ids=["over seeds", "one seed"],
+)
+def test_means_that_only_print_alike_are_tested_as_others(means, claim):
+    report = _report(np.array(means))
+    tie = "all 2 label spaces print the same mean val_error 5.25 %; none is called the best"
+    first, second, *_ = answers(report)[0].sentences
+    assert (first, second.startswith(claim)) == (tie, True)
+    assert headline(report).partition(": ")[2].startswith(claim[0].upper() + claim[1:])
+    assert text_table(report.tables[0]).best is None
+
+
 def test_lowest_mean_that_others_share_names_them():
     values = np.full((3, 5), 0.2) + 0.001 * np.random.default_rng(0).standard_normal((3, 5))
     values[:, 1:3] = 0.0
@@ -421,6 +460,44 @@ def test_lowest_mean_of_complete_rows_is_called_so_where_an_incomplete_one_is_lo
     (panel,) = draw_curve(report).axes
     told = panel.get_legend_handles_labels()[1]
     assert any(text.startswith("lowest mean among complete rows: levels/depth2") for text in told)
+
+
+def _legend(report):
+    (panel,) = draw_curve(report).axes
+    return panel.get_legend_handles_labels()[1]
+
+
+def test_curve_names_the_best_of_the_whole_table_also_where_it_has_no_number_of_classes():
+    """The best of a search over labels was left out, and the figure ringed another row than the table."""
+    report = _report(np.array([[0.2, 0.052, 0.05], [0.2, 0.05, 0.0452], [0.2, 0.054, 0.0473]]))
+    (table,) = report.tables
+    *others, best = table.rows
+    found = replace(best, label_space="search:best", granularity=None)
+    report = replace(report, tables=(replace(table, rows=(*others, found)),))
+    assert "lowest mean: search:best, 4.75 %" in _legend(report)
+    (panel,) = draw_curve(report).axes
+    assert not [line for line in panel.lines if line.get_markersize() > 10]  # no ring
+    passed = replace(found, summary=replace(found.summary, mean=0.0521))
+    report = replace(report, tables=(replace(table, rows=(*others, passed)),))
+    assert {"lowest mean: levels/depth2, 5.20 %", "search:best"} <= set(_legend(report))
+    report = replace(report, tables=(replace(table, rows=(found,)),))
+    assert [text.get_text() for text in draw_curve(report).axes[0].texts] == [
+        "no row with a number of classes: see the table"
+    ]
+
+
+def test_curve_marks_rows_that_lack_runs_and_says_what_its_bars_are():
+    values = _established_best(3)
+    assert "pale: lacks runs" not in _legend(_report(values))
+    values[0, 1:] = np.nan
+    (table,) = _report(values).tables
+    whole = {field.name: getattr(table, field.name) for field in fields(table)}
+    combined = FactorTable(**whole, row_factors=("x",), row_values=tuple((row.label_space,) for row in table.rows))
+    for found in (table, combined):
+        assert _legend(replace(_report(values), tables=(found,))).count("pale: lacks runs") == 1
+    told = "not a confidence interval"
+    assert f"bars and band: ± standard deviation over all runs, {told}" in draw_curve(_report(values)).get_supxlabel()
+    assert told not in draw_curve(_report(values[-1:])).get_supxlabel()  # a single run has no spread
 
 
 def test_best_of_those_with_results_is_no_more_than_that_while_others_have_none():
@@ -451,13 +528,13 @@ def test_baseline_that_shares_one_seed_is_said_to_be_untested_beside_the_pairs_o
     assert "0 of 0" not in " ".join(others)
     means[:, 2] = 0.215, 0.2, 0.21, 0.205
     told = verdict(_report(means).tables[0])[0]
-    assert "; no two label spaces differ by more than the noise between seeds; corrected for 1 comparison" in told
+    assert "; no two label spaces are established to differ; corrected for 1 comparison" in told
 
 
 def test_label_spaces_that_cannot_be_tested_against_the_baseline_are_counted():
     means = np.array([[0.3, 0.301, 0.2], [0.31, 0.308, np.nan], [0.305, 0.306, np.nan]])
     first = verdict(_report(means).tables[0])[0]
-    assert first.startswith("no label space that is tested differs from the baseline levels/depth1 by more than")
+    assert first.startswith("no label space that is tested is established to differ from the baseline levels/depth1;")
     assert "; 1 of 2 label spaces cannot be tested against the baseline levels/depth1, with fewer than two" in first
     means[:, 1] = 0.1, 0.111, 0.1055
     first = verdict(_report(means).tables[0])[0]

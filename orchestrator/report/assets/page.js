@@ -38,7 +38,8 @@
   function number(value, signed = false) {
     if (!isThere(value)) return "-";
     if (DATA.isFraction) return fixed(100 * value, 2, signed);
-    return (signed && value > 0 ? "+" : "") + String(Number(value.toPrecision(4)));
+    const size = Math.abs(value), digits = Math.max(4, String(Math.trunc(size)).length + 1); // as number of report/render/numbers.py
+    return (signed && value > 0 ? "+" : "") + (size < 1e7 ? String(Number(value.toPrecision(digits))) : value.toPrecision(4));
   }
   const plusMinus = (mean, std) => (isThere(mean) ? number(mean) + (isThere(std) ? ` ± ${number(std)}` : "") : "missing");
 
@@ -139,13 +140,20 @@
     const isPassed = rows.some((row) => row.summary && SIGN * row.summary.mean < SIGN * best.summary.mean);
     return `${BEST} mean${isPassed ? " among complete rows" : ""}`;
   }
+  const isLacking = (row) => row.n.includes("/");
   function bestOf(rows) {
     const there = rows.filter((row) => row.summary);
-    const complete = there.filter((row) => !row.n.includes("/"));
+    const complete = there.filter((row) => !isLacking(row));
     return (complete.length ? complete : there).reduce((best, row) => (!best || SIGN * row.summary.mean < SIGN * best.summary.mean ? row : best), null);
   }
 
   // ----------------------------------------------------------------------------------------------------------- curve
+  const pale = (color) => `#${[1, 3, 5].map((at) => Math.round(255 - 0.35 * (255 - parseInt(color.slice(at, at + 2), 16))).toString(16).padStart(2, "0")).join("")}`;
+  function lackingOf(rows, placeOf, numberOf) { // over the markers of their lines; hollow ones are published
+    const some = rows.filter(isLacking), of = (values) => some.map((row) => values[numberOf(row) % values.length]);
+    return some.length ? [{ name: "pale: lacks runs", mode: "markers", x: some.map(placeOf), y: some.map((row) => SCALE * row.summary.mean), hoverinfo: "skip",
+      marker: { color: of(COLORS.map(pale)), symbol: of(SYMBOLS), size: 8 } }] : [];
+  }
   // Numbers stand at their place, on a log axis where they span a factor of 30; other values side by side.
   function renderFactorCurve(table, rows) {
     const values = new Map(table.rows.map((row, index) => [row.labelSpace, table.values[index]]));
@@ -162,6 +170,8 @@
         text: line.map((row) => `${row.labelSpace}<br>${plusMinus(row.summary.mean, row.summary.std)}, n = ${row.n}`),
         hovertemplate: "%{text}<extra></extra>", line: { color, width: 2 }, marker: { color, symbol, size: 8 } };
     });
+    const lines = distinct(drawn.map(lineOf));
+    traces.push(...lackingOf(drawn, placeOf, (row) => lines.indexOf(lineOf(row))));
     const xaxis = isOrdered ? { type: low > 0 && high / low >= 30 ? "log" : "linear", tickvals: all, ticktext: all.map(String) } : { type: "category" };
     const title = DATA.metric.replace("val_", "validation ").replaceAll("_", " ") + PERCENT;
     Plotly.react("curve", traces, { height: 440, margin: { l: 60, r: 20, t: 10, b: 55 }, hovermode: "closest", legend: { orientation: "h", y: -0.2 },
@@ -207,6 +217,7 @@
         y: printed.map((row) => SCALE * row.published.value), text: printed.map((row) => `${row.labelSpace}, ${row.published.source}`),
         hovertemplate: "%{text}: %{y:.2f}<extra></extra>", marker: { color, symbol: `${symbol}-open`, size: 10 } });
     });
+    traces.push(...lackingOf(drawn, (row) => row.granularity, (row) => seriesNames.indexOf(row.series)));
     const extent = drawn.map((row) => row.granularity);
     const across = [Math.min(...extent) / 1.3, Math.max(...extent) * 1.3];
     const level = (name, value, dash, color) => traces.push({ name, mode: "lines", x: across, y: [SCALE * value, SCALE * value],
@@ -215,8 +226,10 @@
     const shown = rows.find((row) => row.labelSpace === baselineOf(table)) || baseline;
     if (drawn.length && shown && shown.summary) level(`baseline ${baselineOf(table)}`, shown.summary.mean, "dash", "#555555");
     if (drawn.length && table.onePass) level(`direct training on ${table.onePass.label_space}`, table.onePass.summary.mean, "dot", "#999999");
-    const best = bestOf(drawn);
-    if (best && !table.isTied) traces.push({ name: `${bestMean(drawn, best)}: ${best.labelSpace}`, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
+    const best = table.isTied ? null : bestOf(rows), bestName = best && `${bestMean(rows, best)}: ${best.labelSpace}`;
+    const placeless = rows.filter((row) => row.summary && !isThere(row.granularity) && row.labelSpace !== baselineOf(table)); // such as the best of a search
+    if (drawn.length) placeless.forEach((row, index) => level(row === best ? bestName : row.labelSpace, row.summary.mean, "dashdot", COLORS[(seriesNames.indexOf(row.series) + index) % COLORS.length]));
+    if (best && isThere(best.granularity)) traces.push({ name: bestName, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
       hoverinfo: "skip", marker: { symbol: "circle-open", size: 17, color: "black", line: { width: 2 } } });
     // A cut axis makes small differences look large: it starts at 0 where the values come near it.
     const heights = drawn.flatMap((row) => [row.summary.mean - (row.summary.std || 0), row.summary.mean + (row.summary.std || 0)]);
@@ -263,7 +276,7 @@
     head.append(names);
     for (const row of sorted(rows, columns)) {
       const line = element("tr", null, { class: [row === best && !table.isTied ? "best" : "", row.labelSpace === baselineOf(table) ? "baseline" : ""].join(" ").trim() });
-      for (const [name, text] of columns) line.append(element("td", text(row), name === "n" && row.n.includes("/") ? { class: "lacking" } : {}));
+      for (const [name, text] of columns) line.append(element("td", text(row), name === "n" && isLacking(row) ? { class: "lacking" } : {}));
       body.append(line);
     }
     byId("results").replaceChildren(head, body);
@@ -428,7 +441,7 @@
     const table = currentTable();
     byId("table-title").textContent = table ? table.title : "No transfer matches these filters.";
     for (const id of ["results-section", "pairs-section", "learning-section", "runs-section"]) byId(id).hidden = !table;
-    byId("curve").hidden = !table;
+    byId("curve").hidden = byId("curve-caption").hidden = !table;
     renderSearches();
     renderEffects();
     if (!table) return byId("ablations").replaceChildren();

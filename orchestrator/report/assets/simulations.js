@@ -32,6 +32,7 @@
     plot.id = `simulation-${index}`;
     Plotly.react(plot, traces(found), { height: 400, margin: { l: 70, r: 20, t: 40, b: 50 }, title: { text: found.name }, xaxis: { title: { text: found.factor }, type: found.factor ? (found.isLogX ? "log" : "linear") : "category" },
       yaxis: { title: { text: found.metric + found.unit }, type: found.isLogY ? "log" : "linear" }, legend: { orientation: "h", y: -0.2 } }, { responsive: true, displaylogo: false });
+    if (found.spread) make("p", found.spread, section).className = "caption";
     found.tables.forEach(table);
   });
   if (DATA.tables.length === 0) document.getElementById("curve-section").hidden = true;

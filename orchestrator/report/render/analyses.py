@@ -237,7 +237,9 @@ def _over_epochs(analysis: AnalysisReport, metric: str, numbers: Mapping[str, in
     is_wide = bool(above) and max(above) > _WIDE * min(above)
     ticks: dict[float, str] = {epoch: str(epoch) for epoch in epochs}
     title = f"{metric} over epochs{', logarithmic' if is_wide else ''}"
-    yield line_figure(title, ticks, lines, is_log_upwards=is_wide, numbers=numbers)
+    has_bars = any(spread for line in lines.values() for _, _, spread in line)
+    note = "bars: ± standard deviation over pretraining seeds, not a confidence interval" if has_bars else ""
+    yield line_figure(title, ticks, lines, is_log_upwards=is_wide, numbers=numbers, note=note)
 
 
 def _over_layers(picture: AnalysisPicture, numbers: Mapping[str, int]) -> Figure:

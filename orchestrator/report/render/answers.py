@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE_TEXT, MAX_ROWS_ALL_PAIRS
-from orchestrator.report.comparisons import has_all_pairs
+from orchestrator.report.comparisons import has_all_pairs, values_of
 from orchestrator.report.render.columns import (
     contrast_text,
     describe_effects,
@@ -72,7 +72,7 @@ def verdict(table: Table) -> tuple[str, ...]:
     family = table.family
     if len(table.ranked) < 2 or family is None:
         return ()
-    if is_tied(table):
+    if _is_equal(table):
         return (_tie(table),)
     if not family.num_comparisons:
         return (_untested(table, family), *_pooled(table, family.pooled))
@@ -83,7 +83,7 @@ def _sentences(table: Table) -> tuple[str, ...]:
     if not table.ranked:
         return ("no result yet", *_one_pass(table))
     if is_tied(table):
-        return (*verdict(table), *_one_pass(table))
+        return (*dict.fromkeys((_tie(table), *verdict(table))), *_one_pass(table))
     lowest = table.ranked[0]
     others: dict[str, list[Row]] = {}
     for row in table.ranked:
@@ -141,12 +141,20 @@ def _p(p_value: float | None) -> str:
 
 
 def _tie(table: Table) -> str:
-    value = _mean(table.ranked[0], table)
-    unit = in_words(table.metric)
-    end = f"all {_those_with_results(table)} have {table.metric} {value}{unit}"
-    if is_fraction(table.metric) and not float(value):
-        return f"{end}: the target is saturated and shows no difference between them"
-    return f"{end}: nothing differs"
+    mean, those = _mean(table.ranked[0], table), _those_with_results(table)
+    value = f"{table.metric} {mean}{in_words(table.metric)}"
+    is_saturated = is_fraction(table.metric) and not float(mean)
+    if _is_equal(table):
+        why = "the target is saturated and shows no difference between them" if is_saturated else "nothing differs"
+        return f"all {those} have {value}: {why}"
+    why = ": the target is saturated" if is_saturated else ""
+    return f"all {those} print the same mean {value}{why}; none is called the best"
+
+
+def _is_equal(table: Table) -> bool:
+    """Whether all rows have the same value for every seed; rows that are tied may only print the same mean."""
+    first, *others = (values_of(row, table.metric) for row in table.ranked)
+    return all(found == first for found in others)
 
 
 def _untested(table: Table, family: Family) -> str:
@@ -173,7 +181,7 @@ def _established(table: Table, family: Family) -> str:
             "" if table.baseline_row is None else f"no {table.noun} can be tested against {_why_untested(table)}; "
         )
         if not found:
-            return f"{untested}no two {table.noun}s differ by more than the noise between seeds; {corrected}"
+            return f"{untested}no two {table.noun}s are established to differ; {corrected}"
         return f"{untested}{found} of {total} pairs of {table.noun}s differ {_SURELY}; {corrected}"
     others = [row for row in table.ranked if row is not table.baseline_row]
     if num_untested := len(others) - family.num_with_baseline:
@@ -181,8 +189,7 @@ def _established(table: Table, family: Family) -> str:
     rows = [row for row in table.ranked if row.difference and row.difference.is_established]
     if not rows:
         tested = "that is tested " if num_untested else ""
-        baseline = f"the baseline {table.baseline}"
-        return f"no {table.noun} {tested}differs from {baseline} by more than the noise between seeds; {corrected}"
+        return f"no {table.noun} {tested}is established to differ from the baseline {table.baseline}; {corrected}"
     lower = [row for row in rows if row.difference and row.difference.mean < 0]
     higher = [row for row in rows if row.difference and row.difference.mean > 0]
     sides = [

@@ -436,6 +436,11 @@ DIFFERENCE_COLUMNS: Values = {
     **_fields("confidence", "num_pairs", "p_value", "p_holm", "p_bh"),
     **_fields("std_error", "p_family", "family_low", "family_high", "p_pooled"),
 }
+TEST_COLUMNS: Values = {
+    "is_paired": lambda difference: int(difference.is_paired),
+    **_fields("num_pretrain_seeds", "freedom"),
+}
+"""What the interval of a difference rests on."""
 _COMPUTE: Values = {
     **_fields("gpu_hours", "cpu_hours", "cost"),
     "cost_is_partial": lambda compute: None if compute.cost is None else int(compute.is_cost_partial),
@@ -456,6 +461,7 @@ _RESULT_COLUMNS: Values = {
     "can_be_best": lambda line: None if line.row.can_be_best is None else int(line.row.can_be_best),
     **_part(_COMPUTE, lambda line: line.row.compute),
     **_part(_PUBLISHED, lambda line: line.row.published),
+    **_part(TEST_COLUMNS, lambda line: line.row.difference),
 }
 
 
@@ -546,12 +552,13 @@ def comparison_records(report: Report) -> Records:
             table.metric,
             pair.first,
             pair.second,
-            *values(DIFFERENCE_COLUMNS, pair.difference),
+            *(*values(DIFFERENCE_COLUMNS, pair.difference), *values(TEST_COLUMNS, pair.difference)),
         )
         for table in report.tables
         for pair in table.comparisons
     ]
-    return Records(columns=(*PLACE_COLUMNS, "metric", "first", "second", *DIFFERENCE_COLUMNS), rows=tuple(lines))
+    names = ("metric", "first", "second")
+    return Records(columns=(*PLACE_COLUMNS, *names, *DIFFERENCE_COLUMNS, *TEST_COLUMNS), rows=tuple(lines))
 
 
 def effect_records(report: FactorReport) -> Records:
@@ -563,14 +570,14 @@ def effect_records(report: FactorReport) -> Records:
             *(" x ".join(some) for some in (effect.factors, effect.values, effect.references)),
             *(effect.num_matched, effect.num_combinations, int(effect.is_paired)),
             *(effect.difference.num_pretrain_seeds, effect.num_seeds),
-            *values(DIFFERENCE_COLUMNS, effect.difference),
+            *(*values(DIFFERENCE_COLUMNS, effect.difference), effect.difference.freedom),
         )
         for table in report.effects
         for effect in table.contrasts
     ]
     names = ("metric", "factors", "values", "references", "num_matched", "num_combinations", "is_paired")
     seeds = ("num_pretrain_seeds", "num_seeds")
-    return Records(columns=(*PLACE_COLUMNS, *names, *seeds, *DIFFERENCE_COLUMNS), rows=tuple(lines))
+    return Records(columns=(*PLACE_COLUMNS, *names, *seeds, *DIFFERENCE_COLUMNS, "freedom"), rows=tuple(lines))
 
 
 def ablation_records(report: Report) -> Records:

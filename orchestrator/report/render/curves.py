@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from orchestrator.planning.estimate.power import Comparisons, Design, Noise, power_of
 from orchestrator.planning.graph.design import number_of
 from orchestrator.report.render.columns import describe_transfer, is_tied
-from orchestrator.report.render.numbers import among_complete, in_brackets
+from orchestrator.report.render.numbers import among_complete, in_brackets, in_words, number
+from orchestrator.report.render.other_tables import lacking
 from orchestrator.report.results import EffectTable, FactorReport, FactorTable, Report, Row, Table
 from orchestrator.report.statistics.intervals import is_fraction
 
@@ -25,6 +26,10 @@ _COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 _MARKERS = ("o", "s", "D", "^", "v", "P")
 _BASELINE_COLOR = "#555555"
 _FAINT_COLOR = "#999999"
+_PALE: Final = 0.65
+"""Share of white in the markers of rows that lack runs."""
+SPREAD: Final = "± standard deviation over all runs, not a confidence interval"
+"""What error bars and bands of curves are."""
 _PANEL_WIDTH_IN, _PANEL_HEIGHT_IN, _MAX_COLUMNS = 4.6, 3.7, 3
 _PNG_DPI = 200
 _LOG_RATIO = 30.0
@@ -55,6 +60,8 @@ class CurvePoint:
     mean: float
     std: float
     """0 where it is unknown: no bar is drawn."""
+    is_complete: bool = True
+    """Whether every planned run is in the mean."""
 
 
 def draw_curve(report: Report) -> Figure:
@@ -76,8 +83,17 @@ def draw_curve(report: Report) -> Figure:
             _draw_panel(panel, table)
         if not tables:
             _draw_empty(panels[0], "no transfer in this sweep")
+        _name_spread(figure, tables)
         _lay_out(figure)
     return figure
+
+
+def _name_spread(figure: Figure, tables: Sequence[Table]) -> None:
+    """Say below the panels what their bars are, and the band of the baseline."""
+    if any(row.summary and row.summary.std for table in tables for row in table.rows):
+        baselines = [table.baseline_row for table in tables]
+        has_band = any(row and row.summary and row.summary.std for row in baselines)
+        figure.supxlabel(f"bars{' and band' * has_band}: {SPREAD}", fontsize=7, color=_BASELINE_COLOR)
 
 
 def encode_png(figure: Figure) -> bytes:
@@ -97,7 +113,13 @@ def curve_points(rows: Iterable[Row], metric: str) -> dict[str, list[CurvePoint]
     for row in rows:
         if row.summary is not None and row.granularity is not None:
             mean, std = scale * row.summary.mean, scale * (row.summary.std or 0.0)
-            point = CurvePoint(label_space=row.label_space, granularity=row.granularity, mean=mean, std=std)
+            point = CurvePoint(
+                label_space=row.label_space,
+                granularity=row.granularity,
+                mean=mean,
+                std=std,
+                is_complete=row.is_complete,
+            )
             series.setdefault(row.series, []).append(point)
     return {name: sorted(points, key=lambda point: point.granularity) for name, points in series.items()}
 
@@ -128,16 +150,19 @@ def _draw_panel(panel: Axes, table: Table) -> None:
         return
     series = curve_points(table.rows, table.metric)
     if not series:
-        _draw_empty(panel, "no result yet")
+        _draw_empty(panel, "no row with a number of classes: see the table" if table.ranked else "no result yet")
         return
     panel.set_xscale("log")
     for index, (name, points) in enumerate(series.items()):
         _draw_series(panel, name, points, index)
+    placed = [(point, index) for index, line in enumerate(series.values()) for point in line]
+    _draw_lacking(panel, [(point.granularity, point.mean, index) for point, index in placed if not point.is_complete])
     _draw_published(panel, table, list(series))
     _draw_baseline(panel, table)
     _draw_one_pass(panel, table)
+    _draw_levels(panel, table, len(series))
     _draw_optimum(panel, table)
-    points = [point for line in series.values() for point in line]
+    points = [point for point, _ in placed]
     _set_ticks(panel, sorted({point.granularity for point in points}))
     _set_limits(panel, points, table)
     panel.set_xlabel("pretraining granularity G [classes]")
@@ -200,6 +225,13 @@ def _draw_factor_panel(panel: Axes, table: FactorTable) -> None:
     axis = FactorAxis.of([value for points in lines.values() for value in points])
     for index, (name, points) in enumerate(lines.items()):
         _draw_factor_line(panel, axis, name or table.metric, points, index)
+    places, numbers = dict(zip(axis.values, axis.positions, strict=True)), {name: at for at, name in enumerate(lines)}
+    lacks = [
+        (places[values[0]], _scaled(row.summary.mean, table.metric), numbers[", ".join(values[1:])])
+        for values, row in zip(table.row_values, table.rows, strict=True)
+        if row.summary and not row.is_complete
+    ]
+    _draw_lacking(panel, lacks)
     _draw_baseline(panel, table)
     axis.set_on(panel, table.row_factors[0])
     _finish_factor_panel(panel, table.metric)
@@ -318,6 +350,25 @@ def _draw_series(panel: Axes, name: str, points: Sequence[CurvePoint], index: in
     )
 
 
+def _draw_lacking(panel: Axes, points: Sequence[tuple[float, float, int]]) -> None:
+    """Fade the markers of rows that lack runs: hollow ones are published. Of each, its place, mean and line."""
+    from matplotlib.colors import to_rgb
+
+    label = "pale: lacks runs"
+    for place, mean, index in points:
+        panel.plot(
+            [place],
+            [mean],
+            label=label,
+            linestyle="none",
+            marker=_MARKERS[index % len(_MARKERS)],
+            markersize=5,
+            color=[part + _PALE * (1 - part) for part in to_rgb(_COLORS[index % len(_COLORS)])],
+            zorder=3.5,
+        )
+        label = "_nolegend_"  # once is enough
+
+
 def _draw_baseline(panel: Axes, table: Table) -> None:
     row = table.baseline_row
     if row is None or row.summary is None:
@@ -338,6 +389,18 @@ def _draw_one_pass(panel: Axes, table: Table) -> None:
     mean = (100 if is_fraction(table.metric) else 1) * found.summary.mean
     label = f"direct training on {found.label_space}"
     panel.axhline(mean, color=_FAINT_COLOR, linewidth=1.1, linestyle=(0, (1, 2)), label=label, zorder=2)
+
+
+def _draw_levels(panel: Axes, table: Table, num_series: int) -> None:
+    """Rows without a number of classes, such as the best of a search over labels, as lines across."""
+    there = [(row, row.summary.mean) for row in table.rows if row.granularity is None and row.summary]
+    for index, (row, mean) in enumerate(there):
+        if row.label_space != table.baseline:
+            label = (_optimum_text(table) if row is table.ranked[0] else "") or row.label_space
+            color, dashes = _COLORS[(num_series + index) % len(_COLORS)], (0, (6, 2, 1, 2))
+            label += lacking(len(row.results), row.num_expected)
+            height = _scaled(mean, table.metric)
+            panel.axhline(height, color=color, linewidth=1.3, linestyle=dashes, label=label, zorder=2)
 
 
 def _draw_published(panel: Axes, table: Table, series: Sequence[str]) -> None:
@@ -366,17 +429,13 @@ def _draw_published(panel: Axes, table: Table, series: Sequence[str]) -> None:
 
 
 def _draw_optimum(panel: Axes, table: Table) -> None:
-    """Ring the lowest label space, unless all are alike; the legend has its name, where it can cover no point."""
-    drawn = [row for row in table.ranked if row.granularity is not None]
-    if is_tied(table) or not drawn or drawn[0].granularity is None or drawn[0].summary is None:
+    """Ring the best row of the table where it has a place; the legend has its name, where it can cover no point."""
+    label, best = _optimum_text(table), next(iter(table.ranked), None)
+    if not label or best is None or best.granularity is None or best.summary is None:
         return
-    best, percent = drawn[0], is_fraction(table.metric)
-    mean = (100 if percent else 1) * drawn[0].summary.mean
-    value = f"{mean:.1f} %" if percent else f"{mean:.3g}"
-    label = f"{table.better.best} mean{among_complete(drawn, table)}: {best.label_space}, {value}"
     panel.plot(
-        [drawn[0].granularity],
-        [mean],
+        [best.granularity],
+        [_scaled(best.summary.mean, table.metric)],
         label=label,
         linestyle="none",
         marker="o",
@@ -386,6 +445,20 @@ def _draw_optimum(panel: Axes, table: Table) -> None:
         color="black",
         zorder=4,
     )
+
+
+def _scaled(value: float, metric: str) -> float:
+    """In the unit of the axis: percent for fractions."""
+    return 100 * value if is_fraction(metric) else value
+
+
+def _optimum_text(table: Table) -> str:
+    """The best row and its mean, as below the table; empty if all are alike or none has a result."""
+    ranked = table.ranked
+    if is_tied(table) or not ranked or ranked[0].summary is None:
+        return ""
+    value = f"{number(ranked[0].summary.mean, table.metric)}{in_words(table.metric)}"
+    return f"{table.better.best} mean{among_complete(ranked, table)}: {ranked[0].label_space}, {value}"
 
 
 def _set_ticks(panel: Axes, granularities: Sequence[int]) -> None:
@@ -409,6 +482,7 @@ def _set_limits(panel: Axes, points: Sequence[CurvePoint], table: Table) -> None
     """Start the axis at 0 where the values come near it: a cut axis makes small differences look large."""
     scale = 100 if is_fraction(table.metric) else 1
     lines = [scale * found.summary.mean for found in (table.one_pass,) if found is not None and found.summary]
+    lines += [scale * row.summary.mean for row in table.rows if row.granularity is None and row.summary]
     lines += [scale * row.published.value for row in table.rows if row.published is not None]
     low = min(point.mean - point.std for point in points)
     high = max(point.mean + point.std for point in points)

@@ -121,6 +121,7 @@ def line_figure(
     is_log_upwards: bool = False,
     has_bands: bool = False,
     numbers: Mapping[str, int] | None = None,
+    note: str = "",
 ) -> Figure:
     """Lines by name, from 0 upwards, with their spread as bars or bands.
 
@@ -132,6 +133,7 @@ def line_figure(
         is_log_upwards: whether the vertical axis is logarithmic and begins at a power of ten; values of 0 are left out.
         has_bands: spreads are bands along lines and not bars.
         numbers: of names, so that a name has one colour in all figures of a group; none = by their order here.
+        note: what is below it, such as what the spreads are.
     """
     highest = max(value + spread for line in lines.values() for _, value, spread in line)
     places = [*ticks, *(at for line in lines.values() for at, _, _ in line)]
@@ -150,6 +152,9 @@ def line_figure(
         parts.append(f'<rect x="{at_x}" y="{at_y - 8}" width="9" height="9" fill="{color}"/>')
         parts.append(text_at(at_x + 13, at_y, shortened(name, 18)))
     height = _HEIGHT + 14 * ((len(lines) - 1) // 3)
+    if note:
+        parts.append(text_at(_WIDTH / 2, height - 8, note, anchor="middle"))
+        height += 6
     return Figure(label=title, width=_WIDTH, height=height, parts=tuple(parts))
 
 

@@ -7,6 +7,7 @@ from html import escape
 
 from orchestrator.report.build import ALL
 from orchestrator.report.render.columns import describe_place
+from orchestrator.report.render.curves import SPREAD
 from orchestrator.report.render.figures import FIGURES_STYLE, Figure, Point, line_figure
 from orchestrator.report.render.numbers import in_brackets
 from orchestrator.report.results import Ablation, Facet, Report
@@ -20,7 +21,9 @@ def label_efficiency_figures(report: Report) -> Iterator[Figure]:
             shares = {1.0 if value == ALL else float(value) for value in ablation.values}
             ticks = {share: f"{100 * share:g} %" for share in sorted(shares)}
             title = f"{describe_place(ablation.place)}: {ablation.metric}{in_brackets(ablation.metric)}"
-            yield line_figure(title, ticks, lines, is_log=True, has_bands=True)
+            has_spread = any(spread for line in lines.values() for _, _, spread in line)
+            note = f"bands: {SPREAD}" if has_spread else ""
+            yield line_figure(title, ticks, lines, is_log=True, has_bands=True, note=note)
 
 
 def _lines(ablation: Ablation) -> dict[str, list[Point]]:
@@ -42,7 +45,7 @@ def label_efficiency_html(report: Report) -> str:
     figures = "".join(figure.svg() for figure in label_efficiency_figures(report))
     if not figures:
         return ""
-    caption = "Over the share of the labelled data that a transfer is given; bands: standard deviation over runs."
+    caption = "Over the share of the labelled data that a transfer is given."
     return (
         f'  <section id="label-efficiency-section"><style>{FIGURES_STYLE}</style><h2>Label efficiency</h2>'
         f'<div class="figures">{figures}</div><p class="caption">{escape(caption)}</p></section>\n'

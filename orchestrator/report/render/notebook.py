@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from orchestrator.report.render.analyses import analysis_tables
 from orchestrator.report.render.answers import headline
 from orchestrator.report.render.columns import TextTable, describe_transfer, result_records, text_table
-from orchestrator.report.render.curves import FactorAxis, curve_points, draw_curve, encode_svg, factor_lines
+from orchestrator.report.render.curves import SPREAD, FactorAxis, curve_points, draw_curve, encode_svg, factor_lines
 from orchestrator.report.render.simulations import simulation_tables
 from orchestrator.report.results import FactorTable, Report, Table
 from orchestrator.report.statistics.intervals import is_fraction
@@ -149,4 +149,5 @@ def _curve_html(report: Report) -> Iterator[str]:
     for mark, text in filled.items():
         script = script.replace(mark, text)
     yield f'<div id="{name}"><img alt="curves of the report" src="data:image/svg+xml;base64,{picture}"></div>'
+    yield f"<p style='color: #5a6675; font-size: 85%'>bars: {SPREAD}</p>"
     yield f"<script>{script}</script>"

@@ -9,7 +9,7 @@ from typing import Final
 
 from orchestrator.core.metrics import unit_of
 from orchestrator.core.units import format_money
-from orchestrator.planning.estimate.power import CONFIDENCE, CONFIDENCE_TEXT
+from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, CONFIDENCE_TEXT
 from orchestrator.report.results import Row, Table
 from orchestrator.report.statistics.intervals import RATE, is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference, Summary, transfer_seed_effect
@@ -21,6 +21,9 @@ CORRECTED_INTERVAL: Final = f"corrected {CONFIDENCE_TEXT} CI"
 TOO_FEW = "too few seeds"
 """In place of a wide interval that reaches beyond what the metric can be, and so says nothing else."""
 _SIGNIFICANT_DIGITS = 4
+_EXPONENT_FROM = 1e7
+_MAX_DECIMALS = 6
+"""Of numbers so near to a threshold that their usual decimals would print the threshold itself."""
 _SILENT = frozenset({"missing", "pending"})
 """Reasons that "2/3" says already."""
 _REASONS = {"nan": "NaN"}
@@ -35,10 +38,17 @@ def fixed(value: float, digits: int, *, sign: str = "") -> str:
 
 
 def number(value: float, metric: str, *, sign: str = "") -> str:
-    """A value of a metric: fractions as percent with two decimals, anything else with four significant digits."""
+    """A value of a metric: fractions as percent with two decimals, anything else with four significant digits.
+
+    Large values, such as 12343.7 images/s, have one decimal: a mean and the ends of its interval differ in their last
+    digits. From ten million on they have an exponent. ``number`` of ``assets/page.js`` does the same.
+    """
     if is_fraction(metric):
         return fixed(100 * value, 2, sign=sign)
-    return f"{value:{sign if value else ''}.{_SIGNIFICANT_DIGITS}g}"
+    digits = _SIGNIFICANT_DIGITS
+    if abs(value) < _EXPONENT_FROM:
+        digits = max(digits, len(str(int(abs(value)))) + 1)
+    return f"{value:{sign if value else ''}.{digits}g}"
 
 
 def unit(metric: str, *, of_difference: bool = False) -> str:
@@ -89,14 +99,23 @@ def family_interval(difference: PairedDifference, metric: str) -> str:
     """The simultaneous interval of a paired difference."""
     if difference.p_family is not None and difference.family_low is None:
         return TOO_FEW
-    return interval(difference.family_low, difference.family_high, metric, sign="+")
+    low, high = difference.family_low, difference.family_high
+    if low is None or high is None or not (difference.is_established and is_fraction(metric)):
+        return interval(low, high, metric, sign="+")
+    near = 100 * min(abs(low), abs(high))  # an established difference is not printed with an end of 0.00
+    digits = next((some for some in range(2, _MAX_DECIMALS + 1) if float(fixed(near, some))), 2)
+    return f"[{fixed(100 * low, digits, sign='+')}, {fixed(100 * high, digits, sign='+')}]"
 
 
 def p_text(p_value: float | None) -> str:
-    """``0.031``; ``<0.001`` below."""
+    """``0.031``; ``<0.001`` below; ``0.0497`` where three decimals would print the level itself."""
     if p_value is None:
         return MISSING
-    return "<0.001" if p_value < 0.0005 else f"{p_value:.3f}"
+    if p_value < 0.0005:
+        return "<0.001"
+    decimals = range(3, _MAX_DECIMALS + 1)
+    texts = [text for digits in decimals if (text := fixed(p_value, digits)) != fixed(ALPHA, digits)]
+    return texts[0] if texts else fixed(p_value, 3)
 
 
 def hours(value: float) -> str:

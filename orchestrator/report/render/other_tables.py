@@ -58,7 +58,11 @@ def kinds_table(table: Table) -> TextTable | None:
 
 
 def _kinds_cell(row: Row, table: Table) -> str:
-    found = MISSING if row.summary is None else plus_minus(row.summary, table.metric)
+    if row.summary is None:
+        found = MISSING
+    else:
+        lacks = lacking(row.summary.num_values, row.num_expected)
+        found = f"{plus_minus(row.summary, table.metric)}{lacks}"
     if row.published is None:
         return found
     return f"{found} (published {mean_and_std(row.published.value, row.published.std, table.metric)})"
@@ -97,12 +101,17 @@ def pairs_table(table: Table) -> TextTable | None:
     )
 
 
+def lacking(num_values: int, num_expected: int) -> str:
+    """`` (4/6)`` behind a mean of 4 of 6 planned runs; empty where none is missing."""
+    return "" if num_values == num_expected else f" ({num_values}/{num_expected})"
+
+
 def _ablation_cell(cell: AblationCell, metric: str) -> str:
     if cell.num_expected == 0:
         return ""
     if cell.summary is None:
         return MISSING
-    lacks = "" if cell.summary.num_values == cell.num_expected else f" ({cell.summary.num_values}/{cell.num_expected})"
+    lacks = lacking(cell.summary.num_values, cell.num_expected)
     printed = ""
     if cell.published is not None:
         printed = f" (published {mean_and_std(cell.published.value, cell.published.std, metric)})"

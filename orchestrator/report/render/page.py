@@ -27,6 +27,7 @@ from orchestrator.report.render.columns import (
     is_tied,
     page_columns,
 )
+from orchestrator.report.render.curves import SPREAD
 from orchestrator.report.render.files import fields_of, json_text
 from orchestrator.report.render.label_efficiency import label_efficiency_html
 from orchestrator.report.render.numbers import count, not_in_intervals
@@ -86,6 +87,7 @@ def render_page(
         "@@STYLE@@": _asset("page.css"),
         "@@CONFIDENCE@@": CONFIDENCE_TEXT,
         "@@ALPHA@@": ALPHA_TEXT,
+        "@@SPREAD@@": SPREAD,
         "@@PLOTLY@@": get_plotlyjs(),
         "@@DATA@@": embedded,
         "@@ANALYSES@@": label_efficiency_html(report) + analyses_html(report),

@@ -194,7 +194,17 @@ def draw_simulations(simulations: Sequence[SimulationReport]) -> Figure:
         axes = figure.subplots(len(simulations), 1, squeeze=False)
         for axis, found in zip(axes[:, 0], simulations, strict=True):
             _panel(axis, found)
+        if told := " and ".join(dict.fromkeys(filter(None, map(_spread_text, simulations)))):
+            figure.supxlabel(told, fontsize=7, color="#555555")
     return figure
+
+
+def _spread_text(found: SimulationReport) -> str:
+    """What its bands or bars are; empty if it has none."""
+    estimates = [cell.estimates.get(found.metric) for cell in found.cells]
+    if not any(one and one.low is not None for one in estimates):
+        return ""
+    return f"{'bands' if found.ordered_factor else 'bars'}: {CONFIDENCE_TEXT} intervals over seeds"
 
 
 def _panel(axis: Axes, found: SimulationReport) -> None:
@@ -312,6 +322,7 @@ def page_document(found: SimulationReport) -> dict[str, Any]:
         "metric": found.metric,
         "scale": 100 if is_fraction(_printed_as(found, found.metric)) else 1,
         "unit": units(_printed_as(found, found.metric))[0],
+        "spread": _spread_text(found),
         "factor": factor,
         "isLogX": _is_wide(levels),
         "isLogY": _is_wide(means),
