@@ -3,8 +3,9 @@
 For each GPU (for the processor where there is none): a matrix product that is known beforehand, again and again; a
 pattern written over most of the free memory and read back. If asked for: a kernel compiled by ``torch.compile``, which
 needs a C compiler (compile); an all-reduce between the devices (reduce_s, its limit) and the disk of the cache (cache,
-its folder); a store (store_uri), until a time of the monotonic clock (until_s). Nothing else should run on the devices
-meanwhile: ``orchestrator.backends.ray.node_check_tasks``, which asks for this on a node, sees to that.
+its folder); a store (store_uri), until a time of the monotonic clock (until_s). Fewer GPUs than there must be (gpus)
+are a fault. Nothing else should run on the devices meanwhile: ``orchestrator.backends.ray.node_check_tasks``, which
+asks for this on a node, sees to that.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ def main(request: Mapping[str, Any]) -> dict[str, Any]:
     names = [f"cuda:{index}" for index in range(torch.cuda.device_count())] or ["cpu"]
     share_s = limit_s / len(names)
     found: dict[str, Any] = {"devices": [check_device(torch.device(name), share_s) for name in names]}
+    expected, usable = int(request.get("gpus", 0)), torch.cuda.device_count()
+    if usable < expected:
+        missing = f"torch can use {usable} of {expected} (nvidia-smi shows why; after a new driver, restart Ray here)"
+        found["devices"].append({"device": "GPUs", "errors": [missing]})
     if request.get("compile"):
         found["compile"] = compile_kernel(names[0])
     if "cache" not in request:

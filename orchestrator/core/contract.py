@@ -329,3 +329,5 @@ class ExecutionContext:
     """Limit of each collective operation from now on, seconds; 0 = the limit of the process group."""
     gpu_share: float = 1.0
     """Of the memory of this rank's GPU, in (0, 1]: what the attempt was given of it."""
+    has_gpu: bool = False
+    """Whether the backend gave a GPU to this rank, so that it must not compute on the CPU."""

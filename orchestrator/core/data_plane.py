@@ -235,6 +235,7 @@ class NodeRequest(TypedDict):
     """Which parts of a node are checked; times in s. See ``workloads.node_check``."""
 
     limit_s: float
+    gpus: NotRequired[int]
     compile: NotRequired[bool]
     reduce_s: NotRequired[float]
     cache: NotRequired[str]

@@ -21,7 +21,7 @@ class ResourcesSpec(Strict):
         1, ge=0, description="CPU cores; the attempt computes with as many threads."
     )
     gpus: Annotated[float, _AVAILABLE] = Field(
-        0, ge=0, description="GPUs; below 1 = a part of one, which other jobs share."
+        0, ge=0, description="GPUs; below 1 = a part of one and of its memory, which other jobs share."
     )
     min_gpus: float = Field(
         0,
@@ -104,6 +104,17 @@ class ResourceGroups(Strict):
             message = "these jobs run as one process; set workers to 1 and gpus to at most 1"
             raise PydanticCustomError("no_gang", message)
         return data
+
+    @field_validator("pretrain", "transfer")
+    @classmethod
+    def _has_a_gpu_for_each_worker(cls, gang: ResourcesSpec) -> ResourcesSpec:
+        if gang.num_workers > 1 and 0 < gang.gpus <= gang.num_workers / 2:
+            message = (
+                "several of {workers} workers with gpus: {gpus} would share a GPU, which NCCL refuses; leave workers "
+                "out for one per GPU, or raise gpus to {workers}"
+            )
+            raise PydanticCustomError("shared_gpus", message, {"workers": gang.num_workers, "gpus": f"{gang.gpus:g}"})
+        return gang
 
 
 class ComputeSpec(Strict):

@@ -28,7 +28,12 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     """Report where it runs, wait for its gate if it has one, then end as told."""
     sys.stdout.write(f"hello from {request.job}\n")
     logging.getLogger("workloads").info("a word to the log")
-    place = {"pid": os.getpid(), "rank_sum": rank_sum(context), "sees_gpus": bool(os.environ["CUDA_VISIBLE_DEVICES"])}
+    place = {
+        "pid": os.getpid(),
+        "rank_sum": rank_sum(context),
+        "sees_gpus": bool(os.environ["CUDA_VISIBLE_DEVICES"]),
+        "has_gpu": context.has_gpu,
+    }
     context.report(Progress(phase="train", step=1, total_steps=2, metrics=place))
     context.activity.tick()
     if request.parameters.get("hangs") and not (request.parameters.get("hangs_once") and request.attempt_number > 1):

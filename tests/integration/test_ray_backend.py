@@ -97,6 +97,7 @@ def test_backend_jobs_of_a_shape_are_committed_and_logged_by_one_warm_runner(
         assert read_record(store, attempt.key).attempt_id == attempt.attempt_id
         assert f"hello from {name}".encode() in store.get(log_name("scripted", name, 0, key=attempt.key))
         assert not report.result.metrics["sees_gpus"]
+        assert not report.result.metrics["has_gpu"]
         pids.append(report.result.metrics["pid"])
         backend.release(attempt.attempt_id)
     assert pids[0] == pids[1]

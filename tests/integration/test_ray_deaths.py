@@ -38,6 +38,9 @@ def running(namespace, nodes, store, gate, running_pid):
 
 def test_killed_process_is_told_as_such_and_its_node_as_alive(running, finish):
     backend, attempt_id, pid, node = running
+    progress = look(backend, attempt_id).progress
+    assert progress is not None
+    assert (progress.metrics["sees_gpus"], progress.metrics["has_gpu"]) == (True, True)
     os.kill(pid, signal.SIGKILL)
     report = finish(backend, attempt_id)
     assert (report.status, report.node) == (AttemptStatus.LOST, node)

@@ -24,7 +24,7 @@ from orchestrator.storage.artifacts import read_part, read_record
 from orchestrator.sweeps.client import load_snapshot, submit
 from tests.chaos.verdict import audit_journal, journal_events
 from tests.integration.elastic_jobs import ENTRY_POINT, EVERY, digest_of_all, elastic_job, read_traces
-from tests.integration.extra_nodes import ExtraNodes
+from tests.integration.extra_nodes import ExtraNodes, UncheckedNodes
 from tests.integration.test_ray_gang import reservations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -79,7 +79,7 @@ def clock() -> MovedClock:
 @pytest.fixture
 def served(store, namespace, clock, until) -> Served:
     settings = RunnerSettings(entry_point=ENTRY_POINT, collectives="gloo")
-    backend = RayBackend(namespace, settings=settings, spare_runners=0)
+    backend = UncheckedNodes(namespace, settings=settings, spare_runners=0)
     return Served(
         controller=Controller(store, backend, "elastic-cluster", "holder", clock), backend=backend, until=until
     )

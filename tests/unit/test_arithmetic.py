@@ -517,6 +517,10 @@ def test_training_flops_of_a_refused_size_are_unknown() -> None:
         ("NVIDIA A10G", Precision.BF16, False, 70e12),
         ("NVIDIA A10", Precision.BF16, False, 125e12),
         ("Tesla T4", Precision.FP16, True, 65.1e12),
+        ("NVIDIA GeForce RTX 4090", Precision.FP16, True, 165.2e12),
+        ("NVIDIA GeForce RTX 4090 D", Precision.FP16, True, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", Precision.FP16, True, None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", Precision.BF16, False, None),
         ("Imagined X1", Precision.BF16, False, None),
     ],
 )

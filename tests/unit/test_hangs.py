@@ -150,10 +150,24 @@ def test_gang_whose_hosts_all_wait_is_told_by_what_their_devices_have_begun() ->
 
 
 def test_gang_where_nobody_is_behind_points_at_the_network() -> None:
-    records = {n: record(-1) for n in range(WORLD)}  # gloo tells no begin
-    assert "all of them have entered it: look at the network" in described(
+    records = {n: record(9) for n in range(WORLD)}
+    assert behind_on_device(records) == ()
+    assert "all of them have entered it, and no device is behind: look at the network" in described(
         answered(gang(odd="peers", entered=7)), records
     )
+
+
+def test_device_that_has_begun_nothing_is_behind_others() -> None:
+    assert behind_on_device({0: record(0), 1: record(-1)}) == (1,)
+
+
+@pytest.mark.parametrize("records", [{n: record(-1) for n in range(WORLD)}, {}])
+def test_gang_whose_records_tell_no_begin_is_not_said_to_have_begun(records: dict[int, dict[str, object]]) -> None:
+    """NCCL tells it only with timing, gloo never."""
+    assert behind_on_device(records) is None
+    message = described(answered(gang(odd="peers", entered=7)), records)
+    assert "which devices began it is not recorded (of NCCL it is with TORCH_NCCL_ENABLE_TIMING=1" in message
+    assert "all of them have entered it: look at the network and the devices" in message
 
 
 def test_activity_tells_what_is_done_now_and_goes_back_to_what_was_before() -> None:

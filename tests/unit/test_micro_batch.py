@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import FailureKind, OutOfMemoryError
@@ -23,7 +23,8 @@ from orchestrator.core.job_kinds import JobKind
 from tests.memory_images import MemoryImages
 from tests.tiny_training import RECIPE
 from workloads.models.build import is_out_of_memory
-from workloads.runtime.precision import Arithmetic
+from workloads.runtime.precision import Arithmetic, CompileMode
+from workloads.runtime.ranks import Ranks
 from workloads.train import warmup_step
 from workloads.train.micro_batch import (
     CudaMemory,
@@ -237,13 +238,14 @@ def test_chosen_micro_batch_is_searched_once_per_setting(tmp_path: Path) -> None
 def test_size_is_remembered_for_what_takes_the_memory() -> None:
     """A frozen backbone keeps no activations, and an attempt may have a part of its GPU."""
 
-    def setting(share: float = 1.0, frozen: bool = False, **fields: Any) -> str:
+    def setting(share: float = 1.0, frozen: bool = False, world_size: int = 1, **fields: Any) -> str:
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)).requires_grad_(not frozen)
         model[1].requires_grad_(True)
         request = SimpleNamespace(kind=JobKind.FINETUNE, execution=Execution())
         recipe = replace(Recipe.from_mapping(RECIPE), **fields)
         spec, context = SimpleNamespace(to_json=dict), SimpleNamespace(gpu_share=share)
-        job: Any = SimpleNamespace(request=request, model=spec, recipe=recipe, context=context)
+        ranks = Ranks(world_size=world_size)
+        job: Any = SimpleNamespace(request=request, model=spec, recipe=recipe, context=context, ranks=ranks)
         learner: Any = SimpleNamespace(model=model, average=None)
         task: Any = SimpleNamespace(num_classes=2)
         search = MicroBatchSearch(learner=learner, losses_of=lambda *_: None, task=task, job=job)  # type: ignore[arg-type]
@@ -255,26 +257,71 @@ def test_size_is_remembered_for_what_takes_the_memory() -> None:
         setting(share=0.5),
         setting(optimizer="adam"),
         setting(precision="bf16"),
+        setting(world_size=2),
+        setting(world_size=2, grad_reduction="bf16"),
     ]
     assert len(set(settings)) == len(settings)
-    assert setting() == setting(lr=0.7)
+    assert setting() == setting(lr=0.7) == setting(grad_reduction="bf16")
+    assert setting(world_size=2) == setting(world_size=3)
 
 
-def test_search_counts_an_input_in_the_form_that_a_step_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def _searched(
+    monkeypatch: pytest.MonkeyPatch, *, world_size: int = 1, compile_mode: str = "off", grad_reduction: str = "fp32"
+) -> tuple[dict[str, Any], list[bool]]:
+    """What a search for a share of 64 tells, and whether passes of 32 and 64 samples have gradients at their begin."""
     told: dict[str, Any] = {}
+    has_gradients: list[bool] = []
 
     def find(step: Callable[[int], None], **fields: Any) -> int:
         told.update(fields)
+        step(32)
+        step(64)
         return 8
 
+    def losses_of(inputs: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
+        has_gradients.append(model.weight.grad is not None)
+        return model(inputs.flatten(1)).sum(1), torch.zeros(())
+
     monkeypatch.setattr(warmup_step, "find_micro_batch", find)
-    arithmetic = Arithmetic(torch.device("cpu"))
-    learner: Any = SimpleNamespace(model=nn.Linear(2, 2), average=None, arithmetic=arithmetic)
-    job: Any = SimpleNamespace(context=SimpleNamespace(gpu_share=1.0))
-    task = MemoryImages(learner.model, batch_size=4, num_samples=4, image_size=16)
-    search = MicroBatchSearch(learner=learner, losses_of=lambda *_: None, task=task, job=job)  # type: ignore[arg-type]
-    assert search._search(4, 64) == 8
+    model = nn.Linear(3 * 16 * 16, 2)
+    arithmetic = Arithmetic(torch.device("cpu"), compile_mode=CompileMode(compile_mode))
+    learner: Any = SimpleNamespace(model=model, average=None, arithmetic=arithmetic)
+    recipe, ranks = SimpleNamespace(grad_reduction=grad_reduction), Ranks(world_size=world_size)
+    job: Any = SimpleNamespace(context=SimpleNamespace(gpu_share=1.0), recipe=recipe, ranks=ranks)
+    task = MemoryImages(model, batch_size=64, num_samples=64, image_size=16)
+    assert MicroBatchSearch(learner=learner, losses_of=losses_of, task=task, job=job)._search(4, 64) == 8
+    assert model.weight.grad is None
+    return told, has_gradients
+
+
+def test_search_counts_an_input_in_the_form_that_a_step_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    told, _ = _searched(monkeypatch)
     assert (told["unit"], told["limit"], told["sample_bytes"]) == (4, 64, 3 * 16 * 16 * 4)
+
+
+@pytest.mark.parametrize(
+    ("how", "passes"),
+    [
+        ({}, [True, False]),  # a step of one pass begins without gradients
+        ({"world_size": 2}, [True, True]),
+        ({"compile_mode": "reduce-overhead"}, [True, True]),
+    ],
+)
+def test_search_holds_gradients_where_a_pass_of_training_does(
+    monkeypatch: pytest.MonkeyPatch, how: dict[str, Any], passes: list[bool]
+) -> None:
+    _, has_gradients = _searched(monkeypatch, **how)
+    assert has_gradients == passes
+
+
+def test_search_counts_rounded_gradients_of_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    def later_bytes(**how: Any) -> int:
+        return int(_searched(monkeypatch, **how)[0]["later_bytes"])
+
+    plain, gang = later_bytes(grad_reduction="bf16"), later_bytes(world_size=2)
+    rounded = later_bytes(world_size=2, grad_reduction="bf16")
+    assert plain == gang
+    assert rounded - gang == 2 * (2 * 3 * 16 * 16 + 2)
 
 
 def test_share_of_a_gpu_limits_what_an_attempt_takes(monkeypatch: pytest.MonkeyPatch) -> None:

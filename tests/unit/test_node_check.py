@@ -17,6 +17,7 @@ from torch import Tensor
 from orchestrator.backends.ray import node_check_tasks
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.capacity import ClusterCapacity
+from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.backends.ray.node_check_tasks import faults, not_made, timed_out
 from orchestrator.core.errors import NoSpaceError, StorageError, StorageTimeoutError
 from orchestrator.doctor.cluster import _reduce_backends, _with_free_gpus
@@ -98,6 +99,27 @@ def test_disk_that_is_slow_and_a_store_that_alters_bytes_are_found(tmp_path: Pat
     with pytest.raises(ArithmeticError, match="other bytes than were written"):
         node_check.use_store(Altering(tmp_path / "altering"), num_bytes=1024, least_per_s=0.0)
     assert list(LocalStore(tmp_path / "store").list_objects("probes/")) == []
+
+
+def test_fewer_gpus_than_the_node_was_given_are_a_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the driver does not fit any more, the processor would pass in place of the GPUs."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert faults(node_check.main({"limit_s": 0.0})) == []
+    assert faults(node_check.main({"limit_s": 0.0, "gpus": 0})) == []
+    told = faults(node_check.main({"limit_s": 0.0, "gpus": 8}))
+    assert [one.partition(" (")[0] for one in told] == ["GPUs: torch can use 0 of 8"]
+
+
+@pytest.mark.parametrize(("visible", "gpus"), [("0,1,2,3", 4), ("", 0), ("MIG-1,MIG-2,MIG-3,MIG-4", 1)])
+def test_check_of_a_node_asks_for_the_gpus_that_cuda_must_show(
+    visible: str, gpus: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    monkeypatch.setattr(node_check_tasks, "assigned_gpus", lambda: 4.0)
+    monkeypatch.setattr(node_check_tasks, "ask", lambda _, request, **__: asked.append(request))
+    node_check_tasks._check("file:///nowhere", [code_digest()], 1.0)
+    assert [request["gpus"] for request in asked] == [gpus]
 
 
 def test_faults_are_those_of_the_hardware() -> None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, Progress
-from orchestrator.core.errors import NumericsError, PreemptedError
+from orchestrator.core.errors import NumericsError, OutOfMemoryError, PreemptedError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
@@ -28,9 +28,11 @@ from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.learner import RunState
 from workloads.train.loop import TrainingLoop
+from workloads.train.micro_batch import MicroBatchMemory
 from workloads.train.recipe import Recipe
 from workloads.train.step_metrics import Throughput
 from workloads.train.task import JobContext, TrainInputs
+from workloads.train.warmup_step import MicroBatchSearch
 
 NUM_SAMPLES = 40
 STEPS = 10
@@ -197,6 +199,39 @@ def test_loop_reports_less_often_than_it_steps(make_loop: Callable[..., Training
 def test_loop_not_finite_loss_names_step_and_samples(make_loop: Callable[..., TrainingLoop]) -> None:
     with pytest.raises(NumericsError, match=r"loss is nan at step 4 .*sample32, sample33"):
         make_loop(MemoryTask(poisoned_step=4)).run()
+
+
+@pytest.mark.parametrize(
+    ("place", "message", "failed_at"),
+    [
+        ("step", "a step with a micro-batch of 8 samples does not fit", 8),
+        ("evaluation", "the evaluation at step 5 does not fit", 0),
+        ("trial", "what a search measures in the evaluation at step 5 does not fit", 0),
+    ],
+)
+def test_memory_that_something_else_than_a_step_lacks_blames_no_micro_batch(
+    make_loop: Callable[..., TrainingLoop],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    place: str,
+    message: str,
+    failed_at: int,
+) -> None:
+    def no_memory(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    task, memory = MemoryTask(), MicroBatchMemory(tmp_path / "micro-batches", {})
+    loop = make_loop(task)
+    monkeypatch.setattr(MicroBatchSearch, "_memory", lambda _: memory)
+    if place == "step":
+        monkeypatch.setattr(loop._update, "_backward", no_memory)
+    elif place == "evaluation":
+        monkeypatch.setattr(task, "eval_batches", no_memory)
+    else:
+        loop.on_evaluation = no_memory
+    with pytest.raises(OutOfMemoryError, match=message):
+        loop.run()
+    assert memory.recall().failed_at == failed_at
 
 
 def test_loop_resumed_under_other_numerics_says_so(make_loop: Callable[..., TrainingLoop]) -> None:

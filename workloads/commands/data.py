@@ -314,7 +314,8 @@ def open_shard_input(request: ShardInputRequest) -> ShardInput:
     classes_uri = to_uri(request.classes) if request.classes else own_uri
     if not classes_uri and not request.num_classes:
         message = f"{uri} has no dataset.json, and nothing says its classes"
-        raise UserError(message + ": name the class table with --classes, or count the classes with --num-classes")
+        message += ": name the class table with --classes, or count the classes with --num-classes"
+        raise UserError(message + " (options of `orchestrator data index` and `data sample`)")
     classes = read_class_table(classes_uri)[0] if classes_uri else numbered_classes(request.num_classes)
     if request.num_classes not in {0, len(classes)}:
         message = f"--num-classes is {request.num_classes}, but {classes_uri} has {len(classes)} classes"

@@ -93,7 +93,7 @@ def _commit(request: JobRequest, context: ExecutionContext, found: Mapping[str, 
     file = BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
     writer.add(ARRAYS_PART, file.getvalue())
-    device = pick_device() if "backbone" in request.inputs else torch.device("cpu")
+    device = pick_device(context) if "backbone" in request.inputs else torch.device("cpu")
     fingerprint = numerics_fingerprint(device, num_threads=request.execution.num_threads, micro_batch=ROWS_AT_ONCE)
     summary = {"fingerprint": fingerprint, "pictures": sorted(pictures), **({"notes": notes} if notes else {})}
     return publish(writer, request, metrics=metrics, summary=summary)
@@ -258,7 +258,7 @@ class Analysis:
 
     def _layer_activity(self, num_samples: int) -> Mapping[str, float]:
         """Share of active units by layer, over samples that a fixed draw leaves, as an ``embed`` job computes them."""
-        request, device = self._request, pick_device()
+        request, device = self._request, pick_device(self._context)
         found = self._thinned(self.split(request.parameters["split"]), num_samples)
         precision = Precision(request.parameters["precision"])
         arithmetic = Arithmetic(device, precision=precision, deterministic=request.execution.deterministic)

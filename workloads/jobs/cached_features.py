@@ -157,7 +157,7 @@ def run_on_features(request: JobRequest, context: ExecutionContext, measure: Mea
         UserError, BadDataError, NumericsError, PreemptedError, StorageError, PeerLostError: why there is no commit.
     """
     context.report(Progress(phase="setup"))
-    device, ranks = pick_device(), Ranks.of(context)
+    device, ranks = pick_device(context), Ranks.of(context)
     arithmetic = Arithmetic(device, deterministic=request.execution.deterministic)
     result = JobResult(attempt_id=request.attempt_id, key=request.key, outcome=Outcome.ALREADY_COMMITTED)
     with ranks.aborted_on_error(), deterministic_numerics(request.execution.num_threads), arithmetic.numerics():

@@ -76,7 +76,7 @@ def run_cluster(request: JobRequest, context: ExecutionContext) -> JobResult:
     clustering = Clustering(
         rule=Rule.of(parameters),
         settings=Settings(**{name: parameters[name] for name in ("seed", "iterations", "num_init")}),
-        open_search=partial(open_search, library, device=pick_device()),
+        open_search=partial(open_search, library, device=pick_device(context)),
         num_threads=execution.num_threads,
         tick=_Ticker(request, context),
     )

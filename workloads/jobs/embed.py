@@ -42,7 +42,7 @@ def run_embed(request: JobRequest, context: ExecutionContext) -> JobResult:
         UserError, BadDataError, NumericsError, PreemptedError, StorageError, PeerLostError: why there is no commit.
     """
     context.report(Progress(phase="setup"))
-    device, ranks, execution = pick_device(), Ranks.of(context), request.execution
+    device, ranks, execution = pick_device(context), Ranks.of(context), request.execution
     precision = Precision(request.parameters["precision"])
     arithmetic = Arithmetic(device, precision=precision, deterministic=execution.deterministic)
     with ranks.aborted_on_error(), deterministic_numerics(execution.num_threads), arithmetic.numerics():

@@ -167,7 +167,7 @@ def target_probe_of(
 def judge_committed(request: JobRequest, context: ExecutionContext) -> None:
     """Tell a search of a pretraining that was over before it asked: what its probe says of the committed weights."""
     recipe = Recipe.from_mapping(request.parameters["recipe"])
-    device, started_s = pick_device(), time.perf_counter()
+    device, started_s = pick_device(context), time.perf_counter()
     look = {"mean": recipe.mean, "std": recipe.std}
     probe = target_probe_of(request, context, document=look, device=device)
     if probe is None or context.watch is None:

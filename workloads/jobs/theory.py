@@ -71,7 +71,7 @@ def run_theory(request: JobRequest, context: ExecutionContext) -> JobResult:
         PreemptedError, StorageError: why there is no commit.
     """
     context.report(Progress(phase="setup"))
-    parameters, device = request.parameters, pick_device()
+    parameters, device = request.parameters, pick_device(context)
     file = request.execution.label_files.get(FILE_ROLE, "")
     _refuse_stored(file, request.store_uri)
     simulation = Simulation.load(parameters["simulation"], file)

@@ -26,19 +26,22 @@ from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import UserError
 from workloads.runtime.enums import Precision
+from workloads.runtime.fingerprint import REPRODUCIBLE_WORKSPACES, WORKSPACE, choose_workspace
 
 _LOG = logging.getLogger(__name__)
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 _MAX_NOTE = 300
-_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
-# https://docs.nvidia.com/cuda/cublas/#results-reproducibility; the first is also what Hopper GPUs use by default.
-_REPRODUCIBLE_WORKSPACES = (":4096:8", ":16:8")
+_NCCL_ALGORITHM = "NCCL_ALGO"
+# As in Megatron-LM's deterministic mode; sums in NVLink switches (NVLS) are not reproducible. The first one serves all
+# collective operations.
+_REPRODUCIBLE_SUMS = ("Ring", "Tree", "CollnetDirect", "CollnetChain", "^NVLS")
 Member = TypeVar("Member", bound=StrEnum)
 _NO_DETERMINISTIC_KERNEL = "does not have a deterministic implementation"
 _AUTOCAST_DTYPES = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
@@ -349,6 +352,12 @@ class Arithmetic:
         timed = [CompileMode.MAX_AUTOTUNE] if on_cpu else [mode for mode in CompileMode if mode is not CompileMode.OFF]
         return self._deterministic and self.compile_mode in timed
 
+    @property
+    def _fixes_sums(self) -> bool:
+        """Whether NCCL must not choose how it sums, which it does by size and topology."""
+        is_gang = dist.is_initialized() and dist.get_world_size() > 1
+        return self._deterministic and self.device.type == "cuda" and is_gang
+
     def give_up(self, error: BaseException) -> None:
         """Run everything uncompiled from now on, because of an error of the compiler."""
         for compiled in self._compiled:
@@ -375,12 +384,14 @@ class Arithmetic:
 
         Raises:
             UserError: ``deterministic`` is asked for and an operation of the model has no deterministic kernel, or the
-                environment asks cuBLAS for a workspace that is not reproducible.
+                environment asks cuBLAS for a workspace, or NCCL for sums, that are not reproducible.
         """
         if self.device.type != "cuda":
             yield
             return
         self._choose_workspace()
+        if self._fixes_sums:
+            _choose_sums()
         with _switches(tf32=self._tf32, deterministic=self._deterministic):
             try:
                 yield
@@ -457,15 +468,25 @@ class Arithmetic:
         if self.device.type == "cuda":
             mine |= {"tf32": int(self._tf32), "deterministic": int(self._deterministic)}
             mine |= {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}  # type: ignore[no-untyped-call]
+        if self._fixes_sums:
+            mine["nccl_algo"] = os.environ.get(_NCCL_ALGORITHM, "")
         return mine
 
     def _choose_workspace(self) -> None:
-        # cuBLAS reads this once per process, at its first product: a warm runner must have it from its first job on.
-        chosen = os.environ.setdefault(_WORKSPACE, _REPRODUCIBLE_WORKSPACES[0])
-        if self._deterministic and chosen not in _REPRODUCIBLE_WORKSPACES:
-            wanted = " or ".join(_REPRODUCIBLE_WORKSPACES)
-            message = f"execution asks for deterministic results, but the environment sets {_WORKSPACE}={chosen}: "
+        chosen = choose_workspace()
+        if self._deterministic and chosen not in REPRODUCIBLE_WORKSPACES:
+            wanted = " or ".join(REPRODUCIBLE_WORKSPACES)
+            message = f"execution asks for deterministic results, but the environment sets {WORKSPACE}={chosen}: "
             raise UserError(f"{message}cuBLAS is reproducible with {wanted} only; set one of them or unset it")
+
+
+def _choose_sums() -> None:
+    # NCCL reads this when it makes a communicator: in a gang's process with the first operation on a device.
+    chosen = os.environ.setdefault(_NCCL_ALGORITHM, _REPRODUCIBLE_SUMS[0])
+    if chosen.lower() not in {name.lower() for name in _REPRODUCIBLE_SUMS}:
+        message = f"execution asks for deterministic results, but the environment sets {_NCCL_ALGORITHM}={chosen}: "
+        message += f"NCCL's sums are reproducible with one of {', '.join(_REPRODUCIBLE_SUMS)} only; set one of them "
+        raise UserError(f"{message}on all nodes or unset it")
 
 
 @contextmanager

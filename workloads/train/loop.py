@@ -29,6 +29,7 @@ from workloads.train.evaluate import OutcomeTally, evaluate
 from workloads.train.freezing import train_mode
 from workloads.train.large_head import loss_of
 from workloads.train.learner import Learner, RunState
+from workloads.train.micro_batch import out_of_memory_in
 from workloads.train.objective import build_objective
 from workloads.train.recipe import tell_recipe
 from workloads.train.safety import (
@@ -266,10 +267,11 @@ class TrainingLoop:
         # stored state.
         details = (step, offset) if offset else (step,)
         seed_device(job.device, torch_seed(job.seed, job.stage, Purpose.DROPOUT, *details))
-        sums = self._update(batch, self._learning_rate.at(step), votes)
+        with self._micro_batch_search.step(self._layout):
+            sums = self._update(batch, self._learning_rate.at(step), votes)
+            if self._learner.average is not None:
+                self._learner.average.update(step + 1)
         self.state.step = step + 1
-        if self._learner.average is not None:
-            self._learner.average.update(step + 1)
         self._losses[step] = self._update.losses_B
         self._clock.count(self._layout.batch_size)
         self._take(self._step_metrics.put(step, sums))
@@ -299,7 +301,10 @@ class TrainingLoop:
             self._take(self._step_metrics.drain())
         evaluated = self._evaluate() if is_evaluated else {}
         if evaluated and self.on_evaluation is not None:
-            with self._learner.arithmetic.uncompiled():
+            with (
+                out_of_memory_in(f"what a search measures in the evaluation at step {step}"),
+                self._learner.arithmetic.uncompiled(),
+            ):
                 self.on_evaluation(step, evaluated)
         if has_line:
             self._add_line(evaluated)
@@ -319,7 +324,12 @@ class TrainingLoop:
         self._report("evaluate")
         state, task, arithmetic = self.state, self._task, self._learner.arithmetic
         self.outcomes = OutcomeTally()
-        with self._learner.averaged(), arithmetic.uncompiled(), arithmetic.autocast():
+        with (
+            out_of_memory_in(f"the evaluation at step {state.step}"),
+            self._learner.averaged(),
+            arithmetic.uncompiled(),
+            arithmetic.autocast(),
+        ):
             metrics = evaluate(
                 task.model,
                 task.eval_batches(),

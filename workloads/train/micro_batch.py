@@ -91,6 +91,23 @@ def out_of_memory_at(micro_batch: int, failed: Callable[[int], None] | None = No
         raise OutOfMemoryError(message, micro_batch) from error
 
 
+@contextmanager
+def out_of_memory_in(what: str) -> Iterator[None]:
+    """Other work of a training runs inside, for which no micro-batch is to blame.
+
+    Raises:
+        OutOfMemoryError: it did not fit.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        message = f"{what} does not fit into memory{_quoted(error)}, although the steps of training do; see what else "
+        message += "uses the memory of the accelerator or host, or use a smaller model or image, or a larger GPU"
+        raise OutOfMemoryError(message) from error
+
+
 def _quoted(error: BaseException) -> str:
     """The first line of its text, to stand in a message."""
     return f" ({(str(error).splitlines() or [''])[0]})"

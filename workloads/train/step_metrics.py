@@ -31,6 +31,7 @@ from orchestrator.storage.seals import seal
 from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
 from workloads.runtime.enums import Precision
+from workloads.runtime.fingerprint import part_of
 from workloads.runtime.ranks import Ranks
 from workloads.train.safety import Reading
 
@@ -299,11 +300,15 @@ PEAKS: Mapping[str, Peak] = {
 }
 
 
+_SLOWER = ("MIG", "Laptop", "D")
+"""Words in names of slices and of slower variants (RTX 4090 D) of devices in the table."""
+
+
 def peak_flops(device_name: str, precision: Precision, *, tf32: bool) -> float | None:
     """Operations/s at the peak of a device in this arithmetic; ``None`` for a device that is not in the table."""
     words = f" {device_name.replace('-', ' ')} "
     fitting = [name for name in PEAKS if f" {name} " in words]
-    if not fitting:
+    if not fitting or any(f" {word} " in words for word in _SLOWER):
         return None
     peak = PEAKS[max(fitting, key=len)]
     if precision is Precision.FP32:
@@ -334,8 +339,8 @@ class Throughput:
     def of(
         cls, spec: ModelSpec, device: torch.device, precision: Precision, *, tf32: bool, num_classes: int = 0
     ) -> Self:
-        """For a model that is trained on a device. On a CPU nothing is known, and nothing counted."""
-        if device.type != "cuda":
+        """For a model that is trained on a device. On a CPU or a part of a GPU nothing is known or counted."""
+        if device.type != "cuda" or part_of(device) < 1.0:
             return cls(flops_per_image=None, peak_flops=None)
         peak = peak_flops(torch.cuda.get_device_name(device), precision, tf32=tf32)
         return cls(flops_per_image=training_flops(spec, num_classes), peak_flops=peak)

@@ -47,7 +47,7 @@ class JobContext:
             model=ModelSpec.from_mapping(parameters["model"]),
             recipe=Recipe.from_mapping(parameters["recipe"]),
             seed=int(parameters["seed"]),
-            device=pick_device(),
+            device=pick_device(context),
             ranks=Ranks.of(context),
         )
 

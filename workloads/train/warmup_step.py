@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from orchestrator.core.activity import Activity
 from orchestrator.core.contract import Execution
 from workloads.models.batchnorm import begin_pass, ghost_batchnorm
+from workloads.runtime.enums import Precision
 from workloads.runtime.precision import Arithmetic, is_compile_failure, kept_state
 from workloads.train.learner import Learner
 from workloads.train.linear_form import Targets
@@ -77,16 +78,27 @@ class MicroBatchSearch:
         ``one_by_one``: norm groups as in ``ghost_batchnorm``.
 
         Raises:
-            OutOfMemoryError: a step did not fit.
+            OutOfMemoryError: the step that compiles did not fit.
         """
-        memory = self._memory()
         with ExitStack() as stack:
             if layout.has_groups_at_once:
                 stack.enter_context(ghost_batchnorm(self.task.model, layout.norm_group, one_by_one=one_by_one))
-            stack.enter_context(out_of_memory_at(layout.micro_batch, None if memory is None else memory.failed))
-            with self.job.ranks.activity.during(Activity.COMPILE):
+            with self.step(layout), self.job.ranks.activity.during(Activity.COMPILE):
                 compile_s = self._warmup_step().compile(layout.micro_batch)
             yield compile_s
+
+    def step(self, layout: Layout) -> AbstractContextManager[None]:
+        """One step of training runs inside; this node remembers a micro-batch that does not fit.
+
+        Raises:
+            OutOfMemoryError: it did not fit.
+        """
+        return out_of_memory_at(layout.micro_batch, self._failed)
+
+    def _failed(self, micro_batch: int) -> None:
+        memory = self._memory()
+        if memory is not None:
+            memory.failed(micro_batch)
 
     def _micro_batch(self, execution: Execution, layout: Layout) -> int:
         """That of this rank; 0 = the layout's own rule."""
@@ -126,17 +138,24 @@ class MicroBatchSearch:
             "gpu_share": job.context.gpu_share,
             "compile": job.request.execution.compile,
             **({"activation_checkpointing": True} if job.request.execution.activation_checkpointing else {}),
+            # Gradients take memory during the whole step, and a second time where they are rounded.
+            **({} if job.ranks.is_solo else {"grad_reduction": job.recipe.grad_reduction}),
         }
 
     def _search(self, unit: int, share: int) -> int:
         learner = self.learner
         state_bytes = sum(parameter.nbytes for parameter in learner.model.parameters() if parameter.requires_grad)
         inputs, _ = self._example(1)
+        is_solo = self.job.ranks.is_solo
         # Two moments of an optimiser at most, and averaged weights; as uint8 the images at hand, the next, and those on
         # their way.
         later_bytes = (2 + (learner.average is not None)) * state_bytes + 3 * share * inputs.nbytes // 4
+        if not is_solo and Precision(self.job.recipe.grad_reduction) is Precision.BF16:
+            later_bytes += state_bytes // 2  # the rounded gradients of a step stay until those of the next
+        # As in ``GradientSum``: alone and in one pass, a step begins without gradients.
+        has_buckets, step = learner.arithmetic.has_cuda_graphs or not is_solo, self._warmup_step().step
         return find_micro_batch(
-            self._warmup_step().step,
+            lambda size: step(size, has_gradients=has_buckets or size < share),
             unit=unit,
             limit=share,
             memory=self._device_memory(),
@@ -164,10 +183,13 @@ class WarmupStep:
     def __init__(self, model: nn.Module, losses_of: LossOf, arithmetic: Arithmetic, example: Example) -> None:
         self._model, self._losses_of, self._arithmetic, self._example = model, losses_of, arithmetic, example
 
-    def step(self, num_samples: int) -> None:
-        """One pass of so many samples, uncompiled: a search should not compile every size it tries."""
+    def step(self, num_samples: int, *, has_gradients: bool = False) -> None:
+        """One pass of so many samples, uncompiled: a search should not compile every size it tries.
+
+        ``has_gradients``: it adds to gradients, which take memory from its begin on.
+        """
         with self._arithmetic.uncompiled():
-            self._run(num_samples)
+            self._run(num_samples, has_gradients=has_gradients)
 
     def compile(self, num_samples: int) -> float:
         """One pass that compiles, if the job is to run compiled; returns the seconds that took, 0 without.
@@ -185,13 +207,13 @@ class WarmupStep:
             self._arithmetic.give_up(error)
         return time.perf_counter() - started_s
 
-    def _run(self, num_samples: int) -> None:
+    def _run(self, num_samples: int, *, has_gradients: bool = False) -> None:
         model, arithmetic = self._model, self._arithmetic
         put_back = kept_state(model, [arithmetic.device])
         gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-        for parameter, _ in gradients:
-            parameter.grad = None
         try:
+            for parameter, _ in gradients:
+                parameter.grad = torch.zeros_like(parameter) if has_gradients and parameter.requires_grad else None
             inputs, targets = self._example(num_samples)
             begin_pass(model, len(inputs))
             with arithmetic.autocast():

@@ -28,12 +28,12 @@ from orchestrator.storage.open import open_store
 from orchestrator.storage.protocol import ObjectStore
 
 Execute: TypeAlias = Callable[[JobRequest, ExecutionContext], JobResult]
-_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 WARM_UP = "warm_up"
 """Optional function beside the entry point that imports what most jobs need."""
 _DEVICE_ERROR = re.compile(
-    r"CUDA error|CUDA driver|AcceleratorError|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS|NCCL (error|Error)|ncclUnhandled|"
-    r"device-side assert|illegal memory access|uncorrectable ECC|HIP error"
+    r"CUDA error|CUDA driver|CUDA-capable device|AcceleratorError|cuDNN error|CUDNN_STATUS|CUBLAS_STATUS|"
+    r"NCCL (error|Error)|ncclUnhandled|device-side assert|illegal memory access|uncorrectable ECC|HIP error"
 )
 """After one of these a process's CUDA context may be broken for good, or its memory in pieces."""
 
@@ -70,6 +70,8 @@ class AttemptPlace:
     process: LoggedProcess
     gpu_share: float
     """Of the GPU of this process, in (0, 1]."""
+    has_gpu: bool
+    """Whether Ray gave one to it."""
 
 
 def _nothing(_error: BaseException) -> None:
@@ -98,7 +100,7 @@ def attempt_place(
     if not num_gpus:
         # Ray leaves the variable as the node has it. Where that names GPUs, as on Slurm, a job that asked for none
         # would compute on one of them, beside the attempt to which it is assigned.
-        os.environ[_VISIBLE_GPUS] = ""
+        os.environ[VISIBLE_GPUS] = ""
     store, cache = open_store(request.store_uri), make_cache()
     with scratch_folder(folder) as scratch:
         # The log lies beside the scratch directory: a job may empty its scratch.
@@ -107,7 +109,12 @@ def attempt_place(
             try:
                 process = logged_process(log_path, log_name)
                 yield AttemptPlace(
-                    store=store, scratch=scratch, cache=cache, process=process, gpu_share=min(1.0, num_gpus or 1.0)
+                    store=store,
+                    scratch=scratch,
+                    cache=cache,
+                    process=process,
+                    gpu_share=min(1.0, num_gpus or 1.0),
+                    has_gpu=num_gpus > 0,
                 )
             except BaseException as error:
                 traceback.print_exc(file=sys.stderr)  # into the attempt's log

@@ -19,6 +19,7 @@ import ray
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from orchestrator.backends.ray.attempt_process import VISIBLE_GPUS, assigned_gpus
 from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.backends.ray.settings import cache_directory
 from orchestrator.core.data_plane import NODE, LateAnswerError, NoAnswerError, NodeRequest, ask
@@ -113,12 +114,22 @@ def not_made(answer: Mapping[str, Any]) -> str:
     return "" if faults(answer) or timed_out(answer) else "; ".join(answer.get("node", {}).get("not_made", ()))
 
 
+def _usable_gpus() -> int:
+    """How many of the GPUs that Ray has assigned to this process CUDA must show to it."""
+    visible = os.environ.get(VISIBLE_GPUS, "")
+    if not visible:  # those of other makers have other variables
+        return 0
+    # CUDA shows one slice of a GPU to a process at most.
+    return min(int(assigned_gpus()), 1) if visible.startswith("MIG") else int(assigned_gpus())
+
+
 def _check(store_uri: str, accepted: Sequence[str], limit_s: float) -> dict[str, Any] | None:
     """On the node; None if there is no such program (another version of the code)."""
     if code_digest() not in accepted:
         return {"node": {"not_made": ["it runs other code than the controller"]}}
     request: NodeRequest = {
         "limit_s": _DEVICES_S,
+        "gpus": _usable_gpus(),
         "reduce_s": _REDUCE_SHARE * limit_s,
         "cache": str(cache_directory()),
         "store_uri": store_uri,

@@ -127,17 +127,18 @@ def _without_report(rank: int) -> RankStatus:
     return RankStatus(rank=rank, node="", reported_at_s=0.0, doing=Activity.WORK, stage="", num_entered=0, operation="")
 
 
-def behind_on_device(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...]:
-    """Ranks whose device has begun fewer collective operations than others', by their flight records.
+def behind_on_device(records: Mapping[int, Mapping[str, Any]]) -> tuple[int, ...] | None:
+    """Ranks whose device has begun fewer collective operations than others', by their flight records; None = not known.
 
-    NCCL's operations are begun by the device, long after the host has asked for them; gloo tells no begin (-1).
+    NCCL's operations are begun by the device, long after the host has asked for them. Torch records the begin only with
+    TORCH_NCCL_ENABLE_TIMING, and of gloo's never: -1.
     """
     begun: dict[int, int] = {}
     for rank, record in records.items():
         states: Mapping[str, Mapping[str, str]] = record.get("pg_status") or {}
-        begun[rank] = sum(max(0, int(one.get("last_started_collective", -1))) for one in states.values())
+        begun[rank] = sum(1 + int(one.get("last_started_collective", -1)) for one in states.values())
     most = max(begun.values(), default=0)
-    return tuple(sorted(rank for rank, number in begun.items() if number < most))
+    return tuple(sorted(rank for rank, number in begun.items() if number < most)) if most else None
 
 
 def _how_far(rank: RankStatus, last: RankStatus | None) -> str:
@@ -155,13 +156,8 @@ def describe_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], name
         f"rank {one.rank}{_on(one.node, names)} {_how_far(one, last)}, doing: {one.doing}"
         for one in (() if hang.silent else hang.behind)
     ]
-    late = (
-        []
-        if asleep or behind
-        else [f"the device of rank {rank} did not begin it" for rank in behind_on_device(records)]
-    )
     where = f" in collective operation {last.num_entered} ({last.operation})" if last is not None else ""
-    found = asleep + behind + late or ["all of them have entered it: look at the network and the devices between them"]
+    found = asleep or behind or _on_devices(records)
     records_note = (
         f"; flight records of ranks {', '.join(map(str, sorted(records)))} are beside their logs" if records else ""
     )
@@ -170,6 +166,17 @@ def describe_hang(hang: GangHang, records: Mapping[int, Mapping[str, Any]], name
         f"allowed) for others{where}; {'; '.join(found)}; "
         f"the stacks of its processes are at the end of their logs{records_note}"
     )
+
+
+def _on_devices(records: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """What is known where all hosts have entered the operation."""
+    late = behind_on_device(records)
+    if late is None:
+        message = "all of them have entered it: look at the network and the devices; which devices began it is not "
+        return [message + "recorded (of NCCL it is with TORCH_NCCL_ENABLE_TIMING=1 in the environment of the nodes)"]
+    if not late:
+        return ["all of them have entered it, and no device is behind: look at the network between them"]
+    return [f"the device of rank {rank} did not begin it" for rank in late]
 
 
 def _on(node: str, names: Mapping[str, str]) -> str:

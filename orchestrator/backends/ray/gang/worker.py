@@ -88,6 +88,7 @@ def _execute(
             scratch=place.scratch,
             cache=place.cache,
             gpu_share=place.gpu_share,
+            has_gpu=place.has_gpu,
             report=show,
             should_stop=line.must_stop.is_set,
             rank=rank,

@@ -285,6 +285,7 @@ class AttemptRun:
                 scratch=place.scratch,
                 cache=place.cache,
                 gpu_share=place.gpu_share,
+                has_gpu=place.has_gpu,
                 report=self._show,
                 should_stop=self._stop.is_set,
                 activity=self._activity,

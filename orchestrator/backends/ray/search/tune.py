@@ -174,6 +174,7 @@ class _TrialRun:
                 scratch=place.scratch,
                 cache=place.cache,
                 gpu_share=place.gpu_share,
+                has_gpu=place.has_gpu,
                 report=line.show,
                 should_stop=lambda: self._stop.is_set() or line.must_stop.is_set(),
                 watch=Watch(rungs=setting.rungs, tell=self._report, probe=setting.probe),
