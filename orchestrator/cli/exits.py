@@ -22,6 +22,7 @@ class ExitCode(IntEnum):
     CANCELLED = 103
     EXPECTATION = 104
     INTERRUPTED = 130
+    TERMINATED = 143
 
 
 def exit_code_of(error: OrchestratorError) -> ExitCode:

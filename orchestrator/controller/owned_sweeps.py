@@ -6,8 +6,8 @@ Invariants:
 - After an append whose outcome is unknown, the state in memory is dropped and the journal read again. After a failed
   read the state in memory is still valid.
 - A sweep that cannot be served keeps its live attempts, their resources and their keys: see ``shelved``.
-- Of a sweep that ended long ago only its condensed snapshot is kept; whatever is to be written to its journal, the
-  journal is read again before.
+- Of a sweep that ended long ago, or has ended and cannot be served, only its condensed snapshot is kept; whatever is
+  to be written to its journal, the journal is read again before.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class OwnedSweep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestingSweep:
-    """One that ended long ago, without its plan's jobs: there may be thousands."""
+    """One that ended long ago, or cannot be read now, without its plan's jobs: there may be thousands."""
 
     snapshot: Snapshot
     """Condensed."""
@@ -197,10 +197,13 @@ class OwnedSweeps:
         # For as long as metrics count by its jobs, and until its last progress is written.
         is_old = snapshot.state.is_final and now - (snapshot.finished_at_s or 0.0) > SHOWN_AFTER_END_S
         if is_old and not owned_sweep.board.is_due(now):
-            deaths = count_deaths([snapshot], now)
-            self._resting[snapshot.sweep] = RestingSweep(snapshot=snapshot.condensed(), deaths=deaths)
+            self._rest(snapshot)
             del self._sweeps[snapshot.sweep]
             self._loaded = [one for one in self._loaded if one is not owned_sweep]
+
+    def _rest(self, snapshot: Snapshot) -> None:
+        deaths = count_deaths([snapshot], self._now())
+        self._resting[snapshot.sweep] = RestingSweep(snapshot=snapshot.condensed(), deaths=deaths)
 
     def take_loaded(self) -> list[OwnedSweep]:
         """Sweeps read from their journals since the last call, without those that ended long ago: their runners were
@@ -312,8 +315,7 @@ class OwnedSweeps:
         owned_sweep = self._sweeps.pop(sweep, None)
         if owned_sweep is not None:
             self._contested[sweep] = owned_sweep
-            if _is_active(owned_sweep.snapshot):
-                self._shelved[sweep] = owned_sweep.snapshot
+            self._keep(owned_sweep.snapshot)
         self._retry_at_s[sweep] = self._now()
 
     def _shelve(self, sweep: str, error: Exception) -> None:
@@ -322,10 +324,17 @@ class OwnedSweeps:
         trace = None if isinstance(error, OrchestratorError) else error
         _LOG.error("sweep %s is set aside and read again in %g s: %s", sweep, delay.length_s, error, exc_info=trace)
         owned_sweep = self._sweeps.pop(sweep, None)
-        if owned_sweep is not None and _is_active(owned_sweep.snapshot):
-            self._shelved[sweep] = owned_sweep.snapshot
+        if owned_sweep is not None:
+            self._keep(owned_sweep.snapshot)
         self._delays[sweep] = delay
         self._retry_at_s[sweep] = delay.until_s
+
+    def _keep(self, snapshot: Snapshot) -> None:
+        """Keep what others need of a sweep until it is read again: what runs for it, and its exclusions of nodes."""
+        if _is_active(snapshot):
+            self._shelved[snapshot.sweep] = snapshot
+        elif snapshot.state.is_final:
+            self._rest(snapshot)
 
     def _next_delay(self, sweep: str, error: Exception) -> _Delay:
         length_s, previous = RETRY_EVERY_S, self._delays.get(sweep)
@@ -455,7 +464,7 @@ class OwnedSweeps:
             refresh()
         except _OUTAGES:
             self._half_read[sweep] = ledger
-            self._unseen |= {sweep} - self._shelved.keys() - self._resting.keys()
+            self._unseen |= {sweep} - self._shelved.keys() - (self._resting.keys() - self._in_doubt)
             raise
         self._unseen.discard(sweep)
         return ledger

@@ -69,7 +69,7 @@ class Budget:
     used: float
     """GPU-hours so far, those of live attempts included."""
     promised: float
-    """GPU-hours that the live attempts are still expected to take."""
+    """GPU-hours that the live attempts are still expected to take; of those that are ending, their jobs' next ones."""
 
     def allows(self, gpu_hours: float, *, instead_of: float = 0.0) -> bool:
         """Whether an attempt that takes so many GPU-hours may start, once a live one takes no more of its promised."""

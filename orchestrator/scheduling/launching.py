@@ -336,6 +336,7 @@ class Launching:
                 f"against {victim.priority}, {size.resources} asked for, {self._free()}"
             )
             self._stop_requested.add(victim.attempt_id)
+            victim.budget.add(victim.more_gpu_hours)
             self._commands.append(PreemptAttempt(sweep=victim.sweep, attempt_id=victim.attempt_id, reason=reason))
         self._num_preempting += bool(victims)
         return bool(victims) and size.num_workers > 1, victims is not None

@@ -43,12 +43,14 @@ def exclusions(
     *,
     steps: Mapping[str, int] | None = None,
     former: Sequence[Snapshot] = (),
+    held: Collection[str] = (),
 ) -> Iterator[ExcludeNode]:
     """Nodes on which different jobs failed lately, more than elsewhere, or that computed what a replay did not; never
     more than a tenth of the cluster, including those that are excluded already. To be carried out before the ends of
     sweeps: one that has ended takes no more news.
 
     ``steps``: by attempt, the training step that it has reached. ``former``: ended sweeps, whose exclusions count, too.
+    ``held``: sweeps that take no news now; another one records what they found out.
     """
     num_nodes = 0 if machines.is_pool else len(machines.names)
     already = machines.places.keys() & excluded
@@ -68,6 +70,8 @@ def exclusions(
         if reason:
             room -= 1
             sweep = sweep or next(one.plan.sweep for one in indexes if node in one.failures.by_node)
+            if sweep in held:
+                sweep = next((one.plan.sweep for one in indexes if one.plan.sweep not in held), sweep)
             until_s = now + (REPEATED_S if node in ends and now - ends[node] < WINDOW_S else EXCLUDED_S)
             notice = f"node {node} is excluded for {(until_s - now) / 3600.0:g} h: {reason}"
             yield ExcludeNode(sweep=sweep, node=node, reason=notice, until_s=until_s)

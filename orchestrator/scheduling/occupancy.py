@@ -36,7 +36,7 @@ class Occupancy:
     ) -> None:
         self._node_filter, self._indexes, self._remaining_s, self.now = node_filter, indexes, remaining_s, now
         self._stopped = stopped
-        """Attempts that are ended because nothing needs their outcome any more."""
+        """Attempts that this round asks to end before it starts any: stopped, or preempted for other than room."""
         self._floating: dict[str, Spread] = {}
         """Assumed nodes of attempts whose nodes are not known yet."""
         self.missing: set[tuple[Resources, int]] = set()
@@ -54,11 +54,11 @@ class Occupancy:
 
     def leaving(self) -> list[ExpectedEnd]:
         """Those of them that are ending already."""
-        return [
-            self._ending(index, held, spread)
-            for index, held, spread in self.laid_out()
-            if held.attempt.preempting_at_s is not None or held.attempt.attempt_id in self._stopped
-        ]
+        return [self._ending(index, held, spread) for index, held, spread in self.laid_out() if self.is_leaving(held)]
+
+    def is_leaving(self, held: Held) -> bool:
+        """Whether an attempt is ending already."""
+        return held.attempt.preempting_at_s is not None or held.attempt.attempt_id in self._stopped
 
     def lowest_priority(self, priorities: Mapping[str, int]) -> int | None:
         """Of the attempts of sweeps with a priority here."""
@@ -77,7 +77,7 @@ class Occupancy:
             found = self._budgets[index.plan.sweep] = Budget(
                 policy=index.plan.policy,
                 used=self._used_gpu_hours(index) if is_bounded else 0.0,
-                promised=sum(self._promised_gpu_hours(index, held) for held in live),
+                promised=sum(self._expected_gpu_hours(index, held) for held in live),
             )
         return found
 
@@ -92,16 +92,24 @@ class Occupancy:
             return False
         if policy.gpu_hour_budget is None:
             return True
+        return self.budget(index).allows(self.next_gpu_hours(index, held), instead_of=self.left_gpu_hours(index, held))
+
+    def next_gpu_hours(self, index: SweepIndex, held: Held) -> float:
+        """GPU-hours of a job's next attempt if its live one ends now."""
         place = index.places[held.attempt.job]
         full = index.demands[place]
         ran_s = held.attempt.ran_s(self.now) / held.demand.slowdown(full)
-        next_hours = full.gpus * index.left_s(place, stopped_after_s=ran_s) / 3600.0
-        return self.budget(index).allows(next_hours, instead_of=self._promised_gpu_hours(index, held))
+        return full.gpus * index.left_s(place, stopped_after_s=ran_s) / 3600.0
 
-    def _promised_gpu_hours(self, index: SweepIndex, held: Held) -> float:
+    def left_gpu_hours(self, index: SweepIndex, held: Held) -> float:
         """The expected further use of a live attempt."""
         gpus = held.demand.gpus
         return gpus * (self._ending(index, held, ()).end_s - self.now) / 3600.0 if gpus else 0.0
+
+    def _expected_gpu_hours(self, index: SweepIndex, held: Held) -> float:
+        """The same; of one that is ending, that of its job's next attempt, so that nothing else uses it up."""
+        goes_on = self.is_leaving(held) and view_of(index, held) is not None
+        return self.next_gpu_hours(index, held) if goes_on else self.left_gpu_hours(index, held)
 
     def _used_gpu_hours(self, index: SweepIndex) -> float:
         """The use of a sweep's attempts so far, live and ended, also of earlier revisions."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.core.job_kinds import KINDS
-from orchestrator.scheduling.budgets import UserCount
+from orchestrator.scheduling.budgets import Budget, UserCount
 from orchestrator.scheduling.commands import PreemptAttempt
 from orchestrator.scheduling.demand import AttemptDemand, count_workers, plus, times
 from orchestrator.scheduling.durations import RESTART_S
@@ -44,7 +44,7 @@ MARGIN_S = 15.0
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Candidate:
-    """An attempt that could be preempted, and the loss in GPU-seconds."""
+    """An attempt that could be preempted, the loss in GPU-seconds, and what its sweep's budget must have left."""
 
     sweep: str
     attempt_id: str
@@ -52,6 +52,20 @@ class Candidate:
     spread: Spread
     priority: int
     lost: float
+    budget: Budget
+    next_gpu_hours: float = 0.0
+    """Of its job's next attempt; 0 where there is no budget."""
+    left_gpu_hours: float = 0.0
+    """What it would still use itself."""
+
+    @property
+    def more_gpu_hours(self) -> float:
+        """By how much its end raises what its sweep uses."""
+        return self.next_gpu_hours - self.left_gpu_hours
+
+    def may_continue(self, others_gpu_hours: float) -> bool:
+        """Whether the budget allows its job's next attempt if the ends of others raise the use by so much."""
+        return self.budget.allows(others_gpu_hours + self.next_gpu_hours, instead_of=self.left_gpu_hours)
 
 
 def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) -> Iterator[Candidate]:
@@ -67,8 +81,8 @@ def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) 
             continue
         num_before = view.failures.get(FailureKind.PREEMPTED, 0)
         is_spared = not may_be_preempted(held, num_before, index.plan.policy.max_preemptions, now=now)
-        if not is_spared and occupancy.may_continue(index, held):
-            kind = index.jobs[index.places[view.name]].kind
+        if not is_spared and not occupancy.is_leaving(held) and occupancy.may_continue(index, held):
+            kind, is_bounded = index.jobs[index.places[view.name]].kind, index.plan.policy.gpu_hour_budget is not None
             yield Candidate(
                 sweep=index.plan.sweep,
                 attempt_id=held.attempt.attempt_id,
@@ -76,6 +90,9 @@ def candidates(occupancy: Occupancy, below: int, priorities: Mapping[str, int]) 
                 spread=spread,
                 priority=priority,
                 lost=lost_work(held, saves=KINDS[kind].saves, now=now),
+                budget=occupancy.budget(index),
+                next_gpu_hours=occupancy.next_gpu_hours(index, held) if is_bounded else 0.0,
+                left_gpu_hours=occupancy.left_gpu_hours(index, held) if is_bounded else 0.0,
             )
 
 
@@ -111,7 +128,7 @@ def lost_work(held: Held, *, saves: bool, now: float) -> float:
 
 def may_be_preempted(held: Held, num_preemptions: int, max_preemptions: int, *, now: float) -> bool:
     """Whether an attempt may be preempted; limited, so that none is moved again and again."""
-    if held.attempt.preempting_at_s is not None or num_preemptions >= max_preemptions:
+    if num_preemptions >= max_preemptions:
         return False
     rest_s = MIN_RUN_S * 2.0 ** (num_preemptions - 1) if num_preemptions else 0.0
     return now - held.attempt.launched_at_s >= rest_s
@@ -124,7 +141,8 @@ def choose_victims(
     leaving: Iterable[ExpectedEnd],
     candidates: Sequence[Candidate],
 ) -> list[Candidate] | None:
-    """Attempts whose end makes room: none if those that leave anyway do; ``None`` if even all of them would not.
+    """Attempts whose end makes room: none if those that leave anyway do; ``None`` if even all of them would not, or no
+    more than the budgets of their sweeps let continue.
 
     Per node the cheapest are taken first, lower priorities before higher ones; then as few nodes as give the most room
     for the least loss; last, whoever turns out not to be needed is let go again.
@@ -142,12 +160,14 @@ def choose_victims(
         for place, _ in stage.spread(candidate):
             on_node.setdefault(place, []).append(candidate)
     chosen: dict[str, Candidate] = {}
+    more_gpu_hours: dict[str, float] = {}
     for place in _by_price(stage, on_node):
         for candidate in on_node.get(place, ()):
-            attempt_id = candidate.attempt_id
-            if attempt_id not in chosen and not stage.is_full(place):
+            attempt_id, raised = candidate.attempt_id, more_gpu_hours.get(candidate.sweep, 0.0)
+            if attempt_id not in chosen and not stage.is_full(place) and candidate.may_continue(raised):
                 stage.end(candidate)
                 chosen[attempt_id] = candidate
+                more_gpu_hours[candidate.sweep] = raised + candidate.more_gpu_hours
         if stage.fits():
             return _pruned(stage, list(chosen.values()))
     return None
@@ -231,7 +251,7 @@ def growths(
     for queue in queues:
         for held in queue.index.holdings.live.values():
             ending = by_id.get(held.attempt.attempt_id)
-            is_old = held.attempt.ran_s(occupancy.now) >= GROWS_AFTER_S and held.attempt.preempting_at_s is None
+            is_old = held.attempt.ran_s(occupancy.now) >= GROWS_AFTER_S and not occupancy.is_leaving(held)
             if ending is not None and is_old and occupancy.may_continue(queue.index, held):
                 command, saved_s = _growth(queue, ending, occupancy, node_filter, users)
                 if command is not None:

@@ -107,9 +107,11 @@ class SweepQueue:
         return -self.priority, key, self.index.snapshot.accepted_at_s, self.sweep
 
     def is_starving(self, place: int, demand: AttemptDemand) -> bool:
-        """Whether no job of a shape has started for so long that nodes are reserved for this one of it."""
+        """Whether no job of a shape has started for so long, without the time of pauses, that nodes are reserved for
+        this one of it.
+        """
         since_s = max(self.index.ready_since_s(place), self.index.launched_s.get(demand, 0.0))
-        return self._round.now - since_s > STARVING_AFTER_S
+        return self.index.snapshot.unpaused_s(since_s, self._round.now) > STARVING_AFTER_S
 
     def _runs(self, demand: AttemptDemand) -> bool:
         """Whether an attempt of a shape is live, at any of its sizes; recent use counts only those that have ended."""
@@ -262,7 +264,8 @@ class SweepQueue:
 
 
 def aging(queue: SweepQueue, now: float) -> int:
-    """How much waiting adds to a sweep's priority. 0 while anything runs."""
+    """How much waiting adds to a sweep's priority; the time of pauses is none. 0 while anything runs."""
     if queue.index.holdings.live:
         return 0
-    return min(MAX_AGING, max(0, int((now - queue.waits_since_s()) / AGING_S * _CLASS)))
+    waited_s = queue.index.snapshot.unpaused_s(queue.waits_since_s(), now)
+    return min(MAX_AGING, max(0, int(waited_s / AGING_S * _CLASS)))

@@ -24,6 +24,7 @@ from orchestrator.scheduling.commands import (
     Command,
     FailJob,
     FinishSweep,
+    PreemptAttempt,
     StopAttempt,
     TripSweep,
 )
@@ -134,14 +135,16 @@ class Scheduler:
         machines = self._laid_out(tuple(view.nodes), view.total)
         excluded = excluded_nodes([*snapshots, *view.former], now).keys()
         commands: list[Command] = [*departures(snapshots)]
-        commands += exclusions(indexes, machines, excluded, now, steps=view.steps, former=view.former)
+        commands += exclusions(indexes, machines, excluded, now, steps=view.steps, former=view.former, held=view.held)
         commands += withdrawals(
             snapshots, view.nodes, remaining_s=view.remaining_s, node_by_attempt=view.node_by_attempt, now=now
         )
         node_filter = self._suited(machines, view.total, view.maximum, excluded)
         commands += readmissions(indexes, node_filter) if view.may_start else ()
         commands += _follow_ups([one for one in indexes if one.plan.sweep not in view.held], committed, now)
-        stopped = {command.attempt_id for command in commands if isinstance(command, StopAttempt)}
+        commands = [*_asked_once(commands)]
+        asked = [one for one in commands if isinstance(one, StopAttempt | PreemptAttempt)]
+        stopped = {command.attempt_id for command in asked if command.sweep not in view.held}
         occupancy = Occupancy(node_filter, indexes, remaining_s=view.remaining_s, stopped=stopped, now=now)
         keys = set(view.claimed).union(*_live_keys(indexes))
         round_state = RoundState(now=now, live_keys=keys, committed=committed, stepping=view.stepping)
@@ -221,6 +224,17 @@ class Scheduler:
 
 def _follow_ups(indexes: Sequence[SweepIndex], committed: Collection[str], now: float) -> Iterator[Command]:
     return (command for index in indexes for command in follow_up(index, committed, now))
+
+
+def _asked_once(commands: Sequence[Command]) -> Iterator[Command]:
+    """Without further orders to end an attempt, which several rules may give: its sweep pauses, and its node leaves."""
+    asked = {command.attempt_id for command in commands if isinstance(command, StopAttempt)}
+    for command in commands:
+        if isinstance(command, PreemptAttempt):
+            if command.attempt_id in asked:
+                continue
+            asked.add(command.attempt_id)
+        yield command
 
 
 def _on_excluded(index: SweepIndex, node_filter: NodeFilter) -> str:

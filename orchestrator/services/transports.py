@@ -259,7 +259,8 @@ def connect(
 
     Raises:
         ClusterError: the cluster or the stack cannot be used.
-        ControllerError: the cluster's controller serves another store; in the foreground, it runs.
+        ControllerError: the cluster's controller serves another store.
+        InfeasibleError: in the foreground, a controller or a stack runs, or may run out of sight.
     """
     from orchestrator.controller.connect import ensure_publisher
 
@@ -288,14 +289,14 @@ def _check_unserved(settings: Settings, store_uri: str) -> None:
     A lease that is not renewed is waited for, as its controller has ended.
 
     Raises:
-        ControllerError: a controller runs, or may run out of sight.
+        InfeasibleError: a controller runs, or may run out of sight.
     """
     if settings.is_remote or settings.driver_address:
         message = (
             f"--foreground runs Ray inside this command, but the settings name cluster {settings.cluster}: it would "
             "take that cluster's sweeps; submit without --foreground, or with --context none and no RAY_ADDRESS"
         )
-        raise ControllerError(message)
+        raise InfeasibleError(message)
     if not is_initialised(store_uri):
         return
     store, until_s = open_store(store_uri), time.monotonic() + LEASE_DURATION_S
@@ -308,7 +309,7 @@ def _check_unserved(settings: Settings, store_uri: str) -> None:
                 f"a controller of this directory runs already ({lease.holder}), and Ray inside this command would take "
                 "its sweeps; submit without --foreground, or end it first (orchestrator down)"
             )
-            raise ControllerError(message)
+            raise InfeasibleError(message)
         if time.monotonic() > until_s:
             return
         time.sleep(_POLL_S)

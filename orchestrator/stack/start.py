@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +19,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from orchestrator.core.errors import ClusterError
+from orchestrator.core.errors import ClusterError, InfeasibleError, OrchestratorError
 from orchestrator.stack.attach import log_raylet_messages, set_ray_environment
 from orchestrator.stack.children import (
     IDLE_TIMEOUT_S,
@@ -89,23 +90,23 @@ def no_stack(directory: Path) -> Iterator[None]:
     """Keep the directory free of a stack while the body runs: its controller would have the name of the body's.
 
     Raises:
-        ClusterError: a stack runs or is starting, or another process is here.
+        InfeasibleError: a stack runs or is starting, or another process is here.
     """
     home = directory.absolute()
     make_private(home)
-    with _alone(home, timeout_s=0):
+    with _alone(home, timeout_s=0, refusal=InfeasibleError):
         if read_stack(home) is not None:
-            raise ClusterError(_not_alone(home))
+            raise InfeasibleError(_not_alone(home))
         yield
 
 
 @contextmanager
-def _alone(home: Path, *, timeout_s: float) -> Iterator[None]:
+def _alone(home: Path, *, timeout_s: float, refusal: type[OrchestratorError] = ClusterError) -> Iterator[None]:
     lock = FileLock(home / START_LOCK_FILE)
     try:
         lock.acquire(timeout=max(0.0, timeout_s))
     except Timeout as error:
-        raise ClusterError(_not_alone(home)) from error
+        raise refusal(_not_alone(home)) from error
     try:
         yield
     finally:
@@ -244,7 +245,10 @@ def _signal(stack: Stack, number: signal.Signals) -> None:
 
 @contextmanager
 def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None = None) -> Iterator[None]:
-    """Connect this process to a cluster of its own; ``num_cpus`` may be more than there are (default: all)."""
+    """Connect this process to a cluster of its own; ``num_cpus`` may be more than there are (default: all).
+
+    A handler of SIGTERM that this process has set stays; Ray would put its own in its place.
+    """
     home = directory.absolute()
     make_private(home)
     ensure_token(home)
@@ -255,6 +259,7 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
     import ray
 
     log_raylet_messages()
+    former = signal.getsignal(signal.SIGTERM)
     with scratch_folder("fg") as closed:  # its own: two of these may run at once
         try:
             ray.init(
@@ -268,6 +273,8 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
                 _node_ip_address=LOOPBACK,
                 _temp_dir=str(ray_sessions(closed)),
             )
+            if callable(former) and threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, former)
             yield
         finally:
             ray.shutdown()

@@ -148,7 +148,7 @@ class _Folding:
     def _(self, event: events.JobsRetried) -> None:
         was_over = self._sweep.state.is_final
         if was_over:
-            self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, tripped="")
+            self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, tripped="", pauses=())
         self._move_sweep(event)
         for name in event.jobs:
             self._put(self._view(name, event), event, **_ANEW)
@@ -273,11 +273,13 @@ class _Folding:
         state = next_sweep_state(self._sweep.sweep, self._sweep.state, event)
         # A pause ends with its state: otherwise it would stop attempts that a later retry starts.
         pause = self._sweep.pause if state is SweepState.PAUSED else None
-        self._sweep = replace(self._sweep, state=state, pause=pause)
+        has_turned = (state is SweepState.PAUSED) != (self._sweep.state is SweepState.PAUSED)
+        pauses = (*self._sweep.pauses, event.at_s) if has_turned else self._sweep.pauses
+        self._sweep = replace(self._sweep, state=state, pause=pause, pauses=pauses)
 
     def _reopen(self, event: events.Event) -> None:
         self._move_sweep(event)
-        self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, tripped="")
+        self._sweep = replace(self._sweep, accepted_at_s=event.at_s, finished_at_s=None, tripped="", pauses=())
         for view in self._views():
             if next_job_state(view.name, view.state, event) is not view.state:
                 # A job that is still retried keeps its count: a resubmission must not renew its limits.

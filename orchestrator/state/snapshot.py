@@ -27,7 +27,7 @@ from orchestrator.state.transitions import JobState, SweepState
 KEPT_NUMERICS = 4
 _CHUNK = 64
 """Jobs per chunk: a change copies one chunk and the list of chunks, 64 + 160 entries for 10,000 jobs."""
-SNAPSHOT_VERSION = 8
+SNAPSHOT_VERSION = 9
 """Raise it whenever the fold of the same events gives another state, or a state another meaning."""
 _APART = {"plan", "jobs"}
 
@@ -314,6 +314,8 @@ class Snapshot:
     """Priority that a client set instead of the plan's."""
     pause: Running | None = None
     """While paused: what the running attempts do."""
+    pauses: tuple[float, ...] = ()
+    """When it was paused and when that ended, in turn, since it was last (re)submitted."""
     tripped: str = ""
     """Why the circuit breaker stopped the sweep; empty = it did not."""
     excluded: Mapping[str, Exclusion] = field(default_factory=dict)
@@ -341,6 +343,12 @@ class Snapshot:
         """All attempts that occupy resources; takes time by their number, not by that of the jobs."""
         running = [self.jobs[name].attempt for name in self.jobs.running]
         return [*(attempt for attempt in running if attempt), *self.leaving.values()]
+
+    def unpaused_s(self, since_s: float, now: float) -> float:
+        """Seconds from a time (unix seconds) until now in which the sweep was not paused."""
+        turns = (*self.pauses, now)  # the end of a pause that lasts
+        pauses = zip(turns[::2], turns[1::2], strict=False)
+        return now - since_s - sum(max(0.0, end_s - max(start_s, since_s)) for start_s, end_s in pauses)
 
     def uses(self, now: float) -> tuple[ResourceUse, ...]:
         """Use of all attempts by type of node, including running ones and those of earlier revisions."""

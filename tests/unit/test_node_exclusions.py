@@ -53,6 +53,17 @@ def test_node_that_is_left_out_already_is_not_left_out_again() -> None:
     assert of_type(decide(running, nodes=NODES, former=[passed]), ExcludeNode) == []
 
 
+def test_node_whose_fault_a_sweep_shows_that_takes_no_news_is_recorded_by_another() -> None:
+    job, other = gpu_job("finetune/unlucky", gpus=1), gpu_job("finetune/other", gpus=1)
+    failure = events.AttemptLost(
+        at_s=5.0, job=job.name, attempt_id=f"{job.key}.1", reason="CUDA error: uncorrectable ECC error", node=BAD
+    )
+    snapshots = after(plan_of("s", job), launched(job, BAD, at_s=2.0), failure), after(plan_of("other", other))
+    for held, sweep in (({"s"}, "other"), (set[str](), "s")):
+        (command,) = of_type(decide(*snapshots, nodes=NODES, held=held), ExcludeNode)
+        assert (command.sweep, command.node) == (sweep, BAD)
+
+
 def gang_beside_an_excluded_node(gpus: int, *, min_gpus: int = 0, maximum: tuple[Node, ...] | None = None):
     """Launches of a job of so many GPUs on two nodes of eight, one of which is excluded; and the scheduler."""
     job, scheduler = gpu_job("pretrain/gang", gpus=gpus, min_gpus=min_gpus), Scheduler()

@@ -14,7 +14,7 @@ from orchestrator.controller.owned_sweeps import OwnedSweep, OwnedSweeps
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind, StorageError
 from orchestrator.metrics.sweeps import SHOWN_AFTER_END_S
-from orchestrator.scheduling.node_exclusion import EXCLUDED_S, REPEATED_S
+from orchestrator.scheduling.node_exclusion import EXCLUDED_S, REPEATED_S, excluded_nodes
 from orchestrator.state import events
 from orchestrator.state.nodes import Node
 from orchestrator.storage.local import LocalStore
@@ -129,6 +129,26 @@ def test_node_that_passes_its_check_is_let_in_although_the_sweep_that_left_it_ou
     backend.ended = {"bad": ""}
     world.tick()
     assert until_s(world) <= world.clock()
+
+
+def test_node_stays_left_out_while_the_ended_sweep_that_left_it_out_cannot_be_read(
+    blamed: tuple[World, CheckedBackend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, backend = blamed
+    world.cancel()
+    world.finish()
+    world.submit(make_job("dataset/c"), sweep="next")
+    world.finish("next")
+
+    def failing(*_: object) -> None:
+        raise StorageError("the store refuses")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(OwnedSweeps, "append", failing)
+        backend.ended = {"bad": ""}
+        world.tick()
+        assert "bad" in excluded_nodes(world.controller.snapshots, world.clock())
+    world.tick_until(lambda: all(snapshot.jobs for snapshot in world.controller.snapshots))  # it is read again
 
 
 def test_node_that_keeps_failing_its_check_never_comes_back_by_the_clock(blamed: tuple[World, CheckedBackend]) -> None:

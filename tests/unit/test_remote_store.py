@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from orchestrator.cli.accept import _refusal, _settings, _store_of
 from orchestrator.cli.accept import accept as submit_here
 from orchestrator.cli.commands import submit as submit_command
-from orchestrator.core.errors import ControllerError, StorageError, UserError
+from orchestrator.core.errors import InfeasibleError, StorageError, UserError
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
@@ -123,6 +124,53 @@ def test_submit_in_the_foreground_that_is_left_says_that_the_sweep_stops(
     assert "the sweep continues" not in result.message
 
 
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_sigterm_to_a_submit_in_the_foreground_ends_it_as_ctrl_c(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *, is_connected: bool
+) -> None:
+    ended: list[str] = []
+
+    def by_ray(number: int, _: object) -> None:
+        sys.exit(number)
+
+    former = signal.signal(signal.SIGTERM, by_ray)
+
+    def terminate(*_: object) -> Snapshot:
+        signal.raise_signal(signal.SIGTERM)
+        raise AssertionError("SIGTERM has no effect")
+
+    @contextmanager
+    def open_submitter(settings: Settings, *_: object, **__: object) -> Iterator[StoreTransport]:
+        try:
+            if not is_connected:
+                signal.signal(signal.SIGTERM, by_ray)  # while Ray starts
+                terminate()
+            yield StoreTransport(settings=settings, store=world.store)  # in place of Ray
+        finally:
+            if is_connected:
+                signal.raise_signal(signal.SIGTERM)  # a second one, while Ray ends
+            ended.append("Ray")
+
+    monkeypatch.setattr(submit_command, "open_submitter", open_submitter)
+    monkeypatch.setattr(submit_command, "follow_sweep", terminate)
+    try:
+        result = run_command(capsys, "submit", "quickstart", "-y", "--foreground")
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    assert (result.code, ended) == (143, ["Ray"])
+    assert ("Stopped; submit it again to continue: orchestrator submit" in result.message) is is_connected
+    assert len(world.store.list_children(inbox_folder("quickstart"))) == is_connected
+
+
+def test_submit_in_the_foreground_that_is_refused_ends_as_every_refusal(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = run_command(capsys, "submit", "quickstart", "-y", "--foreground")
+    assert (result.code, f"the settings name cluster {CLUSTER}" in result.message) == (3, True)
+    assert "Nothing was submitted." in result.message
+    assert not world.store.list_children(inbox_folder("quickstart"))
+
+
 class RayStartsError(Exception):
     """In place of Ray in this process."""
 
@@ -148,7 +196,7 @@ def test_submit_in_the_foreground_is_refused_where_the_settings_name_a_cluster(
     begin: Callable[[], None], monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     monkeypatch.setenv(variable, "head:6379")
-    with pytest.raises(ControllerError, match="the settings name cluster"):
+    with pytest.raises(InfeasibleError, match="the settings name cluster"):
         begin()
 
 
@@ -159,7 +207,7 @@ def test_submit_in_the_foreground_is_refused_while_a_controller_renews_its_lease
     lease.acquire()
     times = SimpleNamespace(monotonic=FakeClock(), sleep=lambda _: lease.verify())
     monkeypatch.setattr(transports, "time", times)
-    with pytest.raises(ControllerError, match=r"runs already \(elsewhere-7-0123abcd\)"):
+    with pytest.raises(InfeasibleError, match=r"runs already \(elsewhere-7-0123abcd\)"):
         begin()
 
 

@@ -1,5 +1,6 @@
 """Bounds, budgets, breakers, excluded nodes and orders of clients: one decision each."""
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
+from orchestrator.planning.graph.plan import Job
 from orchestrator.scheduling.budgets import Cap
 from orchestrator.scheduling.commands import (
     CancelJob,
@@ -19,7 +21,7 @@ from orchestrator.scheduling.commands import (
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.events import Event
-from orchestrator.state.snapshot import Snapshot
+from orchestrator.state.snapshot import Snapshot, decode_snapshot, encode_snapshot
 from tests.makespan_dag import gpu_job, gpu_nodes
 from tests.scheduler_cases import HOUR_S, after, decide, done, failed, launched, of_type, plan_of
 
@@ -153,6 +155,27 @@ def test_no_attempt_makes_room_or_grows_whose_next_one_could_not_start(
     assert len(of_type(found, PreemptAttempt)) == num_asked
 
 
+@pytest.mark.parametrize(("gpu_hours", "num_asked"), [(24.0, 2), (23.0, 0)])
+def test_attempts_that_make_room_together_are_within_the_budget_together(gpu_hours: float, num_asked: int) -> None:
+    """Each of them would be within 20: after one hour of two, 8 are used, 8 are left, and either one is done anew."""
+    jobs = [gpu_job(f"embed/{number}", gpus=4) for number in range(2)]
+    plan = plan_of("s", *jobs, priority=-10, gpu_hours=gpu_hours)
+    starts = [launched(job, "node-0000", at_s=0.0) for job in jobs]
+    durations = {"s": {job.name: 2 * HOUR_S for job in jobs}}
+    high = [gpu_job(f"pretrain/high/{gpus}", gpus=gpus) for gpus in (8, 4)]
+
+    def asked(*journal: Event, waiting: Job = high[0]) -> list[str]:
+        snapshots = after(plan, *starts, *journal), after(plan_of("high", waiting, priority=10))
+        found = decide(*snapshots, nodes=gpu_nodes(8), now=HOUR_S, durations=durations)
+        return [one.attempt_id for one in of_type(found, PreemptAttempt)]
+
+    assert len(asked()) == num_asked
+    (first,) = asked(waiting=high[1])
+    job = next(job for job in jobs if first == f"{job.key}.1")
+    leaving = events.AttemptPreempting(at_s=HOUR_S, job=job.name, attempt_id=first, reason="asked", grace_s=120.0)
+    assert len(asked(leaving)) == max(0, num_asked - 1), "the next attempt of one that ends already counts"
+
+
 # Breakers and nodes
 
 
@@ -246,6 +269,60 @@ def test_paused_sweep_starts_nothing_and_gives_its_room_back_where_asked() -> No
     assert decide(after(plan, launched(running, "node-0000"), finish), nodes=gpu_nodes(8)) == []
     (command,) = decide(after(plan, launched(running, "node-0000"), save), nodes=gpu_nodes(8))
     assert isinstance(command, PreemptAttempt)
+
+
+@pytest.mark.parametrize("other", [-20, 0])
+def test_attempt_that_ends_because_its_sweep_pauses_is_asked_once_and_makes_room(other: int) -> None:
+    first, second = gpu_job("pretrain/paused", gpus=8), gpu_job("pretrain/other", gpus=8)
+    save = events.SweepPaused(at_s=HOUR_S, message_id="p", running=events.Running.CHECKPOINT)
+    paused = after(plan_of("paused", first, priority=-10), launched(first, *["node-0000"] * 8), save)
+    runs = after(plan_of("runs", second, priority=other), launched(second, *["node-0001"] * 8))
+    high = after(plan_of("high", gpu_job("pretrain/high", gpus=8), priority=10))
+    durations = {"paused": {first.name: 9 * HOUR_S}, "runs": {second.name: 9 * HOUR_S}}
+    options: dict[str, Any] = {"now": HOUR_S, "durations": durations}
+    (command,) = decide(paused, runs, high, nodes=gpu_nodes(16), **options)
+    assert isinstance(command, PreemptAttempt)
+    assert (command.sweep, "the sweep is paused" in command.reason) == ("paused", True)
+    leaves = replace(gpu_nodes(16)[0], leaves_at_s=HOUR_S + 60.0)
+    found = decide(paused, runs, high, nodes=(leaves, gpu_nodes(16)[1]), **options)
+    assert [one.attempt_id for one in of_type(found, PreemptAttempt)].count(f"{first.key}.1") == 1
+
+
+def test_time_in_which_its_sweep_was_paused_makes_no_job_more_urgent() -> None:
+    turns = [
+        (1.0, events.SweepPaused),
+        (12.0, events.SweepResumed),
+        (13.0, events.SweepPaused),
+        (14.0, events.SweepResumed),
+    ]
+    pauses = [event(at_s=hour * HOUR_S, message_id=f"p{hour}") for hour, event in turns]
+    plan, nodes, now = plan_of("low", gpu_job("finetune/low", gpus=8)), gpu_nodes(8), 17 * HOUR_S
+    snapshot = after(plan, *pauses)
+    restarted = decode_snapshot(json.loads(json.dumps(encode_snapshot(snapshot))), plan)
+    for found, waited_h in ((snapshot, 5), (restarted, 5), (after(plan, *pauses[:2]), 6), (after(plan), 12)):
+        (command,) = of_type(decide(found, nodes=nodes, now=now), LaunchJob)
+        assert command.aging == int(waited_h / 6 * 10)
+    again = events.PlanAccepted(at_s=15 * HOUR_S, message_id="again", revision=1)
+    (command,) = of_type(decide(after(plan, *pauses, again), nodes=nodes, now=now), LaunchJob)
+    assert command.aging == int(2 / 6 * 10), "the pauses before it are over"
+
+
+@pytest.mark.parametrize(("paused_h", "first"), [(0.0, "gang"), (1.0, "small")])
+def test_job_does_not_starve_by_the_time_in_which_its_sweep_was_paused(paused_h: float, first: str) -> None:
+    """A gang beyond its sweep's share goes first once it has waited for more than six hours."""
+    runs = {name: gpu_job(f"finetune/{name}", gpus=1) for name in ("gang", "small")}
+    waits = {"gang": gpu_job("pretrain/gang", gpus=4), "small": gpu_job("pretrain/small", gpus=3)}
+    pause = [
+        events.SweepPaused(at_s=HOUR_S, message_id="p"),
+        events.SweepResumed(at_s=(1.0 + paused_h) * HOUR_S, message_id="r"),
+    ]
+    snapshots = [
+        after(plan_of(name, job, waits[name]), launched(job, "node-0000"), *pause if name == "gang" else ())
+        for name, job in runs.items()
+    ]
+    durations = {name: {job.name: 90 * HOUR_S} for name, job in runs.items()}
+    found = decide(*snapshots, nodes=gpu_nodes(8), now=6.5 * HOUR_S, durations=durations)
+    assert [one.sweep for one in of_type(found, LaunchJob)] == [first]
 
 
 def test_job_that_fails_for_good_in_a_paused_sweep_fails_there_so_that_it_can_be_retried() -> None:

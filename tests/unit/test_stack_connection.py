@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 from contextlib import nullcontext
 from dataclasses import replace
+from unittest.mock import patch
 
 import pytest
 from filelock import FileLock
 
 from orchestrator.cli.commands.live_rows import look_while
 from orchestrator.controller.calls import CallsLostError, ServiceCalls, ServiceSettings
-from orchestrator.core.errors import ClusterError, StorageError
+from orchestrator.core.errors import ClusterError, InfeasibleError, StorageError
 from orchestrator.services import stack_transport as module
 from orchestrator.services import stores
 from orchestrator.services.settings import Settings
@@ -32,7 +35,7 @@ from orchestrator.stack.description import (
 )
 from orchestrator.stack.environment import METRICS_VARIABLE, child_environment
 from orchestrator.stack.ports import FIRST_PORT, LAST_PORT
-from orchestrator.stack.start import ensure_stack, no_stack, restart_killed_stack, stop_stack
+from orchestrator.stack.start import ensure_stack, foreground_cluster, no_stack, restart_killed_stack, stop_stack
 from orchestrator.state.snapshot import Snapshot
 
 SETTINGS = ServiceSettings(store_uri="file:///store", cluster="c", namespace="n", tracking_uri="sqlite:///x.db")
@@ -210,13 +213,28 @@ def test_stack_of_another_host_is_neither_started_nor_stopped_here(stack, tmp_pa
 def test_foreground_and_stack_keep_each_other_away_from_a_directory(stack, tmp_path, monkeypatch):
     monkeypatch.setattr("orchestrator.stack.start.NUM_TRIES", 0)
     monkeypatch.setattr("orchestrator.stack.start.STACK_STOP_GRACE_S", 0.0)
-    with pytest.raises(ClusterError, match="a stack runs or is starting"), no_stack(tmp_path):
+    with pytest.raises(InfeasibleError, match="a stack runs or is starting"), no_stack(tmp_path):
         pass
     (tmp_path / STACK_FILE).unlink()
+    others = (InfeasibleError, no_stack), (ClusterError, lambda home: nullcontext(ensure_stack(home)))
     with no_stack(tmp_path):
-        for other in (no_stack, lambda home: nullcontext(ensure_stack(home))):
-            with pytest.raises(ClusterError, match="or a command with --foreground runs there"), other(tmp_path):
+        for error, other in others:
+            with pytest.raises(error, match="or a command with --foreground runs there"), other(tmp_path):
                 pass
+
+
+def test_foreground_cluster_leaves_the_handler_of_sigterm_to_its_caller(tmp_path, monkeypatch):
+    def mine(*_):
+        """A handler."""
+
+    monkeypatch.setattr("ray.init", lambda **_: signal.signal(signal.SIGTERM, lambda *_: None))
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    former = signal.signal(signal.SIGTERM, mine)
+    try:
+        with patch.dict(os.environ), foreground_cluster(tmp_path, "tests"):
+            assert signal.getsignal(signal.SIGTERM) is mine
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def test_killed_stack_is_started_again_though_its_host_was_renamed(stack, tmp_path, monkeypatch):

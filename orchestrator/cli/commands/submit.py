@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -17,7 +19,7 @@ from orchestrator.cli.commands.status import exit_code_for
 from orchestrator.cli.commands.watch import follow_sweep
 from orchestrator.cli.exits import ExitCode, complain
 from orchestrator.cli.output import DocumentForm, DocumentOption, TableForm, print_document
-from orchestrator.core.errors import ClusterError
+from orchestrator.core.errors import ClusterError, InfeasibleError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.render.simulations import describe_claim
 from orchestrator.report.results import Report
@@ -149,10 +151,10 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
             return ExitCode.OK
         try:
             snapshot = follow_sweep(submitter, submitter.store, plan.sweep, message, prices)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             left = _left(submitter.settings, plan, reference, options)
             stderr_console().print(f"\n{left}", markup=False, soft_wrap=True)
-            return ExitCode.INTERRUPTED
+            return ExitCode.TERMINATED if isinstance(error, _TerminatedError) else ExitCode.INTERRUPTED
         return conclude(submitter.store, plan, snapshot, options, connection=submitter)
 
 
@@ -191,13 +193,38 @@ def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
 def _connect(
     stack: ExitStack, settings: Settings, plan: Plan, store: ObjectStore | None, *, foreground: bool
 ) -> Submitter:
+    if foreground:
+        stack.enter_context(_ending_on_sigterm())
     try:
         return stack.enter_context(open_submitter(settings, plan.store_uri, foreground=foreground, store=store))
-    except ClusterError:
+    except (ClusterError, InfeasibleError):
         where = "" if plan.store_uri == UNKNOWN_STORE else f" What the store knows: {status_command(settings, plan)}"
         known = f"Nothing was submitted.{where}"
         stderr_console().print(known, markup=False, soft_wrap=True)
         raise
+
+
+class _TerminatedError(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does."""
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the body as Ctrl-C does."""
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray ends with this command: a second one must not disturb that
+        raise _TerminatedError
+
+    former = signal.signal(signal.SIGTERM, end) or signal.SIG_DFL
+    try:
+        yield
+    except (SystemExit, _TerminatedError) as ended:
+        if isinstance(ended, SystemExit) and ended.code != signal.SIGTERM:  # as Ray's handler exits while Ray starts
+            raise
+        raise typer.Exit(ExitCode.TERMINATED) from None  # else typer would make it the code of Ctrl-C
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _again(reference: str, options: SubmitOptions) -> str:
