@@ -464,7 +464,8 @@ class OwnedSweeps:
             refresh()
         except _OUTAGES:
             self._half_read[sweep] = ledger
-            self._unseen |= {sweep} - self._shelved.keys() - (self._resting.keys() - self._in_doubt)
+            resting = self._resting.keys() - self._in_doubt - self._contested.keys()
+            self._unseen |= {sweep} - self._shelved.keys() - resting
             raise
         self._unseen.discard(sweep)
         return ledger

@@ -159,18 +159,46 @@ def choose_victims(
     for candidate in order:
         for place, _ in stage.spread(candidate):
             on_node.setdefault(place, []).append(candidate)
+    victims = _victims(stage, on_node, within_budgets=False)
+    if victims is None or _are_within_budgets(victims):
+        return victims
+    for victim in victims:
+        stage.end(victim, -1)
+    return _victims(stage, on_node, within_budgets=True)
+
+
+def _victims(
+    stage: _Stage, on_node: Mapping[int, Sequence[Candidate]], *, within_budgets: bool
+) -> list[Candidate] | None:
+    """Ends attempts on the stage, node by node, until the waiting one fits; ``None`` if it does not."""
     chosen: dict[str, Candidate] = {}
     more_gpu_hours: dict[str, float] = {}
     for place in _by_price(stage, on_node):
+        num_before = len(chosen)
         for candidate in on_node.get(place, ()):
             attempt_id, raised = candidate.attempt_id, more_gpu_hours.get(candidate.sweep, 0.0)
-            if attempt_id not in chosen and not stage.is_full(place) and candidate.may_continue(raised):
-                stage.end(candidate)
-                chosen[attempt_id] = candidate
-                more_gpu_hours[candidate.sweep] = raised + candidate.more_gpu_hours
-        if stage.fits():
+            if attempt_id in chosen or stage.is_full(place):
+                continue
+            if within_budgets and not candidate.may_continue(raised):
+                continue
+            stage.end(candidate)
+            chosen[attempt_id] = candidate
+            # One that lowers the use may be let go again, so it makes no room for others.
+            more_gpu_hours[candidate.sweep] = raised + max(0.0, candidate.more_gpu_hours)
+        if len(chosen) > num_before and stage.fits():
             return _pruned(stage, list(chosen.values()))
     return None
+
+
+def _are_within_budgets(victims: Iterable[Candidate]) -> bool:
+    """Whether the jobs of all of them may continue."""
+    more_gpu_hours: dict[str, float] = {}
+    for victim in victims:
+        raised = more_gpu_hours.get(victim.sweep, 0.0)
+        if not victim.may_continue(raised):
+            return False
+        more_gpu_hours[victim.sweep] = raised + max(0.0, victim.more_gpu_hours)
+    return True
 
 
 class _Stage:

@@ -176,6 +176,29 @@ def test_attempts_that_make_room_together_are_within_the_budget_together(gpu_hou
     assert len(asked(leaving)) == max(0, num_asked - 1), "the next attempt of one that ends already counts"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "hours", "now_h", "gpu_hours", "num_asked"),
+    [
+        # The cheap one of 2 GPUs would use up what the one of 6 needs, which makes the room alone.
+        ((2, 6), (2.0, 2.0), 1.0, 22.0, 1),
+        ((2, 6), (2.0, 2.0), 1.0, 21.0, 0),
+        # The one of 2 GPUs takes longer than estimated: its end would lower the use, but it is let go again.
+        ((2, 3, 3), (0.5, 6.0, 6.0), 5.0, 78.5, 2),
+        ((2, 3, 3), (0.5, 6.0, 6.0), 5.0, 77.5, 0),
+    ],
+)
+def test_attempts_that_are_not_needed_for_the_room_do_not_count(
+    gpus: tuple[int, ...], hours: tuple[float, ...], now_h: float, gpu_hours: float, num_asked: int
+) -> None:
+    jobs = [gpu_job(f"embed/{number}", gpus=count) for number, count in enumerate(gpus)]
+    plan = plan_of("s", *jobs, priority=-10, gpu_hours=gpu_hours)
+    low = after(plan, *(launched(job, "node-0000", at_s=0.0) for job in jobs))
+    high = after(plan_of("high", gpu_job("pretrain/high", gpus=6), priority=10))
+    durations = {"s": {job.name: length * HOUR_S for job, length in zip(jobs, hours, strict=True)}}
+    found = decide(low, high, nodes=gpu_nodes(8), now=now_h * HOUR_S, durations=durations)
+    assert len(of_type(found, PreemptAttempt)) == num_asked
+
+
 # Breakers and nodes
 
 

@@ -151,10 +151,10 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
             return ExitCode.OK
         try:
             snapshot = follow_sweep(submitter, submitter.store, plan.sweep, message, prices)
-        except KeyboardInterrupt as error:
+        except KeyboardInterrupt:
             left = _left(submitter.settings, plan, reference, options)
             stderr_console().print(f"\n{left}", markup=False, soft_wrap=True)
-            return ExitCode.TERMINATED if isinstance(error, _TerminatedError) else ExitCode.INTERRUPTED
+            return ExitCode.INTERRUPTED
         return conclude(submitter.store, plan, snapshot, options, connection=submitter)
 
 
@@ -204,27 +204,30 @@ def _connect(
         raise
 
 
-class _TerminatedError(KeyboardInterrupt):
-    """SIGTERM, which ends a command as Ctrl-C does."""
-
-
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the body as Ctrl-C does."""
+    """SIGTERM ends the body as Ctrl-C does, with its own exit code however the body ends then."""
+    is_terminated = False
 
     def end(*_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # Ray ends with this command: a second one must not disturb that
-        raise _TerminatedError
+        nonlocal is_terminated
+        is_terminated = True
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # until Ray, which ends with this command, sets it anew
+        raise KeyboardInterrupt
 
     former = signal.signal(signal.SIGTERM, end) or signal.SIG_DFL
     try:
         yield
-    except (SystemExit, _TerminatedError) as ended:
-        if isinstance(ended, SystemExit) and ended.code != signal.SIGTERM:  # as Ray's handler exits while Ray starts
+    except (SystemExit, KeyboardInterrupt) as ended:
+        is_terminated |= (
+            isinstance(ended, SystemExit) and ended.code == signal.SIGTERM
+        )  # Ray's handler, while it starts
+        if not is_terminated:
             raise
-        raise typer.Exit(ExitCode.TERMINATED) from None  # else typer would make it the code of Ctrl-C
     finally:
         signal.signal(signal.SIGTERM, former)
+    if is_terminated:
+        raise typer.Exit(ExitCode.TERMINATED)
 
 
 def _again(reference: str, options: SubmitOptions) -> str:
