@@ -23,7 +23,8 @@ from orchestrator.report.statistics.expectations import Judgement, SimulationRun
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweepfile.values import SimulatedCell, Simulation, cell_name
 from workloads.jobs.theory import SavedObjects
-from workloads.runtime.fingerprint import deterministic_numerics, pick_device
+from workloads.runtime.device import pick_device
+from workloads.runtime.fingerprint import deterministic_numerics
 from workloads.theory.loading import Simulation as Code
 
 

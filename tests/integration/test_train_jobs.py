@@ -24,7 +24,7 @@ from workloads.jobs import probe
 from workloads.jobs.networks import pretrained_backbone
 from workloads.labels.label_map import LabelMap
 from workloads.models.batchnorm import batchnorm_layers
-from workloads.runtime.fingerprint import pick_device
+from workloads.runtime.device import pick_device
 from workloads.train.samples import LabelledSamples
 from workloads.train.task import JobContext
 

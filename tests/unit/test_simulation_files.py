@@ -32,7 +32,7 @@ from orchestrator.sweeps.client import Ownership
 from workloads.commands.simulations import check
 from workloads.data.cache.objects import ObjectCache
 from workloads.jobs.theory import SavedObjects
-from workloads.runtime.fingerprint import pick_device
+from workloads.runtime.device import pick_device
 from workloads.theory.loading import Simulation
 
 CODE = """

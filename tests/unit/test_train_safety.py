@@ -66,7 +66,7 @@ def test_readings_that_fp16_skips_without_end_are_a_failure() -> None:
         assert overflow.failure(trend, spike_factor=0, may_overflow=True) is None
         trend.add(overflow.grad_norm)
     reason = overflow.failure(trend, spike_factor=0, may_overflow=True)
-    assert reason == "gradient norm is nan, as in the 40 updates before: at no loss scale is it finite"
+    assert reason == "gradient norm is nan, as in the 40 updates before: no loss scale makes it finite"
 
 
 def test_norm_trend_is_not_trusted_in_its_first_steps() -> None:

@@ -37,8 +37,9 @@ from workloads.jobs.embed import BATCH_SIZE
 from workloads.labels.label_map import LabelMap
 from workloads.labels.rules import leaf_labels
 from workloads.labels.taxonomy import level_labels, level_names
+from workloads.runtime.device import pick_device
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
+from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
 

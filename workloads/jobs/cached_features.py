@@ -23,7 +23,8 @@ from workloads.data.subset import SampleView, Subset, hold_out
 from workloads.features.artifact import FeatureTable
 from workloads.labels.label_map import LabelMap
 from workloads.labels.taxonomy import read_parents
-from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
+from workloads.runtime.device import pick_device
+from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
 from workloads.runtime.ranks import Ranks, check_same_request

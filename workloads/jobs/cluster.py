@@ -27,7 +27,7 @@ from workloads.data.split_targets import NO_LABEL
 from workloads.features.artifact import FeatureTable
 from workloads.labels.label_map import LabelMap, SampleLabels
 from workloads.labels.rules import make_label_map, one_target_each
-from workloads.runtime.fingerprint import pick_device
+from workloads.runtime.device import pick_device
 from workloads.runtime.npy import from_npy_bytes, npy_bytes
 from workloads.runtime.publish import publish
 from workloads.solvers.kmeans import (

@@ -21,8 +21,9 @@ from workloads.data.source import SampleSource
 from workloads.data.split_targets import SplitTargets
 from workloads.features.artifact import FEATURES_PART, FinishedRows, unfinished
 from workloads.features.backbone import FrozenBackbone, open_backbone
+from workloads.runtime.device import pick_device
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
+from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.publish import publish
 from workloads.runtime.ranks import Pace, Ranks, check_same_request, share_of

@@ -33,8 +33,9 @@ from workloads.labels.label_map import LabelMap
 from workloads.models.build import build_backbone
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors
+from workloads.runtime.device import pick_device
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import deterministic_numerics, pick_device
+from workloads.runtime.fingerprint import deterministic_numerics
 from workloads.runtime.precision import Arithmetic
 from workloads.train.recipe import Recipe
 

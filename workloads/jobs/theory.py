@@ -38,7 +38,8 @@ from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.digests import digest_of
 from orchestrator.storage.layout import checkpoint_name, checkpoints_folder
 from orchestrator.storage.request_pool import RequestPool
-from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint, pick_device
+from workloads.runtime.device import pick_device
+from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint
 from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
 from workloads.runtime.npy import npy_bytes
 from workloads.runtime.plugin_arguments import is_fault_of_code

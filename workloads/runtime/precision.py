@@ -32,8 +32,8 @@ from torch.optim import Optimizer
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import UserError
+from workloads.runtime.device import REPRODUCIBLE_WORKSPACES, WORKSPACE, choose_workspace
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import REPRODUCIBLE_WORKSPACES, WORKSPACE, choose_workspace
 
 _LOG = logging.getLogger(__name__)
 _CACHE_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"

@@ -99,7 +99,7 @@ class Reading:
             if norms.num_overflows < _MOST_OVERFLOWS:
                 return None
             before = f"as in the {norms.num_overflows} updates before"
-            return f"gradient norm is {self.grad_norm}, {before}: at no loss scale is it finite"
+            return f"gradient norm is {self.grad_norm}, {before}: no loss scale makes it finite"
         if norms.is_spike(self.grad_norm, spike_factor):
             return (
                 f"gradient norm is {self.grad_norm:.4g}, more than recipe.grad_spike = {spike_factor:g} times its "

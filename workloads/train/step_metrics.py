@@ -30,8 +30,8 @@ from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.seals import seal
 from workloads.models.refusals import REFUSALS
 from workloads.models.spec import ModelSpec
+from workloads.runtime.device import part_of
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import part_of
 from workloads.runtime.ranks import Ranks
 from workloads.train.safety import Reading
 

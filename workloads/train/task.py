@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from orchestrator.core.contract import ExecutionContext, JobRequest
 from workloads.models.spec import ModelSpec
-from workloads.runtime.fingerprint import pick_device
+from workloads.runtime.device import pick_device
 from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, EvalLevel

@@ -17,9 +17,9 @@ from orchestrator.state.failure_policy import signature_of
 from orchestrator.storage.local import LocalStore
 from tests.builders import make_job, request_of
 from workloads.models.spec import ModelSpec
-from workloads.runtime import fingerprint
+from workloads.runtime import device as runtime_device
+from workloads.runtime.device import NoDeviceError, pick_device
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import NoDeviceError, pick_device
 from workloads.train.step_metrics import Throughput
 
 CPU = torch.device("cpu")
@@ -36,7 +36,7 @@ def limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int | None]]:
     told: list[tuple[float, int | None]] = []
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    monkeypatch.setattr(fingerprint, "_parts", {})
+    monkeypatch.setattr(runtime_device, "_parts", {})
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA A100-SXM4-40GB")
