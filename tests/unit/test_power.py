@@ -72,7 +72,9 @@ def known(std=1.0, transfer_std=None):
     return Noise(pretrain_std=std, transfer_std=transfer_std, num_pretrain_seeds=0, freedom=math.inf)
 
 
-@pytest.mark.parametrize(("num", "comparisons", "difference"), [(2, 1, 12.0), (3, 4, 5.0), (5, 4, 2.0), (10, 33, 1.5)])
+@pytest.mark.parametrize(
+    ("num", "comparisons", "difference"), [(2, 1, 12.0), (3, 4, 5.0), (5, 4, 2.0), (10, 33, 1.5), (3000, 4, 0.06)]
+)
 def test_power_is_that_of_the_noncentral_t_distribution(num, comparisons, difference):
     family = Comparisons.of_spaces(comparisons + 1, has_baseline=True)
     critical, shift = stats.t.ppf(1 - family.level / 2, num - 1), difference * math.sqrt(num)

@@ -16,6 +16,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import combinations
+from statistics import NormalDist
 from typing import Final, Self
 
 from orchestrator.core.job_kinds import TRANSFER_KINDS
@@ -45,7 +46,11 @@ _IMPLAUSIBLE_STDS = 10.0
 """Label spaces of the paper's table 5 differ by up to about ten standard deviations between seeds."""
 _LARGEST_SHIFT = 1e6
 _FIRST_LOG, _LAST_LOG, _NUM_POINTS, _EXACT = -16.0, 1.5, 400, 1e-9
-"""Of the integral over the logarithm of a standard deviation, and relative, of a critical value."""
+"""Of the integral over the logarithm of a standard deviation, and relative, of the level of a critical value."""
+_REACH_STDS, _REACH_TAIL = 12.0, 37.0
+"""Where the density of that logarithm is below 1e-15 of its mode: it falls at the rate of the degrees of freedom."""
+_LEAST = 1e-300
+"""A probability whose logarithm exists."""
 _NUM_SHARES = 16
 """Of the integral over the shares of two variances."""
 
@@ -204,40 +209,62 @@ def _beyond(critical: float, shift: float, freedom: float) -> float:
     The mean, over what the estimated standard deviation may be, of a normal probability each. Here and not by scipy,
     as planning loads neither it nor numpy; tests hold it to scipy.
     """
+    moved = shift / math.sqrt(2)
     return math.fsum(
-        weight * (_normal(shift - critical * ratio) + _normal(-shift - critical * ratio))
-        for ratio, weight in _ratios(freedom)
+        [
+            weight * (math.erfc(critical * ratio - moved) + math.erfc(critical * ratio + moved))
+            for ratio, weight in _ratios(freedom)
+        ]
     )
 
 
 @cache
 def _ratios(freedom: float) -> tuple[tuple[float, float], ...]:
-    """Estimated over true standard deviation, and the weights of these values.
+    """Estimated over true standard deviation, over the root of 2, and half the weights of these values: as a normal
+    probability takes them, ``erfc(x / sqrt(2)) / 2``.
 
-    The square times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the density
+    The square of the former times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the density
     vanishes, converges exponentially.
     """
-    step = (_LAST_LOG - _FIRST_LOG) / _NUM_POINTS
-    logs = [_FIRST_LOG + step * number for number in range(_NUM_POINTS + 1)]
+    reach = _REACH_STDS / math.sqrt(2 * freedom)  # the logarithm's standard deviation where freedom is large
+    first, last = max(_FIRST_LOG, -reach - _REACH_TAIL / freedom), min(_LAST_LOG, reach)
+    step = (last - first) / _NUM_POINTS
+    logs = [first + step * number for number in range(_NUM_POINTS + 1)]
     constant = math.log(2) + freedom / 2 * math.log(freedom / 2) - math.lgamma(freedom / 2)
     densities = [math.exp(constant + freedom * log - freedom * math.exp(2 * log) / 2) for log in logs]
-    return tuple((math.exp(log), step * density) for log, density in zip(logs, densities, strict=True))
+    return tuple(
+        (math.exp(log) / math.sqrt(2), step * density / 2) for log, density in zip(logs, densities, strict=True)
+    )
 
 
 @cache
 def _critical(freedom: float, level: float) -> float:
-    """The two-sided critical value of Student's t for this probability."""
-    low, high = 0.0, 1.0
-    while _beyond(high, 0.0, freedom) > level:
-        low, high = high, 2 * high
-    while high - low > _EXACT * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if _beyond(middle, 0.0, freedom) > level else (low, middle)
-    return high
+    """The two-sided critical value of Student's t for this probability.
 
+    Regula falsi with the Illinois rule, in logarithms: the tails of t are nearly straight lines there.
+    """
 
-def _normal(value: float) -> float:
-    return math.erfc(-value / math.sqrt(2)) / 2
+    def excess(log_value: float) -> float:
+        return math.log(max(_beyond(math.exp(log_value), 0.0, freedom), _LEAST) / level)
+
+    low = math.log(NormalDist().inv_cdf(1 - level / 2))  # t has the heavier tails
+    high = low + math.log(2)
+    at_low, at_high = excess(low), excess(high)
+    while at_high > 0:
+        low, high, at_low, at_high = high, high + math.log(2), at_high, excess(high + math.log(2))
+    moved_high: bool | None = None
+    while True:
+        middle = high - at_high * (high - low) / (at_high - at_low)
+        at_middle = excess(middle)
+        if abs(at_middle) <= _EXACT:
+            return math.exp(middle)
+        if at_middle < 0:
+            high, at_high = middle, at_middle
+            at_low /= 2 if moved_high else 1
+        else:
+            low, at_low = middle, at_middle
+            at_high /= 2 if moved_high is False else 1
+        moved_high = at_middle < 0
 
 
 def seeds_needed(

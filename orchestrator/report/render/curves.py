@@ -77,7 +77,7 @@ def draw_curve(report: Report) -> Figure:
     columns = min(count, _MAX_COLUMNS)
     rows = -(-count // columns)
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_PANEL_WIDTH_IN * columns, _PANEL_HEIGHT_IN * rows), layout="constrained")
+        figure = Figure(figsize=(_PANEL_WIDTH_IN * columns, _PANEL_HEIGHT_IN * rows))
         panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
         for panel, table in zip(panels, tables, strict=False):
             _draw_panel(panel, table)
@@ -134,11 +134,12 @@ def _encode(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Once: finding the panels' places takes as long as drawing them, and both forms of the figure have the same."""
-    engine = figure.get_layout_engine()
-    if engine is not None:
-        engine.execute(figure)
-        figure.set_layout_engine("none")
+    """Find the panels' places, once: it takes as long as drawing them. A figure that knows how it is laid out draws
+    itself twice for each form.
+    """
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+    ConstrainedLayoutEngine().execute(figure)
 
 
 def _draw_panel(panel: Axes, table: Table) -> None:
@@ -284,7 +285,7 @@ def draw_effects(report: FactorReport) -> Figure:
     columns = min(count, _MAX_COLUMNS)
     rows = -(-count // columns)
     with mpl.rc_context(_STYLE):
-        figure = Figure(figsize=(_PANEL_WIDTH_IN * columns, _PANEL_HEIGHT_IN * rows), layout="constrained")
+        figure = Figure(figsize=(_PANEL_WIDTH_IN * columns, _PANEL_HEIGHT_IN * rows))
         panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
         for panel, (table, first, second) in zip(panels, wanted, strict=False):
             _draw_interaction(panel, table, first, second)
@@ -519,7 +520,7 @@ def draw_power(panels: Sequence[PowerPanel]) -> Figure:
     """Draw a panel for each transfer, one below the other; encode it with ``curves.encode_png``."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.4, 3.2 * len(panels)), layout="constrained")
+    figure = Figure(figsize=(7.4, 3.2 * len(panels)))
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         _draw_power_panel(axis, panel)
