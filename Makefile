@@ -48,6 +48,10 @@ PARALLEL = $(if $(ARGS),,-n 3 --dist loadgroup --no-loadscope-reorder)
 
 .PHONY: test
 test: $(VENV)/.installed-dev ## install, then run the test suite (ARGS="tests/unit/test_ids.py -x": some of it)
+	$(BIN)/python -m pytest -m "not slow and not ci" $(PARALLEL) $(ARGS)
+
+.PHONY: test-ci
+test-ci: $(VENV)/.installed-dev ## what CI runs: also gangs on Ray, a browser, terminals, processes that are killed
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
 .PHONY: test-all

@@ -129,6 +129,7 @@ def dies_at_write(root: Path, nth: int, trash_s: float) -> bool:
     return status == signal.SIGKILL
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("phase", ["hide", "destroy"])
 def test_gc_killed_at_each_write_is_finished_by_the_next(template: Path, memory: Path, phase: str) -> None:
     source, root = template, memory / "store"
@@ -148,6 +149,7 @@ def test_gc_killed_at_each_write_is_finished_by_the_next(template: Path, memory:
     assert 8 < nth < MAX_WRITES - 1
 
 
+@pytest.mark.ci
 def test_gc_killed_at_each_write_gives_back_what_is_wanted_again(template: Path, memory: Path) -> None:
     root = memory / "wanted"
     for nth in range(1, MAX_WRITES):
@@ -215,6 +217,7 @@ def kill_again_and_again(source: Path, root: Path, num_kills: int) -> int:
     return num_struck
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(120)
 def test_gc_command_killed_twice_is_finished_by_the_next(large: Path, memory: Path) -> None:
     kill_again_and_again(large, memory / "store", 2)

@@ -67,6 +67,7 @@ def epoch_of(store) -> int:
     return found.epoch if found else 0
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(400)
 def test_sweep_survives_kills_of_runner_and_controller_and_a_zombie_that_wakes(
     ray_cluster, store, namespace, zombie, ensure, until, tmp_path

@@ -77,6 +77,7 @@ def test_batch_script_takes_an_ordinary_cluster_name(environment: dict[str, str]
     assert (tmp_path / "home/.orchestrator/slurm/lab-7.a_b/token").stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("variable", ["ORCHESTRATOR_CLUSTER", "ORCHESTRATOR_HEAD", "ORCHESTRATOR_NODE_LABELS"])
 def test_node_script_gives_hostile_names_on_as_one_argument(

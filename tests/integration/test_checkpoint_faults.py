@@ -69,6 +69,7 @@ def _weights(tiny: TinyTraining, key: str) -> str:
     return str(read_record(tiny.store, key).summary["weights_sha256"])
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("moment", ["before", "after"])
 def test_training_over_a_store_that_throttles_or_forgets_ends_with_the_same_weights(
     fresh: Callable[[], tuple[TinyTraining, HookedStore]], moment: str, monkeypatch: pytest.MonkeyPatch

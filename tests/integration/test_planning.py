@@ -400,6 +400,7 @@ def test_api_submit_over_budget_is_refused_and_creates_nothing(tmp_path: Path) -
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.yaml"]
 
 
+@pytest.mark.ci
 def test_api_import_and_plan_load_no_framework(tmp_path: Path) -> None:
     script = (
         "import sys; from orchestrator import Sweep; Sweep.from_yaml('quickstart').plan(cpus=2);"

@@ -43,6 +43,7 @@ def actors_known_to_ray(ray_cluster):
     return [ActorTableData.FromString(one) for one in found]
 
 
+@pytest.mark.ci
 def test_gang_commits_once_and_every_rank_has_a_log(ray_cluster, backend, store, finish):
     attempt = request(store, job("gang"), num_workers=2)
     backend.launch(attempt, TWO_CPUS)

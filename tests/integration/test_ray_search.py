@@ -89,6 +89,7 @@ def test_ladder_decides_as_the_scheduler_of_ray_tune(reduction):
     assert 5 < num_stopped < 40
 
 
+@pytest.mark.ci
 def test_search_on_ray_stops_what_falls_behind_and_commits_the_best(ray_cluster, backend, store, tmp_path, finish):
     attempt = search_request(store, tmp_path, ASHA)
     backend.launch(attempt, TWO_CPUS)

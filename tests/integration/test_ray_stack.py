@@ -150,6 +150,7 @@ print(ray.cluster_resources()["CPU"])
 """
 
 
+@pytest.mark.ci
 def test_stack_starts_once_serves_with_its_token_and_ends_whole(tmp_path, until):
     stack = ensure_stack(tmp_path)
     try:

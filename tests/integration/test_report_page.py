@@ -19,6 +19,8 @@ from orchestrator.storage.local import LocalStore
 from tests.browser import SIZE, browser, watch  # noqa: F401 - a fixture among them
 from tests.report_sweeps import StudyPlan, committed
 
+pytestmark = pytest.mark.ci
+
 SPACES = {"levels/depth1": 2, "levels/depth2": 8, "levels/depth3": 32, "random/32": 32}
 STUDY = StudyPlan(
     spaces=SPACES,

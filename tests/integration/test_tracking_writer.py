@@ -321,6 +321,7 @@ class _KilledError(BaseException):
     """Not an Exception, as SIGKILL is not: nothing may catch it and go on."""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("has_effect", [False, True], ids=["before", "after"])
 def test_publisher_that_dies_at_any_request_leaves_every_run_once(tmp_path, monkeypatch, has_effect):
     """Each publisher gets one request further than the one before, and remembers nothing of it in the store."""

@@ -36,6 +36,7 @@ def test_simulation_16_seeds_violate_nothing() -> None:
     assert done.stdout.startswith("16 seeds, ")
 
 
+@pytest.mark.ci
 def test_simulation_same_seed_replays_exactly() -> None:
     first, second = simulate("--seed", "3", "--trace"), simulate("--seed", "3", "--trace")
     check(first)
@@ -44,6 +45,7 @@ def test_simulation_same_seed_replays_exactly() -> None:
     assert len(told[0].splitlines()) > 20
 
 
+@pytest.mark.ci
 def test_simulation_goes_on_from_what_is_durable_after_any_append() -> None:
     check(simulate("--seed", "0", "--every-append"))
 

@@ -95,6 +95,7 @@ def _check_kill(
     assert record.metrics == expected.metrics
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_gang_killed_at_a_random_step_ends_with_the_weights_of_an_undisturbed_one(
     fresh: Callable[[], TinyTraining], undisturbed: Callable[[int], Record], world_size: int

@@ -50,6 +50,7 @@ def test_activation_checkpointing_keeps_all_bits(tmp_path: Path, name: str, micr
     _assert_same_bits(again, plain)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["test_vit", pytest.param("test_resnet", marks=pytest.mark.slow)])
 def test_activation_checkpointing_of_compiled_blocks(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch

@@ -374,6 +374,7 @@ def test_record_that_was_deleted_is_made_anew_although_its_last_claim_was_never_
     assert lab.snapshot("two").jobs[job.name].state is JobState.SUCCEEDED
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("moment", Moment)
 @pytest.mark.parametrize("cluster", ["a", "b"])
 def test_fault_at_every_write_of_either_controller_never_repeats_work(cluster: str, moment: Moment) -> None:

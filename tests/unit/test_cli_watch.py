@@ -199,6 +199,7 @@ def read_until(outer: int, text: str) -> str:
     return seen
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("keys", "code"), [(b"q", 101), (b"\x03", 130), (signal.SIGINT, 130)])
 def test_watch_on_a_terminal_uses_the_alternate_screen_and_leaving_says_how_to_come_back(
     terminal: tuple[subprocess.Popen[bytes], int], keys: bytes | signal.Signals, code: int
@@ -215,6 +216,7 @@ def test_watch_on_a_terminal_uses_the_alternate_screen_and_leaving_says_how_to_c
     assert watcher.wait(DEADLINE_S) == code
 
 
+@pytest.mark.ci
 def test_watch_ends_when_its_terminal_is_gone(terminal: tuple[subprocess.Popen[bytes], int]) -> None:
     watcher, outer = terminal
     read_until(outer, "the sweep continues")

@@ -82,6 +82,7 @@ def check_outcome(world: World) -> None:
     assert world.backend.live == []
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("moment", Moment)
 def test_sweep_with_a_fault_at_every_write_ends_as_without(tmp_path: Path, moment: Moment) -> None:
     for nth in range(1, MAX_WRITES):
@@ -93,6 +94,7 @@ def test_sweep_with_a_fault_at_every_write_ends_as_without(tmp_path: Path, momen
     assert nth < MAX_WRITES - 1, "the last fault must lie beyond the sweep's end"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("moment", [Moment.CRASH_BEFORE, Moment.CRASH_AFTER, Moment.ERROR_AFTER])
 def test_sweep_with_a_fault_at_every_write_ends_as_without_where_writes_go_side_by_side(
     tmp_path: Path, moment: Moment, monkeypatch: pytest.MonkeyPatch

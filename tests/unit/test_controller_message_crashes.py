@@ -83,6 +83,7 @@ def check_outcome(world: World, asked: list[str]) -> None:
     assert set(ended) <= set(world.backend.released), "a runner would wait for ever"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("moment", Moment)
 def test_messages_with_a_fault_at_every_write_are_settled_once(tmp_path: Path, moment: Moment) -> None:
     for nth in range(1, MAX_WRITES):

@@ -110,6 +110,7 @@ def test_alerts_are_each_tested_by_firing() -> None:
     assert not [rule["alert"] for rule in alerts() if f'alertname="{rule["alert"]}"' not in tested]
 
 
+@pytest.mark.ci
 def test_alerts_fire_when_they_should_and_only_then() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:

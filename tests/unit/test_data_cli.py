@@ -306,6 +306,7 @@ def test_data_tables_show_every_number() -> None:
         assert expected in text
 
 
+@pytest.mark.ci
 def test_data_shard_runs_the_data_plane_as_a_process_of_its_own(tmp_path: Path) -> None:
     for name in ("a/1.jpg", "b/2.jpg"):
         path = tmp_path / "in" / name

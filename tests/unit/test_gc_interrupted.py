@@ -62,6 +62,7 @@ def check_freed(lab: Lab) -> None:
     assert lab.trash() == set()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("moment", Moment)
 def test_collect_with_a_fault_at_every_write_is_continued_by_the_next(moment: Moment, stage: str) -> None:
@@ -82,6 +83,7 @@ def test_collect_with_a_fault_at_every_write_is_continued_by_the_next(moment: Mo
     assert 8 < nth < MAX_REQUESTS - 1, "the faults must have covered all writes"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("stage", SUBMITTED_AT)
 def test_collect_submit_at_every_request_gets_what_it_found(stage: str) -> None:
     """A client submits, and a controller looks the keys up at once: what it finds must be there to stay."""
@@ -107,6 +109,7 @@ def test_collect_submit_at_every_request_gets_what_it_found(stage: str) -> None:
     assert 30 < nth < MAX_REQUESTS
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("stage", SUBMITTED_AT)
 def test_collect_submit_then_death_at_every_request_is_made_good(stage: str) -> None:
     nth, num_requests = 0, 1

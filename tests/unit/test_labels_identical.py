@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from orchestrator.core.job_kinds import JobKind
@@ -106,6 +107,7 @@ def clusterings(num_threads: int) -> Iterator[str]:
             yield json.dumps([library, str(rule), len(space.class_names), sha256(content).hexdigest()])
 
 
+@pytest.mark.ci
 def test_labels_are_byte_identical_under_any_hash_seed_and_thread_count(tmp_path: Path) -> None:
     """Those of this process beside those of another one, whose texts have other hashes."""
     here, there = tmp_path / "here", tmp_path / "there"

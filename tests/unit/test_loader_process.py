@@ -149,6 +149,7 @@ def test_evaluation_leaves_the_same_samples_out(source: SampleSource) -> None:
     assert found.num_bad == own.num_bad == 1
 
 
+@pytest.mark.ci
 def test_death_of_the_process_loses_no_batch(
     source: SampleSource, expected: list[Batch], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,6 +274,7 @@ def test_two_loaders_at_once_make_their_own_batches(
     assert_same(found, expected)
 
 
+@pytest.mark.ci
 def test_process_ends_with_its_owner_and_loaders_with_their_iteration(source: SampleSource) -> None:
     batches = iter(batches_of(source))
     next(batches)

@@ -281,6 +281,7 @@ def test_groups_at_once_take_few_operations() -> None:
     assert numbers[False] < 0.5 * numbers[True]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("weights", "dtype"), [("learned", torch.bfloat16), ("frozen", torch.float32), ("none", torch.float32)]
 )
@@ -300,6 +301,7 @@ def test_groups_at_once_compiled_equal_uncompiled_to_rounding(weights: str, dtyp
     torch.testing.assert_close(buffers, expected_buffers, rtol=rtol, atol=atol)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("affine", "dtype"), [(True, torch.bfloat16), (True, torch.float32), (False, torch.float32)])
 def test_groups_at_once_compiled_keep_the_memory_format_of_gradients(affine: bool, dtype: torch.dtype) -> None:
     """Each layer before them would have to copy what it gets: on a GPU a fifth of a step."""

@@ -30,6 +30,7 @@ def test_patches_are_embedded_by_a_product(image_size: tuple[int, int], bias: bo
     torch.testing.assert_close(results[1], results[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("name", "number"),
     [

@@ -48,6 +48,7 @@ def test_run_every_handler_exists(handler: str) -> None:
     assert callable(getattr(importlib.import_module(module), name))
 
 
+@pytest.mark.ci
 def test_run_jobs_that_build_no_network_do_not_import_what_builds_it() -> None:
     kinds = ["dataset", "index", "labels", "cluster", "knn", "probe", "theory"]  # a probe on cached features
     code = (

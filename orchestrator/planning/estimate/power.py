@@ -220,11 +220,12 @@ def _beyond(critical: float, shift: float, freedom: float) -> float:
 
 @cache
 def _ratios(freedom: float) -> tuple[tuple[float, float], ...]:
-    """Estimated over true standard deviation, over the root of 2, and half the weights of these values: as a normal
-    probability takes them, ``erfc(x / sqrt(2)) / 2``.
+    """Estimated over true standard deviation, and the weights of these values.
 
-    The square of the former times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the density
-    vanishes, converges exponentially.
+    The former are divided by the root of 2 and the latter by 2, as a normal probability is ``erfc(x / sqrt(2)) / 2``.
+
+    The square of the former times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the
+    density vanishes, converges exponentially.
     """
     reach = _REACH_STDS / math.sqrt(2 * freedom)  # the logarithm's standard deviation where freedom is large
     first, last = max(_FIRST_LOG, -reach - _REACH_TAIL / freedom), min(_LAST_LOG, reach)
@@ -247,7 +248,7 @@ def _critical(freedom: float, level: float) -> float:
     def excess(log_value: float) -> float:
         return math.log(max(_beyond(math.exp(log_value), 0.0, freedom), _LEAST) / level)
 
-    low = math.log(NormalDist().inv_cdf(1 - level / 2))  # t has the heavier tails
+    low = math.log(-NormalDist().inv_cdf(level / 2))  # t has the heavier tails
     high = low + math.log(2)
     at_low, at_high = excess(low), excess(high)
     while at_high > 0:
@@ -256,7 +257,7 @@ def _critical(freedom: float, level: float) -> float:
     while True:
         middle = high - at_high * (high - low) / (at_high - at_low)
         at_middle = excess(middle)
-        if abs(at_middle) <= _EXACT:
+        if abs(at_middle) <= _EXACT or high - low <= _EXACT:
             return math.exp(middle)
         if at_middle < 0:
             high, at_high = middle, at_middle
