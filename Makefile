@@ -47,11 +47,11 @@ demo: $(VENV)/.installed ## install, then run the quickstart sweep
 PARALLEL = $(if $(ARGS),,-n 3 --dist loadgroup --no-loadscope-reorder)
 
 .PHONY: test
-test: $(VENV)/.installed-dev ## install, then run the test suite (ARGS="tests/unit/test_ids.py -x": some of it)
+test: $(VENV)/.installed-dev ## install, then run the tests of a change (ARGS="tests/unit/test_ids.py -x": some of them)
 	$(BIN)/python -m pytest -m "not slow and not ci" $(PARALLEL) $(ARGS)
 
 .PHONY: test-ci
-test-ci: $(VENV)/.installed-dev ## what CI runs: also gangs on Ray, a browser, terminals, processes that are killed
+test-ci: $(VENV)/.installed-dev ## what CI runs: also gangs, a stack, a browser, terminals, compilers, interruptions at every write
 	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(ARGS)
 
 .PHONY: test-all

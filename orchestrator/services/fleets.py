@@ -63,7 +63,7 @@ def this_machine() -> Fleet:
     """Cores that this process may use, and NVIDIA GPUs."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     gpus = len(list(_NVIDIA.iterdir())) if _NVIDIA.is_dir() else 0
-    name = f"this machine: {cpus} CPUs" + (f", {gpus} GPUs" if gpus else "")
+    name = f"this machine ({cpus} CPUs{f', {gpus} GPUs' if gpus else ''})"
     memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / GIB
     node = Resources(cpus=float(cpus), gpus=float(gpus), memory_gib=memory_gib)
     return Fleet(nodes=(node,), name=name, is_fixed=True)

@@ -266,7 +266,8 @@ def test_ranks_tell_where_they_are_and_torch_remembers_their_operations(pool: Ra
     names = [entry["profiling_name"] for entry in record["entries"][-2:]]
     assert names == ["gloo:all_reduce", "gloo:all_reduce"]
     status = record["pg_status"][max(record["pg_status"], key=int)]  # this process has been in other gangs
-    assert int(status["last_enqueued_collective"]) == int(status["last_completed_collective"]) + 1
+    # One at least is not complete; torch notes the end of earlier ones later than their results are there.
+    assert int(status["last_enqueued_collective"]) > int(status["last_completed_collective"])
 
 
 def _told_beside_a_late_rank(rank: int, world_size: int, late: Path) -> tuple[dict[str, Any], dict[str, Any]]:

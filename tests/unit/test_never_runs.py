@@ -25,14 +25,14 @@ pretrain:
 resources: {pretrain: {RESOURCES}}
 report: {baseline: levels/depth1}
 """
-NODE = Fleet(nodes=(Resources(cpus=2.0),), name="this machine: 2 CPUs", is_fixed=True)
+NODE = Fleet(nodes=(Resources(cpus=2.0),), name="this machine (2 CPUs)", is_fixed=True)
 
 
 @pytest.mark.parametrize(
     ("asked", "short", "option"),
     [
-        ("cpus: 64", "for 64 CPUs, which this machine: 2 CPUs does not have", "--cpus N"),
-        ("gpus: 1", "for 1 GPU, which this machine: 2 CPUs does not have", "--gpus N"),
+        ("cpus: 64", "for 64 CPUs, which this machine (2 CPUs) does not have", "--cpus N"),
+        ("gpus: 1", "for 1 GPU, which this machine (2 CPUs) does not have", "--gpus N"),
     ],
 )
 def test_jobs_that_nothing_can_run_are_named_with_what_is_short(
@@ -71,7 +71,7 @@ def test_plan_has_no_wall_clock_where_memory_labels_or_spot_are_never_there(
     preview = _preview(asked, machine, tmp_path)
     shown = [line.strip() for line in preview_lines(preview)]
     at = next(place for place, line in enumerate(shown) if line.startswith("wall clock"))
-    assert "2 jobs can never run on this machine: 2 CPUs: pretrain/levels/depth1/seed0, " in shown[at]
+    assert "2 jobs can never run on this machine (2 CPUs): pretrain/levels/depth1/seed0, " in shown[at]
     assert shown[at + 1] == f"pretrain/levels/depth1/seed0 and 1 more job ask for {short}"
     assert shown[at + 2] == "or state a cluster with --cpus N"
     assert preview.summary()["never"] == ["pretrain/levels/depth1/seed0", "pretrain/levels/depth2/seed0"]

@@ -33,7 +33,7 @@ from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed
-from orchestrator.report.render.curves import PowerPanel, draw_power
+from orchestrator.report.render.curves import PowerPanel, draw_power, encode_png
 from orchestrator.report.statistics.summaries import SeedPair, noise_of
 from orchestrator.services.power import JobCost, PowerQuestion, _added, _of_table, _prices, _with_effects, answer_power
 from orchestrator.storage.local import LocalStore
@@ -73,14 +73,15 @@ def known(std=1.0, transfer_std=None):
 
 
 @pytest.mark.parametrize(
-    ("num", "comparisons", "difference"), [(2, 1, 12.0), (3, 4, 5.0), (5, 4, 2.0), (10, 33, 1.5), (3000, 4, 0.06)]
+    ("num", "comparisons", "difference"),
+    [(2, 1, 20.0), (3, 4, 8.0), (3, 300, 60.0), (5, 4, 4.0), (6, 4, 3.0), (10, 33, 2.5), (20, 33, 1.5), (3000, 4, 0.1)],
 )
 def test_power_is_that_of_the_noncentral_t_distribution(num, comparisons, difference):
     family = Comparisons.of_spaces(comparisons + 1, has_baseline=True)
     critical, shift = stats.t.ppf(1 - family.level / 2, num - 1), difference * math.sqrt(num)
     expected = 1 - stats.nct.cdf(critical, num - 1, shift)  # the other tail is below 1e-9, and nan in scipy
     found = power_of(Design(num_pretrain_seeds=num), known(), difference, family)
-    assert found == pytest.approx(expected, abs=1e-4)
+    assert found == pytest.approx(expected, abs=1e-8)
 
 
 @pytest.mark.parametrize(
@@ -556,3 +557,9 @@ def test_figure_has_a_panel_for_each_transfer_and_a_line_for_each_number_of_tran
     assert legend is not None
     lines = ["1 transfer seed", "2 transfer seeds", "5 transfer seeds", "planned"]
     assert [text.get_text() for text in legend.get_texts()] == lines
+    encode_png(figure)
+    upper, lower = (axis.get_tightbbox() for axis in figure.axes)
+    assert upper is not None
+    assert lower is not None
+    assert upper.y0 > lower.y1  # titles and axes have room
+    assert upper.x1 < figure.bbox.x1  # and the legend at the side

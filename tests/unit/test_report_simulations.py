@@ -18,6 +18,7 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
+from orchestrator.report.render.curves import encode_png
 from orchestrator.report.render.files import SIMULATION_FILES, render_files
 from orchestrator.report.render.notebook import report_html
 from orchestrator.report.render.page import render_page
@@ -280,7 +281,14 @@ def test_figure_has_the_papers_numbers_beside_the_cells_that_are_there() -> None
 def test_figure_and_page_say_what_bands_and_bars_are() -> None:
     (found,) = report_of()[1].simulations
     told = "bands: 95 % intervals over seeds"
-    assert draw_simulations([found]).get_supxlabel() == page_document(found)["spread"] == told
+    figure = draw_simulations([found, found])
+    assert figure.get_supxlabel() == page_document(found)["spread"] == told
+    encode_png(figure)
+    upper, lower = (axis.get_tightbbox() for axis in figure.axes)
+    assert upper is not None
+    assert lower is not None
+    assert upper.y0 > lower.y1  # each panel has room, and so has the text below
+    assert lower.y0 > figure.texts[0].get_window_extent().y1
     assert not panel_of({"a": 1.0}).figure.get_supxlabel()  # all seeds are equal: there is no interval
 
 

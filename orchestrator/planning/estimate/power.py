@@ -45,10 +45,12 @@ _RANGE = 0.8
 _IMPLAUSIBLE_STDS = 10.0
 """Label spaces of the paper's table 5 differ by up to about ten standard deviations between seeds."""
 _LARGEST_SHIFT = 1e6
-_FIRST_LOG, _LAST_LOG, _NUM_POINTS, _EXACT = -16.0, 1.5, 400, 1e-9
+_LAST_LOG, _NUM_POINTS, _EXACT = 2.3, 400, 1e-9
 """Of the integral over the logarithm of a standard deviation, and relative, of the level of a critical value."""
 _REACH_STDS, _REACH_TAIL = 12.0, 37.0
-"""Where the density of that logarithm is below 1e-15 of its mode: it falls at the rate of the degrees of freedom."""
+"""Between these places around its mode the density of that logarithm is above 1e-15 of its largest value."""
+_MANY, _NORMAL_END, _NUM_SIZES = 10, 9.0, 240
+"""Degrees of freedom from which on that integral is exact for any shift; of the integral over sizes of effects."""
 _LEAST = 1e-300
 """A probability whose logarithm exists."""
 _NUM_SHARES = 16
@@ -206,9 +208,11 @@ def _welch(freedom: int) -> tuple[tuple[float, float], ...]:
 def _beyond(critical: float, shift: float, freedom: float) -> float:
     """Chance that a noncentral t variable lies beyond the critical values, on either side.
 
-    The mean, over what the estimated standard deviation may be, of a normal probability each. Here and not by scipy,
-    as planning loads neither it nor numpy; tests hold it to scipy.
+    Here and not by scipy, as planning loads neither it nor numpy; tests hold it to scipy.
     """
+    if shift and freedom < _MANY:
+        return _beyond_of_few(critical, shift, int(freedom))
+    # The mean, over what the estimated standard deviation may be, of a normal probability each.
     moved = shift / math.sqrt(2)
     return math.fsum(
         [
@@ -218,6 +222,30 @@ def _beyond(critical: float, shift: float, freedom: float) -> float:
     )
 
 
+def _beyond_of_few(critical: float, shift: float, freedom: int) -> float:
+    """The same for few degrees of freedom and a large critical value, where that probability is almost a step.
+
+    The mean, over the size of the effect that is observed, of a chi-squared probability each, by Simpson's rule.
+    """
+    first, last = max(0.0, shift - _NORMAL_END), shift + _NORMAL_END
+    step = (last - first) / _NUM_SIZES
+    total = []
+    for number in range(_NUM_SIZES + 1):
+        size = first + step * number
+        density = math.exp(-((size - shift) ** 2) / 2) + math.exp(-((size + shift) ** 2) / 2)
+        weight = 1 if number in (0, _NUM_SIZES) else 4 if number % 2 else 2
+        total.append(weight * density * _chi_squared(freedom * (size / critical) ** 2, freedom))
+    return math.fsum(total) * step / 3 / math.sqrt(2 * math.pi)
+
+
+def _chi_squared(value: float, freedom: int) -> float:
+    """Chance that a chi-squared variable is below a value (Abramowitz and Stegun, 26.4.4 and 26.4.5)."""
+    half = value / 2
+    powers = (power + (freedom % 2) / 2 for power in range(freedom // 2))
+    tail = math.fsum([half**power / math.gamma(power + 1) for power in powers]) * math.exp(-half)
+    return (math.erf(math.sqrt(half)) if freedom % 2 else 1.0) - tail
+
+
 @cache
 def _ratios(freedom: float) -> tuple[tuple[float, float], ...]:
     """Estimated over true standard deviation, and the weights of these values.
@@ -225,10 +253,10 @@ def _ratios(freedom: float) -> tuple[tuple[float, float], ...]:
     The former are divided by the root of 2 and the latter by 2, as a normal probability is ``erfc(x / sqrt(2)) / 2``.
 
     The square of the former times ``freedom`` is chi-squared. The trapezoid rule over the logarithm, at whose ends the
-    density vanishes, converges exponentially.
+    density vanishes, converges exponentially. Below the mode the density falls as ``exp(freedom * logarithm)``.
     """
     reach = _REACH_STDS / math.sqrt(2 * freedom)  # the logarithm's standard deviation where freedom is large
-    first, last = max(_FIRST_LOG, -reach - _REACH_TAIL / freedom), min(_LAST_LOG, reach)
+    first, last = -reach - _REACH_TAIL / freedom, min(_LAST_LOG, reach)
     step = (last - first) / _NUM_POINTS
     logs = [first + step * number for number in range(_NUM_POINTS + 1)]
     constant = math.log(2) + freedom / 2 * math.log(freedom / 2) - math.lgamma(freedom / 2)

@@ -134,9 +134,7 @@ def _encode(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Find the panels' places, once: it takes as long as drawing them. A figure that knows how it is laid out draws
-    itself twice for each form.
-    """
+    """Place the panels, once. With a layout engine of the figure's own, matplotlib would draw it twice for each file."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     ConstrainedLayoutEngine().execute(figure)
@@ -520,7 +518,7 @@ def draw_power(panels: Sequence[PowerPanel]) -> Figure:
     """Draw a panel for each transfer, one below the other; encode it with ``curves.encode_png``."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.4, 3.2 * len(panels)))
+    figure = Figure(figsize=(7.4, 3.2 * len(panels)), layout="constrained")
     axes = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         _draw_power_panel(axis, panel)

@@ -190,7 +190,7 @@ def draw_simulations(simulations: Sequence[SimulationReport]) -> Figure:
     width, height = _PANEL_IN
     style: Any = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "simulations"}
     with mpl.rc_context(style):
-        figure = Figure(figsize=(width, height * len(simulations)))
+        figure = Figure(figsize=(width, height * len(simulations)), layout="constrained")
         axes = figure.subplots(len(simulations), 1, squeeze=False)
         for axis, found in zip(axes[:, 0], simulations, strict=True):
             _panel(axis, found)
