@@ -134,7 +134,7 @@ def _encode(figure: Figure, kind: str, metadata: dict[str, None]) -> bytes:
 
 
 def _lay_out(figure: Figure) -> None:
-    """Place the panels, once. With a layout engine of the figure's own, matplotlib would draw it twice for each file."""
+    """Place the panels, once. With a layout engine of its own, a figure is drawn twice for each file."""
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     ConstrainedLayoutEngine().execute(figure)
