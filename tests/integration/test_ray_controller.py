@@ -76,6 +76,7 @@ def assert_each_job_ran_once(store: LocalStore) -> None:
     assert all(is_committed(store, view.key) for view in found.jobs.values())
 
 
+@pytest.mark.ci
 def test_controller_records_what_its_node_is_and_is_replaced_by_other_code_when_idle(
     store, ensure, until, monkeypatch, namespace, ray_cluster
 ):
@@ -151,6 +152,7 @@ def test_controller_stopped_by_a_signal_is_replaced_by_the_watchdog(store, gate,
     assert_each_job_ran_once(store)
 
 
+@pytest.mark.ci
 def test_attempt_that_hangs_is_found_by_the_controller_and_tried_again(store, gate, namespace, until):
     limits = AttemptLimits(hangs=HangLimits(floors_s={"train": 1.0}, multiple=1.0))
     runners = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)

@@ -379,6 +379,7 @@ def beyond_the_limit(rank: int, world_size: int, folder: Path, request: JobReque
         return execute(request, context).metrics
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", LONG_WORK)
 def test_first_rank_of_a_gang_works_for_longer_than_the_others_may_wait_in_one_operation(ran: Ran, name: str) -> None:
     pool, request = RankPool(2), ran.request(ran.job(name))

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from tests.simulation.families import Family
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
@@ -22,8 +20,8 @@ class Mutant:
     where: str
     old: str
     new: str
-    family: Family = Family.ALL
-    """Seeds of which kind notice it soonest; they are tried first."""
+    seed: int = 0
+    """One that found it; it is tried first."""
 
     @property
     def target(self) -> tuple[Any, str]:

@@ -63,12 +63,6 @@ def family_of(seed: int) -> Family:
     return tuple(Family)[seed % len(Family)]
 
 
-def seeds_of(family: Family, number: int) -> list[int]:
-    """The first seeds of a family."""
-    first = list(Family).index(family)
-    return [first + len(Family) * count for count in range(number)]
-
-
 def scenario_of(seed: int, *, num_jobs: int = 0) -> Scenario:
     """The scenario of a seed; one with a given number of jobs is of everything."""
     base = make_scenario(seed, num_jobs=num_jobs)

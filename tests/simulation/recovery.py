@@ -16,7 +16,7 @@ LARGE = 1000
 
 PART = 0.015
 """Of the appends of a small run, those after which a second world begins."""
-NUM_PREFIXES = 20
+NUM_PREFIXES = 8
 """Second worlds of a large run, each of which goes on for `LOOK_S`: to the end would take as long as the run itself."""
 LOOK_S = 120.0
 

@@ -112,6 +112,7 @@ def test_gang_killed_at_many_steps_ends_with_the_weights_of_an_undisturbed_one(
     _check_kill(100 + number, 1 + number % 3, fresh, undisturbed)
 
 
+@pytest.mark.ci
 def test_gang_of_changing_size_sees_the_samples_of_one_process(fresh: Callable[[], TinyTraining]) -> None:
     tiny = fresh()
     attempts: list[tuple[int, int, list[Seen]]] = []
