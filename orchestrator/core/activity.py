@@ -42,6 +42,8 @@ class RankActivity:
         goes on, also where it makes no step and begins no operation."""
         self.flight_record: Callable[[], Mapping[str, Any]] | None = None
         """What torch remembers of collective operations, as JSON; may block, so not to be called by the rank itself."""
+        self.on_failure: Callable[[BaseException], None] | None = None
+        """Reports why this rank ends; called before it leaves its gang, whose other ranks fail then."""
         self._now = (Activity.WORK, time.monotonic())
 
     def end(self) -> None:

@@ -24,13 +24,14 @@ KINDS = {
     JobKind.PROBE,
 }  # fmt: skip
 
-FEWER_STEPS = ["pretrain.seeds=[0]", "transfer.*.recipe.epochs=1", "transfer.*.recipe.eval_every_epochs=1"]
+ONE_SEED_FEW_EPOCHS = ["pretrain.seeds=[0]", "transfer.*.recipe.epochs=1", "transfer.*.recipe.eval_every_epochs=1"]
+"""Half of the time; what is asserted holds for any seeds and errors."""
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_shipped_clusters_sweep_runs_to_its_report(tmp_path: Path) -> None:
-    sweep, text = load_sweep("clusters", FEWER_STEPS)
+    sweep, text = load_sweep("clusters", ONE_SEED_FEW_EPOCHS)
     store = LocalStore(tmp_path / "store")
     plan = build_plan(sweep, store_uri=store.uri)
     assert {job.kind for job in plan.jobs} == KINDS

@@ -29,7 +29,8 @@ from tests.unit.test_wordnet import (
 
 ONE_SEED = ["pretrain.seeds=[0]", "transfer.*.seeds=[0]"]
 SMALL = "{name: fasternet_t0, image_size: 32, kwargs: {patch_size: 8, embed_dim: 64, depths: [1], feature_dim: 256}}"
-"""A model that takes a fifth of the time of the sweep's own."""
+"""Takes a fifth of the time of the model that the sweep names for rehearsals: the subject here is the plan and its
+tables."""
 KINDS = {"manual", "random", "per-superclass", "rebalanced", "whole"}
 
 

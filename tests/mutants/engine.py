@@ -20,8 +20,8 @@ class Mutant:
     where: str
     old: str
     new: str
-    seed: int = 0
-    """One that found it; it is tried first."""
+    seed: int
+    """A seed of the simulation that found the bug; it is tried first."""
 
     @property
     def target(self) -> tuple[Any, str]:

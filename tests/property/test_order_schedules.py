@@ -18,7 +18,7 @@ from workloads.data.subset import SampleView
 from workloads.runtime.streams import Stage
 
 NUM_SCHEDULES = 1000
-NUM_LOADER_SCHEDULES = 15  # of the same ones, in `make test`; all of them take two minutes
+NUM_LOADER_SCHEDULES = 15  # of the same ones, in `make test`; all of them take a minute
 SHARD_SIZES = (9, 7, 11, 4)
 NUM_SAMPLES = sum(SHARD_SIZES)
 BATCH_SIZE, GROUP_SIZE, NUM_STEPS = 12, 2, 8  # three epochs and a bit; batches cross their ends
@@ -152,7 +152,7 @@ def test_order_a_thousand_schedules_draw_one_sequence() -> None:
 
 
 def check_loaders(source: SampleSource, num_schedules: int) -> None:
-    seen_of_attempt = cache(partial(seen_by, source))  # as above: many schedules have attempts in common
+    seen_of_attempt = cache(partial(seen_by, source))  # schedules have attempts in common
 
     def sequence_of(schedule: list[Attempt]) -> list[tuple[Seen, bytes]]:
         return sorted((one for attempt in schedule for one in seen_of_attempt(attempt)), key=lambda one: one[0][0])

@@ -17,7 +17,8 @@ LARGE = 1000
 PART = 0.015
 """Of the appends of a small run, those after which a second world begins."""
 NUM_PREFIXES = 8
-"""Second worlds of a large run, each of which goes on for `LOOK_S`: to the end would take as long as the run itself."""
+"""Second worlds of a large run, each of which goes on for `LOOK_S`: to the end would take as long as the run itself.
+With 10,000 jobs each takes about 4 s; what depends on the place of the cut, runs of 40 jobs show after every append."""
 LOOK_S = 120.0
 
 

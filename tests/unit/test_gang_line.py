@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError
 
 from orchestrator.backends.ray import code_digest as digest_module
+from orchestrator.backends.ray.gang import mailbox as mailbox_module
 from orchestrator.backends.ray.gang import worker
 from orchestrator.backends.ray.gang.mailbox import GangMailbox, GangShape
 from orchestrator.backends.ray.gang.worker import TOLERATED_S, OtherCodeError, RunnerLine, exchange_every_s
 from orchestrator.backends.ray.runner.attempt import AttemptRun
+from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.activity import RankActivity
 from orchestrator.core.contract import JobFailure, Progress, Resources
 from orchestrator.core.errors import FailureKind
@@ -171,3 +173,27 @@ def test_all_workers_of_the_code_on_disk_may_work_for_a_runner_that_started_befo
     for rank in range(2):
         assert run.on_report(rank, first_call(rank, OURS), OTHER) == ""
     assert run.on_report(2, first_call(2, OTHER), OTHER)  # two versions would train one model
+
+
+@pytest.mark.parametrize(("is_asked", "num_lost"), [(False, 1), (False, 0), (True, 1)])
+def test_gang_that_stops_because_a_rank_lost_its_runner_is_not_said_to_have_been_asked(
+    run: AttemptRun, monkeypatch: pytest.MonkeyPatch, is_asked: bool, num_lost: int
+) -> None:
+    clock = SimpleNamespace(monotonic=lambda: clock.now_s, now_s=1000.0)
+    monkeypatch.setattr(mailbox_module, "time", clock)
+    for now_s, ranks in ((1000.0, (0, 1, 2)), (1000.0 + TOLERATED_S, range(3 - num_lost))):
+        clock.now_s = now_s
+        for rank in ranks:
+            place = {"place": {"node_id": f"node{rank}", "gpus": []}}
+            run.on_report(rank, {**place, "activity": RankActivity().to_json()}, OURS)
+    if is_asked:
+        run.stop()
+    failure = JobFailure(attempt_id="k.1", key="k", kind=FailureKind.PREEMPTED, message="stopped at step 7 as asked")
+    monkeypatch.setattr(AttemptRun, "_run_gang", lambda *_: failure)
+    run.execute(cast("Any", None), RunnerSettings(entry_point="none:none"), cast("Any", None))
+    told = run.report()["failure"]
+    if is_asked or not num_lost:
+        assert (told["kind"], told["message"]) == ("preempted", failure.message)
+    else:
+        assert (told["kind"], told["rank"], told["node_id"]) == ("node_lost", 2, "node2")
+        assert told["message"].startswith("rank 2 of ")

@@ -126,3 +126,14 @@ def test_memory_device_and_programming_errors_of_a_collective_stay_what_they_are
     assert classify(raised) is kind
     found = signature_of(str(raised))
     assert (found is not None and found.blames_node) == blames
+
+
+def test_rank_reports_why_it_ends_before_it_leaves_its_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others fail as soon as it has left, and the launcher then ends it, whatever it still waits for."""
+    order: list[str] = []
+    ranks = Ranks(rank=0, world_size=2)
+    ranks.activity.on_failure = lambda error: order.append(str(error))
+    monkeypatch.setattr(Ranks, "abort", lambda _: order.append("left"))
+    with pytest.raises(KeyError), ranks.aborted_on_error():
+        raise KeyError("a bug")
+    assert order == ["'a bug'", "left"]

@@ -258,26 +258,30 @@ class CheckpointFolder:
         return Checkpoint(step=state.pop("step"), model=model, optimizer=optimizer, state=state)
 
     def _read_verified(self, name: str, part: str, entry: Entry) -> HostFile:
-        """Read an object straight to where its tensors will stay."""
+        """Read an object straight to where its tensors will stay; again if it arrives damaged."""
         file = HostFile(entry.size_bytes)
         try:
             digests, place = entry.digests, f"{self._root}/{name}/{part}"
             size_bytes, algorithm = entry.size_bytes, digests.algorithm
             if self._copy is not None and self._copy(place, size_bytes, digests, file.descriptor):
                 return file
-            found = fetch(
-                self._store,
-                place,
-                file.descriptor,
-                size_bytes=size_bytes,
-                algorithm=algorithm,
-                arrived=lambda _: self._arrived(),
-            )
-            if not digests.match(found):
+            for is_last in (False, True):
+                found = fetch(
+                    self._store,
+                    place,
+                    file.descriptor,
+                    size_bytes=size_bytes,
+                    algorithm=algorithm,
+                    arrived=lambda _: self._arrived(),
+                )
+                if digests.match(found):
+                    break
                 message = (
                     f"{name}/{part} has {algorithm} {found[:12]}..., its manifest names {digests.expected[:12]}..."
                 )
-                raise CorruptObjectError(message)
+                if is_last:
+                    raise CorruptObjectError(message)
+                _LOG.warning("%s; it is read again", message)
         except BaseException:
             file.close()
             raise

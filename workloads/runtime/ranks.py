@@ -183,12 +183,18 @@ class Ranks:
 
     @contextmanager
     def aborted_on_error(self) -> Iterator[None]:
-        """Leave the gang when the body fails, whatever the reason; but all ranks stop together when asked to."""
+        """Leave the gang when the body fails, whatever the reason; but all ranks stop together when asked to.
+
+        The reason is reported first: the others fail as soon as this rank has left, and a launcher then ends this
+        process, which may still wait for a checkpoint in flight.
+        """
         try:
             yield
         except PreemptedError:
             raise
-        except BaseException:
+        except BaseException as error:
+            if self.activity.on_failure is not None:
+                self.activity.on_failure(error)
             self.abort()
             raise
 

@@ -152,7 +152,8 @@ class Saver:
 
     def close(self) -> None:
         """Let the write in flight end. Raises nothing."""
-        self._writer.close()
+        with self._ranks.activity.during(Activity.CHECKPOINT):
+            self._writer.close()
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

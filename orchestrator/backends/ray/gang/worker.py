@@ -76,11 +76,12 @@ def _execute(
         metrics.show(progress)
 
     def report_failure(error: BaseException) -> None:
-        # Reported at once, before the log is stored and Ray Train notices: the end of one rank makes others fail
-        # too, and Ray Train then ends them all. A rank that is made to exit reports no failure.
+        # Reported at once, before the rank leaves its gang, its log is stored and Ray Train notices: the end of one
+        # rank makes others fail too, and Ray Train then ends them all. A rank that is made to exit reports no failure.
         if isinstance(error, Exception):
             line.report_failure(failure_from(error, request))
 
+    line.activity.on_failure = report_failure
     name = log_name(request.sweep, request.job, request.attempt_number, rank, key=request.key)
     with attempt_place(request, name, settings, on_error=report_failure) as place:
         context = ExecutionContext(

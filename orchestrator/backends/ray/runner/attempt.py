@@ -16,6 +16,7 @@ from orchestrator.backends.ray.code_digest import other_code
 from orchestrator.backends.ray.gang.hangs import HangWatch, wait_for_hang
 from orchestrator.backends.ray.gang.mailbox import GangHome, GangMailbox, GangShape
 from orchestrator.backends.ray.gang.train import no_room, run_gang
+from orchestrator.backends.ray.gang.worker import TOLERATED_S
 from orchestrator.backends.ray.placement_groups import (
     POLL_EVERY_S,
     PlacementGroupFinder,
@@ -155,7 +156,7 @@ class AttemptRun:
         """Run to the end; whatever happens becomes the outcome."""
         try:
             if self.gang is not None:
-                self._end(self._run_gang(self.gang, settings, place))
+                self._end(self._explained(self._run_gang(self.gang, settings, place), self.gang))
             else:
                 self._end(self._run(entry_point, settings))
         except BaseException as error:  # noqa: BLE001 - even SystemExit of a library must not end the worker thread
@@ -163,6 +164,25 @@ class AttemptRun:
             # For a gang, no rank is named here: its runner only waits for the workers.
             is_here = self.gang is None or isinstance(self.gang, TrialMailbox)
             self._end(replace(failure, node_id=place.node_id, gpus=place.gpus) if is_here else failure)
+
+    def _explained(self, outcome: JobResult | JobFailure, gang: GangMailbox) -> JobResult | JobFailure:
+        """The outcome, or why a gang stopped that nobody had asked to: one of its ranks lost this runner."""
+        is_preempted = isinstance(outcome, JobFailure) and outcome.kind is FailureKind.PREEMPTED
+        if not is_preempted or self.must_stop or isinstance(gang, TrialMailbox):
+            return outcome
+        ranks = gang.ranks.values()
+        # By then the others report no more, either.
+        newest_s = max((one.reported_at_s for one in ranks), default=0.0)
+        silent = [one for one in ranks if one.reported_at_s < newest_s - TOLERATED_S / 2]
+        if not silent:
+            return outcome
+        numbers = ", ".join(str(one.rank) for one in silent[:8]) + ("" if len(silent) <= 8 else ", ...")
+        message = (
+            f"rank {numbers} of {self.request.job} could not reach the gang's runner for two minutes, so the gang "
+            "wrote a checkpoint and stopped; nobody had asked it to"
+        )
+        failure = replace(outcome, kind=FailureKind.NODE_LOST, message=message)
+        return gang.located(failure, silent[0].rank) if len({one.node for one in silent}) == 1 else failure
 
     def _end(self, outcome: JobResult | JobFailure, *, is_stuck: bool = False) -> bool:
         """Set the outcome, unless there is one; returns whether it was set."""
