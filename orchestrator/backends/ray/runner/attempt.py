@@ -167,8 +167,9 @@ class AttemptRun:
 
     def _explained(self, outcome: JobResult | JobFailure, gang: GangMailbox) -> JobResult | JobFailure:
         """The outcome, or why a gang stopped that nobody had asked to: one of its ranks lost this runner."""
-        is_preempted = isinstance(outcome, JobFailure) and outcome.kind is FailureKind.PREEMPTED
-        if not is_preempted or self.must_stop or isinstance(gang, TrialMailbox):
+        if not isinstance(outcome, JobFailure) or outcome.kind is not FailureKind.PREEMPTED:
+            return outcome
+        if self.must_stop or isinstance(gang, TrialMailbox):
             return outcome
         ranks = gang.ranks.values()
         # By then the others report no more, either.
