@@ -11,6 +11,7 @@ KINDS: Final = {
     "ray": r"ray\.scripts\.scripts start ",
     "gcs": r"gcs_server ",
     "raylet": r"raylet/raylet ",
+    "agent": r"^ray::(RuntimeEnv|Dashboard)Agent",
     "dashboard": r"dashboard/dashboard\.py ",
     "mlflow": r"-m orchestrator\.stack\.mlflow_server ",
     "controller": r"^ray::ControllerActor",

@@ -53,7 +53,7 @@ NUM_KILLS: Final = 4
 TOLD_WITHIN_S: Final = 5.0
 S3_STORE: Final = f"s3://{BUCKET}/rounds"
 IMAGE_PAUSE_S: Final = 0.015  # a backbone takes a minute and a half, one of a gang half of that
-OF_RAY: Final = frozenset({"ray", "gcs", "raylet", "dashboard"})
+OF_RAY: Final = frozenset({"ray", "gcs", "raylet", "agent", "dashboard"})
 _TEXT: Final = """
 version: 1
 name: SWEEP

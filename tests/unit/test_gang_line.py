@@ -194,4 +194,4 @@ def test_gang_that_stops_because_a_rank_lost_its_runner_is_not_said_to_have_been
         assert (told["kind"], told["message"]) == ("preempted", failure.message)
     else:
         assert (told["kind"], told["rank"], told["node_id"]) == ("node_lost", 2, "node2")
-        assert told["message"].startswith("rank 2 of ")
+        assert told["message"].startswith("rank(s) 2 of ")

@@ -193,9 +193,11 @@ class Ranks:
         except PreemptedError:
             raise
         except BaseException as error:
-            if self.activity.on_failure is not None:
-                self.activity.on_failure(error)
-            self.abort()
+            try:
+                if self.activity.on_failure is not None:
+                    self.activity.on_failure(error)
+            finally:
+                self.abort()
             raise
 
     def _together(self, what: str, collective: Callable[[], Result]) -> Result:

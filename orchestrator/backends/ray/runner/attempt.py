@@ -179,7 +179,7 @@ class AttemptRun:
             return outcome
         numbers = ", ".join(str(one.rank) for one in silent[:8]) + ("" if len(silent) <= 8 else ", ...")
         message = (
-            f"rank {numbers} of {self.request.job} could not reach the gang's runner for two minutes, so the gang "
+            f"rank(s) {numbers} of {self.request.job} could not reach the gang's runner for two minutes, so the gang "
             "wrote a checkpoint and stopped; nobody had asked it to"
         )
         failure = replace(outcome, kind=FailureKind.NODE_LOST, message=message)
