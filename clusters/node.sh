@@ -50,7 +50,7 @@ ulimit -n "$(ulimit -Hn)"
 export RAY_AUTH_MODE=token RAY_TRAIN_ENABLE_STATE_TRACKING=1 RAY_USAGE_STATS_ENABLED=0
 # Attempts have left by the time that Ray is told to end; its own drain would only wait once more.
 export RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S=0
-# Ray Client would be one more port that listens; nothing here uses it.
+# Ray ends, and the node joins again, if its raylet ends by itself; no port for Ray Client, which nothing here uses.
 export RAY_START_HOOK=orchestrator.stack.ray_hook.prepare_start
 common=(
   --block --disable-usage-stats --log-color=false --temp-dir="$temporary/r"

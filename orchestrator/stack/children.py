@@ -91,21 +91,6 @@ class Child:
         """``None`` while it runs."""
         return self._process.poll()
 
-    def has_child(self, name: str) -> bool:
-        """Whether a process of this name runs that it started itself."""
-        # The kernel may leave children out while another one ends: what is missing is looked for once more.
-        return any(name in self._names_of_children() for _ in range(2))
-
-    def _names_of_children(self) -> set[str]:
-        names = set()
-        for listed in Path("/proc", str(self._process.pid), "task").glob("*/children"):
-            with suppress(OSError):
-                for pid in listed.read_text().split():
-                    with suppress(OSError):
-                        name, _, rest = Path("/proc", pid, "stat").read_text().partition("(")[2].rpartition(")")
-                        names |= set() if rest.split()[0] == "Z" else {name}
-        return names
-
     def log_tail(self, num_lines: int = 20) -> str:
         """Last lines of its output."""
         return "\n".join(self.log_path.read_text(encoding="utf-8", errors="replace").splitlines()[-num_lines:])
@@ -222,7 +207,7 @@ def what_died(home: Path, ray: Child) -> str:
         names = dict.fromkeys(re.findall(r"^ +(\w+) \[exit code=", noted, re.MULTILINE))
         if names:
             return ", ".join(names)
-    return "raylet" if ray.exit_code is None else f"ray start, exit code {ray.exit_code}"
+    return f"ray start, exit code {ray.exit_code}"
 
 
 def set_ray_files_aside(directory: Path, home: Path) -> None:

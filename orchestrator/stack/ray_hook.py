@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from pathlib import Path
 from typing import Any, Final
@@ -12,12 +13,19 @@ NODE_WAIT_S: Final = 150.0
 """For a raylet to be in Ray's tables. Ray itself waits for 30 s (``raylet_start_wait_time_s``, a local variable of
 ``ray._private.node.Node.__init__`` in 2.60), which a busy machine may well need for the imports of its agents."""
 _POLL_EVERY_S: Final = 0.5
+_ORDERLY: Final = (0, signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGTERM)
+"""Exit statuses after which ``ray start --block`` goes on."""
+_ENDED: Final = 1
 
 
 def prepare_start(parameters: Any, _is_head: object) -> None:  # noqa: ANN401 - ray._private.parameter.RayParams
-    """Start no Ray Client server, which is not used and takes a port and a process; wait longer for the raylet."""
+    """Change what ``ray start`` does: no Ray Client, a longer wait for the raylet, an end with the raylet.
+
+    Ray Client is not used, and takes a port and a process.
+    """
     parameters.ray_client_server_port = None
     wait_longer_for_node()
+    end_with_raylet()
 
 
 leave_out_ray_client = prepare_start
@@ -44,6 +52,25 @@ def wait_longer_for_node(limit_s: float = NODE_WAIT_S) -> None:
             time.sleep(_POLL_EVERY_S)
 
     services.get_node = get_node
+
+
+def end_with_raylet() -> None:
+    """Make ``ray start --block`` end, with status 1, as soon as its raylet has ended, whatever that one's status.
+
+    Ray goes on if it is 0, as when one of the raylet's agents was killed: a node that is none of the cluster's.
+    """
+    from ray._private import node, ray_constants
+
+    ask = node.Node.dead_processes
+
+    def dead_processes(started: Any) -> list[Any]:  # noqa: ANN401 - untyped in Ray
+        dead = ask(started)  # type: ignore[no-untyped-call]
+        for kind, process in dead:
+            if kind == ray_constants.PROCESS_TYPE_RAYLET and process.returncode in _ORDERLY:
+                process.returncode = _ENDED
+        return dead  # type: ignore[no-any-return]
+
+    node.Node.dead_processes = dead_processes  # type: ignore[method-assign]
 
 
 def _has_dead_children() -> bool:

@@ -155,8 +155,6 @@ class Supervisor:
         self._is_ending = threading.Event()
         self._stack: Stack | None = None
         self._ray: Child | None = None
-        self._ray_with_raylet: Child | None = None
-        """The Ray whose raylet has been seen."""
         self._ray_ports: list[int] = []
         self._ray_starts = StartLimit()
         self._mlflow: Child | None = None
@@ -293,7 +291,7 @@ class Supervisor:
     def _mind_ray(self) -> None:
         # Running attempts are lost, but sweeps continue from the store once Ray runs again.
         ray = self._ray
-        if ray is None or self._stack is None or self._is_alive(ray):
+        if ray is None or ray.exit_code is None or self._stack is None:
             return
         cause = what_died(self._home, ray)
         if not self._ray_starts.allows_start():
@@ -316,16 +314,6 @@ class Supervisor:
         )
         self._num_revivals = 0
         self._revive()
-
-    def _is_alive(self, ray: Child) -> bool:
-        # ``ray start`` ends with a raylet that was killed, but not with one that ends by itself, as it does when one of
-        # its agents is killed.
-        if ray.exit_code is not None:
-            return False
-        if ray.has_child("raylet"):
-            self._ray_with_raylet = ray
-            return True
-        return self._ray_with_raylet is not ray
 
     def _revive(self) -> None:
         if self._revival is not None:

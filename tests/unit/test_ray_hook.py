@@ -1,4 +1,4 @@
-"""What is changed in ``ray start``: it waits longer for its raylet, and not for one that has died."""
+"""What is changed in ``ray start``: it waits longer for its raylet, not for one that has died, and ends with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import ray
 
 from orchestrator.stack import ray_hook
 
@@ -78,17 +81,34 @@ def test_raylet_that_died_is_not_waited_for(services, clock, monkeypatch):
             services.get_node("here", "n")
 
 
-def test_hook_changes_the_function_that_ray_starts_with():
+@pytest.mark.parametrize("kind", ["raylet", "log_monitor"])
+def test_raylet_that_ended_by_itself_has_failed(kind, monkeypatch):
+    from ray._private import node
+
+    monkeypatch.setattr(node.Node, "dead_processes", node.Node.dead_processes)  # put back at the end
+    ray_hook.end_with_raylet()
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+        started: Any = SimpleNamespace(all_processes={kind: [SimpleNamespace(process=child)]})
+        assert node.Node.dead_processes(started) == [(kind, child)]
+    assert (child.poll() == 0) is (kind != "raylet")
+
+
+def test_hook_changes_the_functions_that_ray_uses():
     from ray._private import node
 
     assert "services.get_node(" in inspect.getsource(node.Node.__init__)
+    command = Path(ray.__file__).with_name("scripts").joinpath("scripts.py").read_text()  # which takes long to import
+    assert "node.dead_processes()" in command
+    assert "process.returncode not in expected_return_codes" in command
 
 
 def test_hooks_that_files_of_clusters_name_are_there() -> None:
     root = Path(__file__).parents[2]
-    texts = [path.read_text() for path in root.glob("clusters/**/*") if path.is_file()]
-    named = {name for text in texts for name in re.findall(r"RAY_START_HOOK=([\w.]+)", text)}
-    assert named
+    files = [root / "infra/compose/compose.yaml", *(path for path in root.glob("clusters/**/*") if path.is_file())]
+    found = [re.findall(r"RAY_START_HOOK(?:=|: )([\w.]+)", path.read_text()) for path in files]
+    assert found[0]
+    named = {name for names in found for name in names}
     # The second stands in copies on machines of users.
     for name in named | {"orchestrator.stack.ray_hook.leave_out_ray_client"}:
         module, _, function = name.rpartition(".")

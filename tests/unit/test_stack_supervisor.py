@@ -41,14 +41,12 @@ from orchestrator.stack.supervisor import (
 )
 from tests.waiting import wait_until
 
-# Writes the file that says that Ray is up, and lets a process in a session of its own run, as Ray's workers may be. It
-# has the name of a raylet, and Ray goes on without it.
+# Writes the file that says that Ray is up, and lets a process in a session of its own run, as Ray's workers may be.
 RAY = """
 import os, subprocess, sys, time
 home = sys.argv[1]
 os.makedirs(home, exist_ok=True)
-raylet = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'raylet'); time.sleep(600)"
-subprocess.Popen([sys.executable, "-c", raylet], start_new_session=True)
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
 open(os.path.join(home, "ray_current_cluster"), "w").close()
 time.sleep(600)
 """
@@ -201,13 +199,11 @@ def test_killed_mlflow_gives_its_port_to_the_next_one(directory, run):
     until(lambda: listens(directory), "the next one listens")
 
 
-@pytest.mark.parametrize("victim", ["ray", "raylet"])
-def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(directory, run, victim):
+def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(directory, run):
     running = run()
-    until(lambda: running.supervisor._ray_with_raylet is not None, "Ray's raylet is seen")
+    until(lambda: len(marked(running.home / "tmp" / "ray")) == 2, "Ray's worker runs")
     before, was = marked(running.home / "tmp" / "ray"), read_stack(directory)
-    ray = child_pid(running, "ray")
-    os.kill(ray if victim == "ray" else next(pid for pid in before if pid != ray), signal.SIGKILL)
+    os.kill(child_pid(running, "ray"), signal.SIGKILL)
     told: list[str] = []
 
     def is_again() -> bool:
