@@ -269,6 +269,10 @@ class Table:
     one_pass: OnePass | None = None
     num_val: int | None = None
     """Validation samples of every run, the fewest where runs differ; None where no record says it."""
+    has_one_draw: bool = False
+    """Whether all transfer seeds train on the same drawn samples of the training split."""
+    has_one_origin: bool = False
+    """Whether the pretrainings of all seeds of a row continue one backbone."""
     comparisons: tuple[Comparison, ...] = ()
     """Every pair of rows with a run in common, in the order of the rows; the baseline is always the second."""
     family: Family | None = None

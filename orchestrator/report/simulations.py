@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan, PlannedSimulation
 from orchestrator.report.inputs import Committed
-from orchestrator.report.statistics.expectations import JudgedExpectation, Judgement, SimulationRuns, judge
+from orchestrator.report.statistics.expectations import (
+    JudgedExpectation,
+    Judgement,
+    SimulationRuns,
+    are_outcomes,
+    ends_of_share,
+    judge,
+)
 from orchestrator.report.statistics.intervals import Estimate, Floats, estimate_columns
 from orchestrator.sweepfile.values import Level, cell_name
 
@@ -123,9 +130,7 @@ def _report(
     committed: Mapping[str, Committed],
 ) -> SimulationReport:
     runs = SimulationRuns(cells=planned.cells, values=_values(planned, jobs, committed))
-    estimates = {
-        metric: estimate_columns(values_SC, range(planned.num_seeds)) for metric, values_SC in runs.values.items()
-    }
+    estimates = {metric: list(_estimates(values_SC)) for metric, values_SC in runs.values.items()}
     cells = tuple(
         SimulationCell(
             factors=cell,
@@ -142,6 +147,17 @@ def _report(
         cells=cells,
         expectations=tuple(judge(claim, runs, planned.metric) for claim in planned.expectations),
     )
+
+
+def _estimates(values_SC: Floats) -> Iterator[Estimate]:
+    """Means of the cells with their intervals, those of shares of trials as expectations have them."""
+    are_trials = are_outcomes(values_SC)
+    for found in estimate_columns(values_SC, range(len(values_SC))):
+        if are_trials and found.low is not None:
+            low, high = ends_of_share(round(found.mean * found.num_values), found.num_values)
+            yield replace(found, low=low, high=high)
+        else:
+            yield found
 
 
 def _values(

@@ -308,6 +308,8 @@ class TableBuilder:
             metric=self._plan.metric,
             baseline=_baseline(spaces) or self._plan.baseline,
             num_val=self._num_val(spaces),
+            has_one_draw=_has_one_draw(spaces.values()),
+            has_one_origin=any(self._has_one_origin(cells) for cells in spaces.values()),
             rows=tuple(self._row(place, space, cells) for space, cells in spaces.items()),
             pretrain=place.pretrain,
             checkpoint=place.checkpoint,
@@ -396,6 +398,12 @@ class TableBuilder:
         found = (self._committed[job.name].num_val for job in jobs if job.name in self._committed)
         return min((num for num in found if num), default=None)
 
+    def _has_one_origin(self, cells: Cells) -> bool:
+        """Whether the pretrainings of a row have several seeds and start from one backbone of the sweep."""
+        jobs = (pretraining_of(job, self._jobs) for some in cells.values() for job in some)
+        found = {job.key: job.identity["inputs"].get("initial") for job in jobs if job}
+        return len(found) > 1 and len(set(found.values())) == 1 and None not in found.values()
+
     def _why_absent(self, job: Job) -> str | None:
         committed = self._committed.get(job.name)
         if committed is not None:
@@ -461,6 +469,15 @@ def wanted_criterion(jobs: Sequence[Job]) -> Criterion | None:
     """By what the sweep asks to select cells; None where it does not say."""
     asked = {"train": Criterion.TRAIN_HOLDOUT, "val": Criterion.VALIDATION}
     return asked.get(str(jobs[0].facets.get("select_on", ""))) if jobs else None
+
+
+def _has_one_draw(rows: Iterable[Cells]) -> bool:
+    """Whether transfers of several seeds train on the same part of the training split, drawn by chance."""
+    jobs = [job for cells in rows for some in cells.values() for job in some]
+    subsets = [job.identity["parameters"].get("subset") or {} for job in jobs]
+    is_drawn = all(subset.keys() & {"fraction", "max_per_class"} for subset in subsets)
+    seeds = {subset.get("seed") for subset in subsets}
+    return is_drawn and len(seeds) == 1 and len({job.facets.get("transfer_seed") for job in jobs}) > 1
 
 
 def _baseline(spaces: Mapping[str, Cells]) -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import NamedTuple
 
 from orchestrator.core.errors import NotFoundError, OrchestratorError, UserError
 from orchestrator.core.job_kinds import TRANSFER_KINDS, JobKind
@@ -348,6 +349,20 @@ def _with_smallest(effect: EffectPower, answer: PowerAnswer, target: float) -> E
 # ------------------------------------------------------------------------------------------------------------- noise
 
 
+class _KnownNoise(NamedTuple):
+    """The noise of a transfer, and where it was measured."""
+
+    noise: Noise
+    source: str
+    is_of_target: bool = True
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Larger is better: the same target with enough seeds, then the number of seeds."""
+        num_seeds = self.noise.num_pretrain_seeds
+        return self.is_of_target and num_seeds >= ENOUGH_SEEDS, num_seeds
+
+
 def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore | None) -> tuple[Noise, str]:
     """The noise and where it comes from: what was stated, a named sweep, this sweep, or the best known other one."""
     if question.std is not None:
@@ -359,7 +374,7 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore
         if found is None:
             like = f"sweep {question.like!r} has no {table.protocol} with {plan.metric} of two pretrain seeds{alike}"
             raise UserError(f"{like} in its results: name another one with --like, or state --std")
-        return found
+        return found.noise, found.source
     own = _of_table(plan, table)
     if own is not None and own.num_pretrain_seeds >= ENOUGH_SEEDS:
         return own, "measured in this sweep"
@@ -368,18 +383,19 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore
         for sweep in (list_sweeps(store) if store else [])
         if sweep != plan.sweep and (found := _of_sweep(store, sweep, table, plan))
     ]
-    known = ([(own, "measured in this sweep")] if own else []) + others
+    known = ([_KnownNoise(own, "measured in this sweep")] if own else []) + others
     if not known:
         raise UserError(
             f"nothing in the store shows how much {plan.metric} of {table.transfer} varies between seeds: no "
             f"sweep has results of a {table.protocol} with two pretrain seeds{alike}; state the standard deviation "
             "with --std"
         )
-    return max(known, key=lambda one: one[0].num_pretrain_seeds)
+    best = max(known, key=lambda one: one.rank)
+    return best.noise, best.source
 
 
-def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, plan: Plan) -> tuple[Noise, str] | None:
-    """Of a sweep's transfers by the same protocol: to the same target if it has such, else the best known one.
+def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, plan: Plan) -> _KnownNoise | None:
+    """Of a sweep's transfers by the same protocol: to the same target if that has noise, else the best known one.
 
     What pairs vary by says nothing of independent samples, and the other way round.
     """
@@ -396,12 +412,13 @@ def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, plan: Plan) -
         for other in report.headlines
         if other.protocol == table.protocol and _is_paired(known, other) is is_paired
     ]
-    same = [other for other in alike if other.target == table.target]
-    found = [(noise, other.target) for other in same or alike if (noise := _of_table(known, other))]
-    if not found:
-        return None
-    noise, target = max(found, key=lambda one: one[0].num_pretrain_seeds)
-    return noise, f"measured in {sweep}{'' if same else f' (on the other target {target})'}"
+    found = [
+        _KnownNoise(noise, f"measured in {sweep}{'' if is_same else f' (on the other target {other.target})'}", is_same)
+        for other in alike
+        if (noise := _of_table(known, other))
+        for is_same in [other.target == table.target]
+    ]
+    return max(found, key=lambda one: (one.is_of_target, one.noise.num_pretrain_seeds), default=None)
 
 
 def _of_table(plan: Plan, table: Table) -> Noise | None:

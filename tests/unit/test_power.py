@@ -438,8 +438,11 @@ def store(tmp_path, monkeypatch):
     return LocalStore(tmp_path / "store")
 
 
-def measured(store, *, sweep="sample", seeds=(0, 1, 2)):
+def measured(store, *, sweep="sample", seeds=(0, 1, 2), target=""):
     plan = sample_plan(store.uri, sweep=sweep, seeds=seeds, transfers=("superclass",))
+    if target:
+        jobs = (replace(job, facets={**job.facets, "target": target}) for job in plan.jobs if "target" in job.facets)
+        plan = replace(plan, jobs=(*[job for job in plan.jobs if "target" not in job.facets], *jobs))
     accept(store, plan)
     for job in plan.jobs:
         if job.kind is JobKind.PRETRAIN:
@@ -508,6 +511,14 @@ def test_power_command_of_a_new_sweep_takes_the_noise_of_an_earlier_one(store, c
     assert {answer["source"] for answer in json.loads(capsys.readouterr().out)} == {"stated by --std"}
     show_power(*asked(store, "next", like="earlier"))
     assert {answer["source"] for answer in json.loads(capsys.readouterr().out)} == {"measured in earlier"}
+
+
+def test_power_command_takes_the_noise_of_the_same_target_before_that_of_more_seeds(store, capsys):
+    measured(store, sweep="alike")
+    measured(store, sweep="other", seeds=range(5), target="levels/depth3")
+    accept(store, sample_plan(store.uri, sweep="next", seeds=(5, 6), transfers=("superclass",)))
+    show_power(*asked(store, "next"))
+    assert {answer["source"] for answer in json.loads(capsys.readouterr().out)} == {"measured in alike"}
 
 
 @pytest.mark.parametrize(

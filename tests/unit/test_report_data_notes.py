@@ -9,6 +9,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import compute_report, notes_on
 from orchestrator.report.inputs import Committed
+from orchestrator.report.render.numbers import not_in_intervals
 from orchestrator.report.render.study import study_facts
 from orchestrator.report.tables import PublishedIndex
 from orchestrator.storage.artifacts import Record, read_record
@@ -90,3 +91,49 @@ def test_committed_of_a_record_counts_what_the_data_plane_tells(record: Record) 
     }
     found = Committed.of(replace(record, summary={**record.summary, **told}))
     assert (found.num_rewinds, found.num_bad_samples) == (1, 6)
+
+
+CHAINED = """\
+version: 1
+name: study
+datasets: {tree: {builtin: synthetic-hierarchy, branching: [2, 4], num_train: 512, num_val: 256}}
+labels: {levels: {dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  fine:
+    model: {name: test_vit, image_size: 32}
+    labels: [levels/depth2]
+    recipe: {epochs: 1, batch_size: 32, lr: 0.1}
+    seeds: [0, 1]
+  coarse:
+    model: {name: test_vit, image_size: 32}
+    labels: [levels/depth1]
+    init: {pretrain: fine, labels: levels/depth2, seed: same}
+    recipe: {epochs: 1, batch_size: 32, lr: 0.1}
+    seeds: [0, 1]
+transfer:
+  - name: few
+    protocol: finetune
+    target: levels/depth2
+    subset: {max_per_class: 5}
+    recipe: {epochs: 1, batch_size: 32, lr: 0.1}
+    seeds: [1, 2]
+"""
+ONE_DRAW = "all transfer seeds train on the same drawn samples"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("", "", ONE_DRAW),
+        ("seed: same", "seed: 0", f"{ONE_DRAW}, and the pretrainings of all seeds of a row continue one backbone"),
+        ("subset: {max_per_class: 5}", "fractions: [0.5]", ""),
+        ("seeds: [1, 2]", "seeds: [1]", ""),
+    ],
+)
+def test_table_says_what_its_seeds_have_in_common(old: str, new: str, expected: str) -> None:
+    plan = plan_of(text=CHAINED.replace(old, new) if old else CHAINED)
+    results = {job.name: Committed(metrics={"val_error": 0.1}) for job in plan.jobs}
+    found = [note for table in compute_report(plan, results).tables for note in not_in_intervals(table)]
+    told = [note for note in found if "do not cover the choice of these" in note]
+    assert max(told, key=len, default="") == (f"{expected}: intervals do not cover the choice of these" if told else "")
+    assert bool(told) is bool(expected)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from rich.console import Console
+from scipy import stats
 
 from orchestrator.cli.commands.submit import _judged
 from orchestrator.cli.exits import ExitCode
@@ -105,6 +106,15 @@ def outcomes_of(*shares: float, num_seeds: int = 3) -> SimulationRuns:
     """Of each cell the share of seeds that succeed."""
     values = np.array([[float(seed < share * num_seeds) for share in shares] for seed in range(num_seeds)])
     return SimulationRuns(cells=tuple({"k": k} for k in range(len(shares))), values={"m": values})
+
+
+def test_share_of_trials_has_the_exact_interval() -> None:
+    """One success in 50 trials happens in 18 % of cases with a probability of 0.0606."""
+    share = stats.binomtest(1, 50).proportion_ci()
+    claim = Expectation(rule="mean", high=0.0605, where={"k": (0,)})
+    judged = judge(claim, outcomes_of(0.02, 0.5, num_seeds=50), "m")
+    assert judged.judgement is Judgement.TOO_FEW
+    assert [judged.numbers[0].low, judged.numbers[0].high] == pytest.approx([share.low, share.high])
 
 
 def test_trials_that_all_succeed_may_still_fail() -> None:

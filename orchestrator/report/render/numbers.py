@@ -146,7 +146,8 @@ def among_complete(rows: Sequence[Row], table: Table) -> str:
 
 def not_in_intervals(table: Table) -> list[str]:
     """Notes on what the intervals of a table, which are over pretraining seeds, do not cover."""
-    return [note for note in (_on_these_transfer_seeds(table), _on_these_images(table)) if note]
+    found = (_on_these_transfer_seeds(table), _on_these_draws(table), _on_these_images(table))
+    return [note for note in found if note]
 
 
 def _on_these_transfer_seeds(table: Table) -> str:
@@ -168,6 +169,16 @@ def _on_these_transfer_seeds(table: Table) -> str:
         f"differences depend on the transfer seed (p = {effect.p_value:.2g}): intervals hold for these "
         f"{effect.num_transfer_seeds} seeds; for others a difference has a further standard error of {error}"
     )
+
+
+def _on_these_draws(table: Table) -> str:
+    """What several seeds have in common is in no interval, however many there are."""
+    shared = []
+    if table.has_one_draw:
+        shared.append("all transfer seeds train on the same drawn samples")
+    if table.has_one_origin:
+        shared.append("the pretrainings of all seeds of a row continue one backbone")
+    return f"{', and '.join(shared)}: intervals do not cover the choice of these" if shared else ""
 
 
 def _on_these_images(table: Table) -> str:

@@ -6,10 +6,11 @@ standard error of any such number is that of leaving out one seed at a time (the
 Introduction to the Bootstrap, section 11.3). For means and differences that is the usual and the paired one.
 
 Where all seeds are equal there is no error: a closed form is judged as it is, and has no interval. A metric that is 0
-or 1 in every seed of a simulation, and both in one of its cells, is the outcome of a trial. If all n seeds of another
-cell have the same outcome, the other one can have a probability of up to 1 - 0.05^(1/n): the end of the exact one-sided
-interval (Clopper, Pearson: The Use of Confidence or Fiducial Limits, Biometrika 26, 1934). Without a cell that has both
-outcomes, such a metric cannot be told from a closed form, nor from a share of many samples that is 100 % for all seeds.
+or 1 in every seed of a simulation, and both in one of its cells, is the outcome of a trial. Its mean has the exact
+interval (Clopper, Pearson: The Use of Confidence or Fiducial Limits, Biometrika 26, 1934): two-sided, but one-sided if
+all n seeds have the same outcome. Then the other one can have a probability of up to 1 - 0.05^(1/n), also in a number
+of several cells. Without a cell that has both outcomes, such a metric cannot be told from a closed form, nor from a
+share of many samples that is 100 % for all seeds.
 """
 
 from __future__ import annotations
@@ -116,9 +117,13 @@ class _Measured:
     """By cell the direction of the outcome that no seed had: 1 where all are 0, -1 where all are 1; 0 elsewhere."""
     num_seeds: int
     is_equal: bool = False
+    is_share: bool = False
+    """Whether it is the share of trials of one cell that had the outcome 1, and both outcomes are there."""
 
     def ends(self, num_numbers: int) -> tuple[float, float]:
         """Of the interval that holds for so many numbers together; those of a single value if there is no error."""
+        if self.is_share:
+            return ends_of_share(round(float(self.value or 0) * self.num_seeds), self.num_seeds, num_numbers)
         value, near = float(self.value or 0), _half_width(self.error, self.num_seeds, num_numbers)
         missed = 1 - ((1 - CONFIDENCE) / num_numbers) ** (1 / self.num_seeds)
         low_N, high_N = self.means_N.copy(), self.means_N.copy()
@@ -179,7 +184,7 @@ def _jackknife(contrast: _Contrast, runs: SimulationRuns) -> _Measured:
         value = float(contrast.statistic(means_N))
         left_out_S = contrast.statistic((num * means_N - values_SN) / (num - 1)) if num > 1 else np.array([np.nan])
         error = float(np.sqrt((num - 1) / num * np.square(left_out_S - left_out_S.mean()).sum()))
-    outcomes = [_are_outcomes(runs.values[metric]) for metric, _ in contrast.columns]
+    outcomes = [are_outcomes(runs.values[metric]) for metric, _ in contrast.columns]
     untried_N = np.where(outcomes, (values_SN == 0).all(axis=0) * 1.0 - (values_SN == 1).all(axis=0), 0.0)
     spread_N, scale_N = np.ptp(values_SN, axis=0), np.abs(values_SN).max(axis=0)
     is_flat = bool((spread_N <= NO_SPREAD * scale_N).all()) or error <= NO_SPREAD * abs(value)
@@ -191,10 +196,11 @@ def _jackknife(contrast: _Contrast, runs: SimulationRuns) -> _Measured:
         untried_N=untried_N,
         num_seeds=num,
         is_equal=is_flat and num > 1 and not untried_N.any(),
+        is_share=contrast.statistic is _first and outcomes[0] and not untried_N.any(),
     )
 
 
-def _are_outcomes(values_SC: Floats) -> bool:
+def are_outcomes(values_SC: Floats) -> bool:
     """Whether a metric is the outcome of a trial: 0 or 1 wherever there is a value, and both in one of the cells."""
     is_0, is_1 = values_SC == 0, values_SC == 1
     return bool((is_0 | is_1 | np.isnan(values_SC)).all() and (is_0.any(axis=0) & is_1.any(axis=0)).any())
@@ -205,6 +211,15 @@ def _half_width(error: float, num_seeds: int, num_numbers: int) -> float:
     from scipy import special  # 0.1 s to import: only who reports pays for it
 
     return float(special.stdtrit(num_seeds - 1, 1 - (1 - CONFIDENCE) / 2 / num_numbers) * error)
+
+
+def ends_of_share(num_ones: int, num_trials: int, num_numbers: int = 1) -> tuple[float, float]:
+    """Clopper and Pearson's two-sided interval, where both outcomes were seen, for so many numbers together."""
+    from scipy import special  # 0.1 s to import: only who reports pays for it
+
+    missed = (1 - CONFIDENCE) / 2 / num_numbers
+    low = special.betaincinv(num_ones, num_trials - num_ones + 1, missed)
+    return float(low), float(special.betaincinv(num_ones + 1, num_trials - num_ones, 1 - missed))
 
 
 def _contrasts(claim: Expectation, runs: SimulationRuns, metric: str) -> Iterator[_Contrast]:
