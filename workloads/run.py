@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Timings
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError, UserError
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.storage.artifacts import is_committed, read_record
 from workloads.runtime.publish import stopwatch
@@ -38,7 +38,12 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     handler = _load_handler(request.kind)
     import_s = time.perf_counter() - started_s
     with stopwatch():
-        result = handler(request, context)
+        try:
+            result = handler(request, context)
+        except (CorruptObjectError, NotFoundError, UserError) as error:
+            if (missing := _without_input(request, context)) is not None:
+                raise missing from error
+            raise
     setup_s = result.timings.setup_s and import_s + result.timings.setup_s
     timings = Timings(import_s=import_s, setup_s=setup_s, work_s=time.perf_counter() - started_s - import_s)
     if result.outcome is Outcome.ALREADY_COMMITTED:
@@ -58,6 +63,17 @@ def _with_choice(request: JobRequest, context: ExecutionContext) -> JobRequest:
     if search is None:
         return request
     return replace(request, chosen=read_record(context.store, search).summary["chosen"])
+
+
+def _without_input(request: JobRequest, context: ExecutionContext) -> StorageError | None:
+    """The reason for an error if an input is missing, which waiting may help against."""
+    missing = next((key for key in request.inputs.values() if not is_committed(context.store, key)), None)
+    if missing is None:
+        return None
+    return StorageError(
+        f"the artifact {missing}, which this job reads, is not in {context.store.uri}: a collection may hide it "
+        "until it sees that a sweep asks for it; if it was deleted, `orchestrator retry` makes it anew"
+    )
 
 
 def _committed(request: JobRequest, context: ExecutionContext, timings: Timings) -> JobResult:

@@ -330,8 +330,10 @@ class Controller:
                 why_not=self._backend.why_not,
             )
             owned.append(owned_sweep, events)
-            if isinstance(message, Submit | Retry):  # somebody may have deleted results since
-                self._keys.forget_all(owned_sweep.snapshot)
+        # Somebody may have deleted results since. Also if its events were appended before, with an outcome that this
+        # controller did not know.
+        if isinstance(message, Submit | Retry):
+            self._keys.forget_all(owned_sweep.snapshot)
         # Only now: a message that is deleted before its event is durable would be lost by a crash in between.
         discard(self._store, owned_sweep.snapshot.sweep, message)
         owned.looks.forget_marker(owned_sweep.snapshot.sweep, message.message_id)

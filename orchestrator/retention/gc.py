@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain, islice
+from itertools import chain
 from types import TracebackType
 from typing import Any, Self
 
@@ -80,7 +80,9 @@ one stops at its next renewal, as one does that was suspended: at once if its cl
 _RENEW_AFTER_S = 60.0
 _VERSION = 1
 _BATCH_UNITS = 256
-"""Folders between two readings of the roots; bounds memory, and the work that a crash repeats."""
+"""Folders, and objects by which they are found, between two readings of the roots. Bounds memory, the work that a crash
+repeats, and the time for which something that a sweep requests meanwhile is hidden.
+"""
 
 
 class CollectionBusyError(StorageError):
@@ -332,7 +334,7 @@ class Collector:
             self._remember_all()
             # One after the other: the decision about a key's metrics depends on that about its record.
             for garbage in survey(self._store, self._roots(self._lock.keep), self._lock.keep):
-                while batch := list(islice(garbage, _BATCH_UNITS)):
+                for batch in _batches(garbage):
                     self._lock.keep()
                     self._act(batch)
             for delete, stat in self._leftovers():
@@ -562,3 +564,16 @@ def _is_complete(key: str, head: str, content: bytes, sizes: Mapping[str, int]) 
         return all(sizes.get(name) == named.size_bytes for name, named in named_objects(head, content).items())
     except ValueError:
         return False
+
+
+def _batches(garbage: Iterable[Unit]) -> Iterator[list[Unit]]:
+    batch: list[Unit] = []
+    size = 0
+    for unit in garbage:
+        batch.append(unit)
+        size += 1 + len(unit.heads)
+        if size >= _BATCH_UNITS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import suppress
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -52,14 +51,28 @@ def remove_pin(store: ObjectStore, name: str) -> None:
     store.delete(pin_name(name))
 
 
-def read_pins(store: ObjectStore) -> Iterator[Pin]:
-    """All pins. Raises ``CorruptObjectError`` for one that cannot be read: what it protects is unknown."""
+def read_pins(store: ObjectStore, *, on_damaged: Callable[[CorruptObjectError], None] | None = None) -> Iterator[Pin]:
+    """All pins.
+
+    Args:
+        store: the store.
+        on_damaged: told of each pin that cannot be read. Without it such a pin raises ``CorruptObjectError``: what it
+            protects is unknown.
+    """
     # Earlier versions made pins whose names have a "/": they are no children of the folder. Only among its children is
     # what is no object (a link out of the store), which cannot be read.
     children = {f"{PINS}{child}" for child in store.list_children(PINS)}
     for name in sorted(children | {stat.name for stat in store.list_objects(PINS)}):
-        with suppress(NotFoundError):  # removed meanwhile, or a folder
-            yield _decode(name, store.get(name))
+        try:
+            pin = _decode(name, store.get(name))
+        except NotFoundError:  # removed meanwhile, or a folder
+            continue
+        except CorruptObjectError as error:
+            if on_damaged is None:
+                raise
+            on_damaged(error)
+            continue
+        yield pin
 
 
 def _decode(name: str, content: bytes) -> Pin:

@@ -134,9 +134,11 @@ def test_download_of_an_object_that_is_replaced_meanwhile_is_one_of_both(
     assert set((tmp_path / "target").read_bytes()) == set(b"2")
 
 
-def test_get_of_flipped_bits_is_refused(store: S3Store, faults: Faults) -> None:
+def test_get_of_flipped_bits_is_read_again_and_refused_then(store: S3Store, faults: Faults) -> None:
     store.put("a", b"content")
     faults.damage_next("GET", Damage.ANSWER_FLIPPED)
+    assert store.get("a") == b"content"
+    faults.damage_next("GET", Damage.ANSWER_FLIPPED, Damage.ANSWER_FLIPPED)
     with pytest.raises(CorruptObjectError, match="a"):
         store.get("a")
 

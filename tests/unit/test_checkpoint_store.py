@@ -115,9 +115,13 @@ def test_checkpoint_that_a_pin_names_outlives_later_ones_and_its_job(store: Loca
     folder.save(checkpoint_of(8))
     (name,) = store.list_children(f"{checkpoints_folder(KEY)}/")
     add_pin(store, Pin(name="best", keys=(f"{KEY}/checkpoints/{name}",), created_at_s=0.0))
+    store.put(pin_name("a"), b"damaged")  # which hides no other pin
     for step in (9, 10, 11):
         folder.save(checkpoint_of(step))
     assert committed_steps(store) == [8, 10, 11]
+    folder.delete_all()
+    assert committed_steps(store) == [8, 10, 11]
+    store.delete(pin_name("a"))
     folder.delete_all()
     assert committed_steps(store) == [8]
     assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(8))

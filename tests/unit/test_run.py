@@ -3,13 +3,14 @@
 import importlib
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from orchestrator.core.code import package_digest, sources_digest
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobRequest, Outcome
-from orchestrator.core.errors import IdentityMismatchError, UserError
+from orchestrator.core.errors import FailureKind, IdentityMismatchError, StorageError, UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
@@ -63,6 +64,15 @@ def test_run_jobs_that_build_no_network_do_not_import_what_builds_it() -> None:
 def test_run_kind_without_handler_is_a_user_error(context: ExecutionContext) -> None:
     with pytest.raises(UserError, match="kind search"):
         execute(_request(context, JobKind.SEARCH, {}), context)
+
+
+def test_run_without_an_input_is_tried_again_later(context: ExecutionContext) -> None:
+    """A collection may hide it for a moment."""
+    request = _request(context, JobKind.INDEX, {})
+    request = replace(request, identity={**request.identity, "inputs": {"dataset": "dataset-0123456789abcdef"}})
+    with pytest.raises(StorageError, match="dataset-0123456789abcdef, which this job reads, is not in") as caught:
+        execute(request, context)
+    assert caught.value.failure_kind is FailureKind.STORAGE
 
 
 def test_run_committed_key_returns_its_metrics_without_work(context: ExecutionContext) -> None:

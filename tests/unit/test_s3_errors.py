@@ -4,11 +4,12 @@ import pickle
 from typing import Any
 
 import pytest
+import urllib3
 from botocore import exceptions as botocore
 from botocore.exceptions import ClientError
+from botocore.parsers import ResponseParserError
 
 from orchestrator.core.errors import (
-    CorruptObjectError,
     NoSpaceError,
     NotFoundError,
     PreconditionFailedError,
@@ -19,7 +20,13 @@ from orchestrator.core.errors import (
     UnsupportedStoreError,
 )
 from orchestrator.storage.s3.client import new_session
-from orchestrator.storage.s3.responses import NoBucketError, OutOfRangeError, translate, translated_errors
+from orchestrator.storage.s3.responses import (
+    DamagedAnswerError,
+    NoBucketError,
+    OutOfRangeError,
+    translate,
+    translated_errors,
+)
 
 WHAT = "put_object s3://bucket/key"
 SECRET = "AKIDSECRET"  # noqa: S105 - of nobody
@@ -72,14 +79,16 @@ def test_response_of_a_server_becomes_our_error(code: str, status: int, expected
         (botocore.ReadTimeoutError(endpoint_url="http://h"), StorageTimeoutError),
         (botocore.ConnectionClosedError(endpoint_url="http://h"), StorageTimeoutError),
         (botocore.IncompleteReadError(actual_bytes=1, expected_bytes=2), StorageTimeoutError),
-        (botocore.FlexibleChecksumError(error_msg="differs"), CorruptObjectError),
+        (botocore.FlexibleChecksumError(error_msg="differs"), DamagedAnswerError),
+        (urllib3.exceptions.SSLError("bad record mac"), StorageTimeoutError),  # of a body
+        (ResponseParserError("invalid XML"), StorageTimeoutError),
         (botocore.ParamValidationError(report="odd"), StorageError),
     ],
 )
-def test_error_of_botocore_becomes_our_error(error: botocore.BotoCoreError, expected: type[StorageError]) -> None:
-    translated = translate(error, WHAT)
-    assert type(translated) is expected
-    assert WHAT in str(translated)
+def test_error_of_botocore_becomes_our_error(error: Exception, expected: type[StorageError]) -> None:
+    with pytest.raises(expected, match=WHAT) as caught, translated_errors(WHAT):
+        raise error
+    assert type(caught.value) is expected
 
 
 def test_clock_that_is_off_is_named() -> None:

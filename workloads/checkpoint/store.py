@@ -229,20 +229,19 @@ class CheckpointFolder:
 
     def delete_all(self) -> None:
         """Delete the job's checkpoints but those that are pinned; call it only once the job's record is committed."""
-        pinned = self._pinned()
-        if pinned is None:
+        damaged: list[CorruptObjectError] = []
+        pinned = self._pinned(damaged)
+        if damaged:
+            _LOG.warning("which checkpoints of %s are pinned is not known: %s", self._root, damaged[0])
             return
         for name in self._names():
             if name not in pinned:
                 self._delete(name)
 
-    def _pinned(self) -> set[str] | None:
-        """Checkpoints of the job that a pin names; None if a pin cannot be read."""
-        try:
-            names = [reference.partition("/checkpoints/") for pin in read_pins(self._store) for reference in pin.keys]
-        except CorruptObjectError as error:
-            _LOG.warning("which checkpoints of %s are pinned is not known: %s", self._root, error)
-            return None
+    def _pinned(self, damaged: list[CorruptObjectError]) -> set[str]:
+        """Checkpoints of the job that a pin names; ``damaged`` gets an entry for each pin that cannot be read."""
+        pins = read_pins(self._store, on_damaged=damaged.append)
+        names = [reference.partition("/checkpoints/") for pin in pins for reference in pin.keys]
         return {name for key, _, name in names if key == self._key}
 
     def _names(self) -> list[str]:
@@ -290,8 +289,10 @@ class CheckpointFolder:
     def _delete_superfluous(self, protected: AbstractSet[int]) -> None:
         try:
             superfluous = self._superfluous(protected)
-            # A pin that cannot be read must not fill the store.
-            pinned = (self._pinned() if superfluous else None) or set()
+            damaged: list[CorruptObjectError] = []
+            pinned = self._pinned(damaged) if superfluous else set()
+            for error in damaged:  # what it protects must not fill the store
+                _LOG.warning("%s is still thinned out: %s", self._root, error)
             self._drop([name for name in superfluous if name not in pinned])
         except StorageError as error:
             # The checkpoint is committed, so this harms nothing; the next save tries again.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -15,13 +16,21 @@ from botocore.config import Config
 from botocore.loaders import Loader, create_loader
 
 from orchestrator.core.errors import StorageError
-from orchestrator.storage.s3.responses import TRANSIENT, Response, check_answer, check_raw_answer, translated_errors
+from orchestrator.storage.s3.responses import (
+    TRANSIENT,
+    DamagedAnswerError,
+    Response,
+    check_answer,
+    check_raw_answer,
+    translated_errors,
+)
 from orchestrator.storage.s3.settings import Addressing, S3Settings
 
 Result = TypeVar("Result")
 
 _MAX_POOL_CONNECTIONS = 32
 _FIRST_PAUSE_S = 0.05
+_LOG = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 5.0
 _RANDOM = SystemRandom()
 _GIVEN_UP = "given up after"
@@ -54,15 +63,21 @@ class Bucket:
         return self.retry_until_deadline(lambda: self.once(operation, key, **parameters))
 
     def retry_until_deadline(self, attempt: Callable[[], Result]) -> Result:
-        """Repeat an attempt with growing random pauses while its errors are transient.
+        """Repeat an attempt with growing random pauses while its errors are transient; once if an answer was damaged.
 
         Raises:
             StorageError: the attempt's own error, or its last transient one once the deadline would pass.
         """
         deadline_s = time.monotonic() + self.settings.deadline_s
+        was_damaged = False
         for pause_s in _backoff_s():
             try:
                 return attempt()
+            except DamagedAnswerError as error:
+                if was_damaged:
+                    raise
+                was_damaged = True
+                _LOG.warning("%s; it is read again", error)
             except TRANSIENT as error:
                 if _GIVEN_UP in str(error):  # by a request within this attempt, which had the same deadline
                     raise

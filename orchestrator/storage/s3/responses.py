@@ -19,7 +19,9 @@ from http import HTTPStatus
 from typing import Any, Final
 from urllib.parse import urlsplit
 
+import urllib3
 from botocore import exceptions as botocore
+from botocore.parsers import ResponseParserError
 
 from orchestrator.core.errors import (
     CorruptObjectError,
@@ -61,6 +63,12 @@ _NO_S3 = (
     "and whether this network asks for a login"
 )
 _NOT_FOUND, _BAD_REQUEST, _NOT_IMPLEMENTED = 404, 400, 501
+
+
+class DamagedAnswerError(CorruptObjectError):
+    """The bytes of an answer differ from their checksum: the object is damaged, or only the answer was on its way."""
+
+
 _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str], ...] = (
     (
         (
@@ -77,11 +85,17 @@ _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str]
     ),
     (
         (botocore.FlexibleChecksumError, botocore.ChecksumError),
-        CorruptObjectError,
+        DamagedAnswerError,
         "the bytes differ from their checksum",
     ),
     (
-        (botocore.ConnectionError, botocore.HTTPClientError, botocore.IncompleteReadError),
+        (
+            botocore.ConnectionError,
+            botocore.HTTPClientError,
+            botocore.IncompleteReadError,
+            ResponseParserError,
+            urllib3.exceptions.HTTPError,  # of a body: botocore translates only some
+        ),
         StorageTimeoutError,
         "check that the server runs and the endpoint is right (AWS_ENDPOINT_URL_S3)",
     ),
@@ -316,15 +330,13 @@ def translated_errors(what: str, *, is_conditional_write: bool = False) -> Itera
         yield
     except StrangeAnswerError as error:
         raise count_error(StorageError(f"{what} failed: the answer {error}: {_NO_S3}")) from None
-    except (botocore.ClientError, botocore.BotoCoreError) as error:
+    except (botocore.ClientError, botocore.BotoCoreError, ResponseParserError, urllib3.exceptions.HTTPError) as error:
         # Not `from error`: botocore's own errors carry parts of requests and responses that may quote credentials.
         raise count_error(translate(error, what, is_conditional_write=is_conditional_write)) from None
 
 
-def translate(
-    error: botocore.ClientError | botocore.BotoCoreError, what: str, *, is_conditional_write: bool = False
-) -> StorageError:
-    """Our error for one of botocore's."""
+def translate(error: Exception, what: str, *, is_conditional_write: bool = False) -> StorageError:
+    """Our error for one of botocore's or urllib3's."""
     if isinstance(error, botocore.ClientError):
         return _from_response(error, what, is_conditional_write=is_conditional_write)
     if isinstance(error, botocore.ProfileNotFound):
