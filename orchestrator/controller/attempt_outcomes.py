@@ -63,6 +63,7 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
             kind=FailureKind.PREEMPTED,
             had_no_room=True,
             message=why[:_MAX_TEXT],
+            node=_busy_node(attempt, report),
         )
     failure = report.failure
     if report.status is AttemptStatus.FAILED and failure is not None:
@@ -86,9 +87,7 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
 
 
 def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
-    """Why an attempt ended before it got its resources; empty if it had them. Its node is none's: that of a gang's
-    runner is as good as any other.
-    """
+    """Why an attempt ended before it got its resources; empty if it had them."""
     failure = report.failure
     if failure is not None and failure.kind is FailureKind.NO_ROOM:
         return failure.message
@@ -97,6 +96,12 @@ def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
     if failure is None:
         return report.lost_reason or "its runner is gone"
     return failure.message if POLICY[failure.kind].ends_wait else ""
+
+
+def _busy_node(attempt: Attempt, report: AttemptReport) -> str:
+    """The node that had no room, which the next attempt avoids; that of a gang's runner is as good as any other."""
+    is_sent = report.failure is not None and report.failure.kind is FailureKind.NO_ROOM and attempt.num_workers == 1
+    return report.node if is_sent else ""
 
 
 def _place_at_fault(failure: JobFailure, node: str) -> str:

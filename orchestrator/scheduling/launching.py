@@ -353,6 +353,10 @@ class Launching:
         """On a cluster that grows: launch an attempt that waits for a new node, to show the autoscaler its demand."""
         if not self._node_filter.can_grow or (size.resources, size.num_workers) in self._occupancy.missing:
             return False
+        nodes = self._node_filter.nodes(size)
+        num_free = self._room.num_free(size, nodes, end_s=self._now + self._length_s(queue, place, size))
+        if not self._node_filter.may_ask(size, num_free, self._occupancy.waiting):
+            return False
         pending = minus(NOTHING, self._room.left)
         pending = max(0, pending[0]), max(0, pending[1]), max(0, pending[2])
         whole = self._node_filter.growth_base
@@ -362,6 +366,7 @@ class Launching:
         if pending != NOTHING and (share > PENDING_SHARE or any(unknown)):
             return False
         self._room.left = minus(self._room.left, size.total)
+        self._occupancy.waiting.append(size)
         what = "no present node has what it needs" if unknown else f"{share:.0%} of it is asked for beyond what it has"
         why = f"the cluster is to grow for it: {what}"
         self._launch(queue, place, size, nodes=(), why=why, awaits_room=True)

@@ -60,6 +60,21 @@ class NodeFilter:
             self._nodes[demand], self._other_zones[demand] = found, tuple(others)
         return found
 
+    def may_ask(self, demand: AttemptDemand, num_free: int, waiting: Iterable[AttemptDemand]) -> bool:
+        """Whether an attempt may ask an autoscaler for nodes. Those in ``waiting`` have asked already.
+
+        Not if present nodes could hold it, and those that may still be added are too few, beside its ``num_free``
+        workers that fit now: then it would wait in Ray, where it has no reservation and preempts nothing.
+        """
+        if self.machines.is_pool or self._num_workers(demand, self.nodes(demand)) < demand.num_workers:
+            return True
+        added = self._num_growing(demand)
+        if added in {0.0, math.inf}:
+            return added > 0
+        kinds = [kind for kind in self._maximum if kind.suits(demand.resources)]
+        taken = (one for one in waiting if any(kind.suits(one.resources) for kind in kinds))
+        return num_free + added - sum(_num_displaced(demand.worker, one.total) for one in taken) >= demand.num_workers
+
     def other_zones(self, demand: AttemptDemand) -> tuple[frozenset[int], ...]:
         """Places of the nodes of further zones that a gang may use instead; it never lies in two."""
         self.nodes(demand)
@@ -192,6 +207,11 @@ class NodeFilter:
             return [places]
         found = [frozenset(zone) for _, zone in sorted(zones.items())]
         return sorted(found, key=lambda zone: -self._zone_workers(demand, zone))
+
+
+def _num_displaced(worker: Amount, taken: Amount) -> int:
+    """How many workers would fit where so much is taken."""
+    return max((-(-most // one) for one, most in zip(worker, taken, strict=True) if one), default=0)
 
 
 def _is_alike(node: Node, kind: Node) -> bool:

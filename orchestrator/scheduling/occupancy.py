@@ -7,7 +7,7 @@ from functools import cached_property
 
 from orchestrator.core.contract import Resources
 from orchestrator.scheduling.budgets import Budget, overdue
-from orchestrator.scheduling.demand import NOTHING, Amount, minus, plus, times, total_of
+from orchestrator.scheduling.demand import NOTHING, Amount, AttemptDemand, minus, plus, times, total_of
 from orchestrator.scheduling.durations import RESTART_S, expected_end_s
 from orchestrator.scheduling.fairness import Held
 from orchestrator.scheduling.node_filter import NodeFilter
@@ -41,6 +41,8 @@ class Occupancy:
         """Assumed nodes of attempts whose nodes are not known yet."""
         self.missing: set[tuple[Resources, int]] = set()
         """Shapes (resources and number of workers) for which the autoscaler has added no node for long."""
+        self.waiting: list[AttemptDemand] = []
+        """Attempts for which the autoscaler is to add nodes."""
         self._budgets: dict[str, Budget] = {}
         self.room = self._make_room()
 
@@ -145,6 +147,7 @@ class Occupancy:
         elif spread is None:
             # On a cluster that grows, it waits for its node; otherwise nodes were lost, and it is about to be.
             room.left = plus(room.left, times(demand.total, -1))
+            self.waiting.append(demand)
         else:
             room.take(demand, spread)
             self._floating[held.attempt.attempt_id] = spread

@@ -65,6 +65,8 @@ class FailureRule:
     """Failures of this kind after which the job fails; ``None`` = no limit of its own."""
     node_hours_per_failure: float = 0.0
     """Above 0: the limit grows by one for each such run time of the job's attempts, in node-hours."""
+    hours_per_failure: float = 0.0
+    """The same in hours, whatever the number of nodes: for what all nodes of a gang meet at once."""
     backoff_s: float = 0.0
     waits_for: str = ""
     """The external condition for a further attempt; shown with the last message."""
@@ -96,10 +98,12 @@ POLICY: dict[FailureKind, FailureRule] = {
         action=FailureAction.RETRY_ELSEWHERE, backoff_s=1.0, is_deadly=True, may_blame_node=True, ends_wait=True
     ),
     # Neither a full disk nor a store that refuses is the job's fault, and a person needs some minutes to repair both:
-    # the seven waits add up to ten. Objects that are missing or damaged are bad data: waiting does not help.
+    # the seven waits add up to ten. Objects that are missing or damaged are bad data: waiting does not help. A job of
+    # weeks meets more than one such time; where the fault stays, attempts end at the next checkpoint, within 6 h.
     FailureKind.STORAGE: FailureRule(
         charge=Charge.CLUSTER,
         max_failures_of_kind=8,
+        hours_per_failure=6.0,
         backoff_s=5.0,
         waits_for="the store (or the disk of a node) to work again",
         is_deadly=True,
@@ -186,12 +190,14 @@ _MEANS = {
 
 def _allowed(job: JobView, rule: FailureRule, num_workers: int) -> tuple[int | None, str]:
     """Failures of a kind after which a job fails, and how the number was computed."""
-    if rule.max_failures_of_kind is None or not rule.node_hours_per_failure:
-        return rule.max_failures_of_kind, ""
-    node_hours = job.ran_s / 3600.0 * max(1.0, num_workers / _WORKERS_PER_NODE)
-    more = int(node_hours / rule.node_hours_per_failure)
-    how = f" ({rule.max_failures_of_kind} + one per {rule.node_hours_per_failure:g} of {node_hours:.3g} node-hours run)"
-    return min(MAX_LOSSES, rule.max_failures_of_kind + more), how
+    first = rule.max_failures_of_kind
+    if first is None or not (rule.node_hours_per_failure or rule.hours_per_failure):
+        return first, ""
+    each, ran, unit = rule.hours_per_failure, job.ran_s / 3600.0, "hours"
+    if rule.node_hours_per_failure:
+        each, unit = rule.node_hours_per_failure, "node-hours"
+        ran *= max(1.0, num_workers / _WORKERS_PER_NODE)
+    return min(MAX_LOSSES, first + int(ran / each)), f" ({first} + one per {each:g} of {ran:.3g} {unit} run)"
 
 
 def is_same_step(first: Failure, later: Failure) -> bool:

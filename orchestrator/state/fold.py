@@ -356,7 +356,7 @@ class _Folding:
             self._end(event)
             return
         view, kind = self._job(event), failure.kind
-        if kind is FailureKind.NO_ROOM and view.last_failure is not None:
+        if kind is FailureKind.NO_ROOM and not failure.node and view.last_failure is not None:
             failure = replace(failure, node=view.last_failure.node)  # the node to avoid stays the same
         failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
         num_deaths = view.num_deaths + (POLICY[kind].is_deadly)

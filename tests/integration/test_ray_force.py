@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
@@ -20,6 +21,10 @@ from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 ONE_CPU = Resources(cpus=1.0)
 
 
+class Idle:
+    """Holds resources, as an actor of others does."""
+
+
 @pytest.fixture
 def backend(namespace):
     settings = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
@@ -28,6 +33,7 @@ def backend(namespace):
     return made
 
 
+@pytest.mark.ci
 def test_attempt_that_hangs_is_ended_with_its_stacks_in_the_log(backend, store, gate, finish, running_pid):
     attempt = request(store, job("stuck", hangs=str(gate.path)))
     backend.launch(attempt, ONE_CPU)
@@ -43,6 +49,7 @@ def test_attempt_that_hangs_is_ended_with_its_stacks_in_the_log(backend, store, 
     assert "in hang_until" in log
 
 
+@pytest.mark.ci
 def test_attempt_that_must_end_is_lost_for_the_given_reason(backend, store, gate, finish, running_pid):
     attempt = request(store, job("unwanted", gate=str(gate.path)))
     backend.launch(attempt, ONE_CPU)
@@ -52,6 +59,7 @@ def test_attempt_that_must_end_is_lost_for_the_given_reason(backend, store, gate
     assert (report.status, report.lost_reason) == (AttemptStatus.LOST, "it had its grace")
 
 
+@pytest.mark.ci
 def test_runner_whose_process_ray_does_not_reach_is_ended_all_the_same(
     backend, store, gate, running_pid, until, monkeypatch
 ):
@@ -84,6 +92,24 @@ def test_attempt_goes_to_the_node_it_was_sent_to_and_says_so(backend, store, fin
     report = finish(backend, attempt.attempt_id)
     assert report.status is AttemptStatus.SUCCEEDED, report
     assert report.node == machine.name
+
+
+@pytest.mark.ci
+def test_attempt_whose_node_others_use_gives_it_up(namespace, store, finish, monkeypatch):
+    monkeypatch.setattr("orchestrator.backends.ray.backend.ROOM_AFTER_S", 0.0)
+    backend = RayBackend(namespace, settings=RunnerSettings(entry_point=ENTRY_POINT, room_s=1.0), spare_runners=0)
+    backend.announce(1)
+    (machine,) = backend.capacity().machines
+    foreign: Any = ray.remote(num_cpus=1)(Idle).remote()
+    ray.get(foreign.__ray_ready__.remote())
+    whole = Resources(cpus=machine.resources.cpus)
+    attempt = request(store, job("waits"))
+    backend.launch(attempt, whole, Placement(nodes=(machine.name,)))
+    report = finish(backend, attempt.attempt_id)
+    ray.kill(foreign)
+    assert report.failure is not None
+    assert (report.failure.kind, report.node) == (FailureKind.NO_ROOM, machine.name)
+    assert "had no room for" in report.failure.message
 
 
 @pytest.mark.slow

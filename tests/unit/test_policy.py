@@ -107,6 +107,15 @@ def test_job_on_lossy_nodes_may_lose_them_again_for_as_long_as_it_runs_meanwhile
     assert "at most 20 (10 + one per 4 of 42 node-hours run)" in verdict.reason
 
 
+def test_job_of_weeks_survives_more_than_one_time_without_a_store() -> None:
+    failed = view(*[FailureKind.STORAGE] * 14)  # two times of ten minutes
+    assert isinstance(judge(failed, max_failures=1), GiveUp)
+    assert isinstance(judge(replace(failed, ran_s=7 * 6 * 3600.0), max_failures=1, num_workers=64), RetryAt)
+    verdict = judge(replace(failed, ran_s=5 * 6 * 3600.0), max_failures=1, num_workers=64)
+    assert isinstance(verdict, GiveUp)
+    assert "at most 13 (8 + one per 6 of 30 hours run)" in verdict.reason
+
+
 def test_reason_of_a_retry_says_its_arithmetic() -> None:
     verdict = judge(view(FailureKind.HANG, FailureKind.UNKNOWN), max_failures=3)
     assert isinstance(verdict, RetryAt)

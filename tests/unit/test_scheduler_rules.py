@@ -141,6 +141,18 @@ def test_cluster_that_grows_sees_bounded_demand() -> None:
     assert len(found) == 20
 
 
+@pytest.mark.parametrize(("max_count", "num_asked"), [(8, 0), (9, 8), (None, 16)])
+def test_cluster_that_cannot_grow_keeps_its_queue(max_count: int | None, num_asked: int) -> None:
+    """What waits in Ray has no reservation, and preempts nothing."""
+    runs, nodes = [gpu_job(f"finetune/runs{number}", gpus=8) for number in range(8)], gpu_nodes(64)
+    holds = [launched(job, node.name) for job, node in zip(runs, nodes, strict=True)]
+    kind = replace(nodes[0], name="", max_count=max_count)
+    small, gang = [gpu_job(f"finetune/{number}", gpus=1) for number in range(100)], gpu_job("pretrain/gang", gpus=16)
+    for waiting, expected in ((small, num_asked), ([gang], int(max_count is None))):  # one node is no use to the gang
+        found = of_type(decide(after(plan_of("s", *runs, *waiting), *holds), nodes=nodes, maximum=(kind,)), LaunchJob)
+        assert [command.awaits_room for command in found] == [True] * expected
+
+
 def test_head_that_works_is_none_of_the_nodes_that_an_autoscaler_adds() -> None:
     gang, kind = gpu_job("pretrain/gang", gpus=16), replace(gpu_nodes(8)[0], name="", max_count=1)
     head = replace(gpu_nodes(8)[0], is_head=True)

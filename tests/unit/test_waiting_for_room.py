@@ -183,6 +183,17 @@ def test_end_is_judged_by_whether_there_ever_was_room(tmp_path, kind, awaits_roo
     assert bool(event.node) is (told is not FailureKind.NO_ROOM)
 
 
+def test_node_without_room_is_avoided_by_the_next_attempt(tmp_path) -> None:
+    report = AttemptReport(attempt_id=ID, status=AttemptStatus.FAILED, failure=failure(FailureKind.NO_ROOM), node="n")
+    one = replace(attempt(awaits_room=False), num_workers=1)
+    event = judge_report(LocalStore(tmp_path), one, report, 9.0)
+    assert event is not None
+    snapshot = after(plan_of("s", GANG), launched(GANG, "n"), event)
+    failed = snapshot.jobs[GANG.name].last_failure
+    assert failed is not None
+    assert (failed.node, failed.kind) == ("n", FailureKind.NO_ROOM)
+
+
 def test_placement_is_told_once_from_when_it_was_on() -> None:
     report = AttemptReport(attempt_id=ID, status=AttemptStatus.RUNNING, placed_for_s=None)
     assert NodePricing().placement_events(waiting(), {ID: report}, 100.0) == []

@@ -50,7 +50,8 @@ _ACCELERATOR_RESOURCE = "accelerator_type:"
 def growth() -> tuple[Node, ...] | None:
     """One node of each kind that the autoscaler may add; ``None`` where the cluster does not grow.
 
-    A file that cannot be read is reported once and counts as none: then only existing nodes count.
+    A file that cannot be read is reported once and counts as none: only existing nodes are used, and no job fails
+    because none of them would hold it.
     """
     path = os.environ.get(GROUPS_VARIABLE, "")
     if not path:
@@ -179,8 +180,8 @@ class ClusterCapacity:
                 machines=tuple(machine for _, machine in machines),
                 absent=absent,
                 maximum=maximum,
-                # Where an autoscaler adds the nodes, their kinds are known.
-                is_settled=maximum is not None or self._is_still(),
+                # Where an autoscaler adds the nodes, their kinds are known, or will be once its file can be read again.
+                is_settled=maximum is not None or (not os.environ.get(GROUPS_VARIABLE) and self._is_still()),
             )
         return self._capacity
 

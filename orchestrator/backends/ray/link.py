@@ -199,7 +199,7 @@ class RunnerLink:
         self.state = state
         self.since_s = time.monotonic()
         """When this link was made."""
-        self.idle_since_s = self.since_s
+        self.idle_since_s = self.occupied_since_s = self.since_s
         self.attempt_id = ""
         """The attempt that occupies the runner; empty = none."""
         self.request: JobRequest | None = None
@@ -273,6 +273,7 @@ class RunnerLink:
     def start(self, request: JobRequest, gang: GangShape | None = None) -> None:
         """Give the runner an attempt, and release the previous one."""
         self.attempt_id, self.request, self.gang = request.attempt_id, request, gang
+        self.occupied_since_s = time.monotonic()
         self.was_warm = self.state is LinkState.READY
         self._call_start(request)
 

@@ -46,8 +46,8 @@ class RunnerSettings:
     train_hang_s: float = TRAIN_HANG_S
     """The same during training; at least five of its longest pauses between collective operations."""
     room_s: float = 240.0
-    """A gang with chosen nodes gives its reservation up if they have had no free resources for so long, and is
-    scheduled again: another job may have taken them. A gang for which the autoscaler adds nodes waits without limit.
+    """An attempt with chosen nodes gives them up if they have had no free resources for so long, and is scheduled
+    again: others may have taken them. An attempt for which the autoscaler adds nodes waits without limit.
     """
     collectives: str = ""
     """Backend of ``torch.distributed`` for a gang's ranks; empty = NCCL and gloo for workers with GPUs, gloo for
