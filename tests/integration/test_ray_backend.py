@@ -132,6 +132,7 @@ def test_backend_failing_job_reports_kind_and_traceback(next_backend, store, fin
     backend.release(attempt.attempt_id)
 
 
+@pytest.mark.ci
 def test_backend_runner_after_memory_error_leaves_and_the_next_job_gets_another(
     next_backend, store, finish, until, shared_runners
 ):
@@ -212,6 +213,7 @@ def test_backend_idle_runner_leaves_after_its_time(make_backend, store, finish, 
     until(lambda: not runners())
 
 
+@pytest.mark.ci
 def test_backend_idle_runner_makes_room_for_another_shape(next_backend, store, finish):
     backend = next_backend()
     for name, cpus in (("wide", backend.capacity().total.cpus), ("narrow", 1.0)):

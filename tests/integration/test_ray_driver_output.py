@@ -30,6 +30,7 @@ def check_driver(where: str, directory: Path) -> None:
     assert [line for line in json.loads(answer) if line.startswith("DEBUG Ray: ") and MESSAGE in line]
 
 
+@pytest.mark.ci
 def test_attached_driver_whose_worker_is_killed_prints_only_its_own_lines(ray_cluster, tmp_path):
     check_driver(ray_cluster.get_runtime_context().gcs_address, tmp_path)
 

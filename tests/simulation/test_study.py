@@ -77,6 +77,7 @@ def test_forecast_of_a_result_of_two_names_is_that_with_one_name(tmp_path):
     assert twice == once
 
 
+@pytest.mark.ci
 def test_forecast_of_data_that_is_only_declared_runs(tmp_path):
     """As of the paper's sweeps before anybody has the images."""
     arguments = ["forecast", "paper-in1k-resnet50", "--gpus", "64", "-o", "json", "--store", (tmp_path / "s").as_uri()]

@@ -239,13 +239,15 @@ def test_compiled_module_runs_compiled_code_with_its_own_parameters() -> None:
     assert layer.weight.grad is not None
 
 
-def test_compiled_module_of_the_same_architecture_reuses_the_code() -> None:
+def test_compiled_code_gives_way_to_that_of_other_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
-    calls: list[int] = []
-    backend = _traced(calls)
-    for _ in range(3):
-        CompiledForward(nn.Sequential(_layer(), nn.ReLU()), CompileMode.DEFAULT, backend=backend)(torch.ones(2, 4))
-    assert len(calls) == 1
+    monkeypatch.setattr(arithmetic_module, "_MOST_VERSIONS", 1)
+    backend = _traced(calls := list[int]())
+    with torch._dynamo.config.patch(recompile_limit=1):
+        for size, expected in ((2, 1), (2, 1), (3, 2)):
+            network = nn.Sequential(_layer(), nn.ReLU())
+            CompiledForward(network, CompileMode.DEFAULT, backend=backend)(torch.ones(size, 4))
+            assert len(calls) == expected
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(CompileMode.DEFAULT, True), (CompileMode.REDUCE_OVERHEAD, False)])

@@ -86,6 +86,7 @@ def test_projection_of_a_file_is_what_the_whole_tower_says(layout: Any, tmp_path
     assert torch.equal(found, expected)
 
 
+@pytest.mark.ci
 def test_projection_of_a_clip_resnet_goes_through_its_attention_pool(tmp_path: Path) -> None:
     whole = tower(RESNET, 16)
     found = open_projected(RESNET, initial(tmp_path / "w.safetensors", whole.state_dict())).eval()

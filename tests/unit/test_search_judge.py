@@ -127,6 +127,20 @@ def test_trial_that_is_stopped_at_a_rung_resumes_from_there(tiny):
     assert [one.epoch for one in told] == [3.0]
 
 
+def test_trial_that_is_stopped_while_it_is_judged_keeps_its_training(tiny, monkeypatch):
+    def stopped(probe, backbone):
+        raise PreemptedError("asked to stop while it was judged")
+
+    request = tiny.training(recipe={"epochs": 3}, seed=4)
+    monkeypatch.setattr(TargetProbe, "__call__", stopped)
+    assert watched(tiny, request, (1.0,), probe=probe_of(tiny)) == ([], None)
+    monkeypatch.undo()
+    told, result = watched(tiny, request, (1.0, 3.0), probe=probe_of(tiny))
+    assert result is not None
+    assert result.resumed_from_step == 6
+    assert [one.epoch for one in told] == [2.0, 3.0]
+
+
 def test_probe_in_training_sees_only_its_subset_and_counts_its_work(tiny, monkeypatch):
     """A controller sees no step of it, and must not take it for a hang."""
     call, counted = TargetProbe.__call__, []

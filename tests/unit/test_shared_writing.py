@@ -32,7 +32,7 @@ def test_parts_cover_all_shards_once_in_equal_runs(num: int, num_shards: int) ->
 
 def test_shared_writing_changes_no_shard_and_no_key(tmp_path: Path) -> None:
     found = []
-    for jobs in (1, 2, 7):
+    for jobs in (1, 7):
         written = Written(tmp_path / str(jobs))
         plan = written.plan({**TREE, "jobs": jobs})
         records = written.run_all(plan)
@@ -41,7 +41,7 @@ def test_shared_writing_changes_no_shard_and_no_key(tmp_path: Path) -> None:
         keys = {job.name: job.key for job in plan.jobs if "/part" not in job.name}
         found.append((keys, shards, records["index/mine"].summary["dataset_digest"]))
         assert len(plan.jobs) - len(keys) == (jobs if jobs > 1 else 0)
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
     assert sorted(found[0][1]) == [*(f"train-{n:06d}.tar" for n in range(3)), "val-000000.tar", "val-000001.tar"]
 
 

@@ -152,6 +152,7 @@ def test_irrelevant_bits_of_interval_labels_have_their_rate(method: Any, rate: f
     assert float(bits_ND[:, 30:].mean()) == pytest.approx(rate, abs=0.01)
 
 
+@pytest.mark.ci
 def test_two_gradient_steps_find_the_relevant_bits_that_fixed_features_miss() -> None:
     network, fixed, late, unstructured = (
         averages("feature-learning", 2, method=method, **SMALL_BITS | {"steps": 400})

@@ -60,7 +60,9 @@ class CompileMode(StrEnum):
 _CUDA_GRAPHS = (CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE)
 """These modes record whole passes: the network stays one piece."""
 _MOST_VERSIONS = 64
-"""Compiled versions of one class of blocks in a process, for other shapes and settings; beyond, it runs uncompiled."""
+"""Compiled versions of one class of blocks in a process, for other shapes and settings. The next one drops those that
+other jobs of the process have left.
+"""
 _IN_BLOCKS, _IN_INNER_BLOCKS = 0.5, 0.75
 _LEAST_PATCH = 8
 """Pixels. Smaller patches (4 in a Swin) are not measured."""
@@ -146,6 +148,7 @@ class CompiledForward:
         self.module, self.note, self.compile_s = module, "", 0.0
         self._blocks: list[nn.Module] = []
         self._cases: set[tuple[Any, ...]] = set()
+        self._has_reset = False
         if mode is CompileMode.OFF:
             return
         self._blocks = [module] if mode in _CUDA_GRAPHS else blocks_of(module)
@@ -169,10 +172,19 @@ class CompiledForward:
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         case = (self.module.training, torch.is_grad_enabled(), *(tensor.shape for tensor in tensors))
         # What compiles a block may fail after blocks before it ran: these moved statistics and drew random numbers.
-        put_back = _done if case in self._cases else kept_state(self.module, {tensor.device for tensor in tensors})
+        is_known = case in self._cases
+        put_back = _done if is_known else kept_state(self.module, {tensor.device for tensor in tensors})
         try:
-            result = self.module(*inputs)
+            # Else blocks with too many versions would run uncompiled without a word.
+            with nullcontext() if is_known else torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # noqa: SLF001
+                result = self.module(*inputs)
         except _failures() as error:
+            if not self._has_reset and _has_too_many_versions(error):
+                self._has_reset = True
+                torch.compiler.reset()
+                self._cases.clear()
+                put_back()
+                return self(*inputs)
             self.give_up(error)
             put_back()
             return self.module(*inputs)
@@ -250,10 +262,16 @@ def is_compile_failure(error: BaseException) -> bool:
 
 def _failures() -> tuple[type[Exception], ...]:
     """What compilation raises. Imported late: the compiler takes a second to load."""
-    from torch._dynamo.exc import TorchDynamoException
+    from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException
     from torch._inductor.exc import CppCompileError
 
-    return (TorchDynamoException, CppCompileError)
+    return (TorchDynamoException, CppCompileError, FailOnRecompileLimitHit)
+
+
+def _has_too_many_versions(error: BaseException) -> bool:
+    from torch._dynamo.exc import FailOnRecompileLimitHit
+
+    return isinstance(error, FailOnRecompileLimitHit)
 
 
 def _computes_bf16(device: torch.device) -> bool:

@@ -301,11 +301,7 @@ class TrainingLoop:
             self._take(self._step_metrics.drain())
         evaluated = self._evaluate() if is_evaluated else {}
         if evaluated and self.on_evaluation is not None:
-            with (
-                out_of_memory_in(f"what a search measures in the evaluation at step {step}"),
-                self._learner.arithmetic.uncompiled(),
-            ):
-                self.on_evaluation(step, evaluated)
+            self._judge(self.on_evaluation, step, evaluated)
         if has_line:
             self._add_line(evaluated)
         if calendar.is_epoch_end(step):
@@ -319,6 +315,20 @@ class TrainingLoop:
         self._report("train")
         if self._wants_stop and step < calendar.total_steps:
             self._stop()
+
+    def _judge(
+        self, judge: Callable[[int, Mapping[str, float]], None], step: int, evaluated: Mapping[str, float]
+    ) -> None:
+        try:
+            with (
+                out_of_memory_in(f"what a search measures in the evaluation at step {step}"),
+                self._learner.arithmetic.uncompiled(),
+            ):
+                judge(step, evaluated)
+        except PreemptedError:
+            if step == self.calendar.total_steps:
+                raise  # the result must not be committed before the search has been told
+            self._wants_stop = True  # what was trained is saved first; the next evaluation tells the search
 
     def _evaluate(self) -> dict[str, float]:
         self._report("evaluate")
