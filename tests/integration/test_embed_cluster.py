@@ -226,6 +226,7 @@ def test_embed_killed_goes_on_from_its_finished_rows_to_the_same_bytes(
     assert resumed.take(everything).tobytes() == whole.take(everything).tobytes()
 
 
+@pytest.mark.ci
 def test_embed_by_two_ranks_gives_the_same_bytes(embedded: Plane, tmp_path: Path) -> None:
     other, pool = Plane(tmp_path), RankPool(2)
     try:

@@ -1,4 +1,4 @@
-"""One pool of rank processes for all tests of this folder."""
+"""One pool of rank processes for all tests of this folder, which `make test` does not start."""
 
 from collections.abc import Iterator
 
@@ -15,3 +15,9 @@ def pool() -> Iterator[RankPool]:
     yield pool
     torch.set_num_threads(threads)
     pool.close()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave tests of several ranks to CI."""
+    if "pool" in getattr(item, "fixturenames", ()):
+        item.add_marker(pytest.mark.ci)

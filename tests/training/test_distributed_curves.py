@@ -118,7 +118,7 @@ def _forward_in_groups(net: nn.Module, images: Tensor) -> Tensor:
 # Two and four ranks have even shares, three uneven ones.
 @pytest.mark.parametrize(
     "world_size",
-    [1, pytest.param(3, marks=pytest.mark.ci), *(pytest.param(even, marks=pytest.mark.slow) for even in (2, 4))],
+    [1, 3, *(pytest.param(even, marks=pytest.mark.slow) for even in (2, 4))],
 )
 def test_loop_on_every_layout_follows_a_plain_loop(pool: RankPool, tmp_path: Path, world_size: int) -> None:
     results = raise_errors(pool.run(tmp_path, world_size, _curves, tmp_path))

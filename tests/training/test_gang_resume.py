@@ -20,7 +20,7 @@ from tests.training.gang_jobs import Gang, Seen, copied, sequence
 from workloads.data.index import SampleIndex
 from workloads.data.order import SampleOrder
 
-pytestmark = pytest.mark.xdist_group("ranks")  # one process has loaded for all what ranks begin with
+pytestmark = [pytest.mark.ci, pytest.mark.xdist_group("ranks")]  # one process has loaded for all what ranks begin with
 
 RECIPE: dict[str, Any] = {
     "batch_size": 24,
@@ -95,7 +95,6 @@ def _check_kill(
     assert record.metrics == expected.metrics
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_gang_killed_at_a_random_step_ends_with_the_weights_of_an_undisturbed_one(
     fresh: Callable[[], TinyTraining], undisturbed: Callable[[int], Record], world_size: int
@@ -112,7 +111,6 @@ def test_gang_killed_at_many_steps_ends_with_the_weights_of_an_undisturbed_one(
     _check_kill(100 + number, 1 + number % 3, fresh, undisturbed)
 
 
-@pytest.mark.ci
 def test_gang_of_changing_size_sees_the_samples_of_one_process(fresh: Callable[[], TinyTraining]) -> None:
     tiny = fresh()
     attempts: list[tuple[int, int, list[Seen]]] = []

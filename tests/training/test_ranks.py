@@ -353,7 +353,6 @@ def test_rank_that_fails_at_its_own_pace_ends_those_that_wait(pool: RankPool, tm
 LIMIT_S, LONGER_S = 2.0, 3.0
 
 
-@pytest.mark.ci
 def test_ranks_read_a_checkpoint_for_longer_than_the_limit(pool: RankPool, tmp_path: Path) -> None:
     """The first rank chooses it while the others wait; then it waits for the others, which read it, too."""
     raise_errors(pool.run(tmp_path, 2, partial(_rounded_gradients, stops=True), tmp_path / "store"))
