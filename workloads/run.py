@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -34,16 +35,12 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
         if context.watch is not None and context.watch.probe:
             _load(_JUDGE)(request, context)
         return _committed(request, context, Timings(work_s=time.perf_counter() - started_s))
-    request = _with_choice(request, context)
-    handler = _load_handler(request.kind)
-    import_s = time.perf_counter() - started_s
-    with stopwatch():
-        try:
+    with _missing_inputs_named(request, context):
+        request = _with_choice(request, context)
+        handler = _load_handler(request.kind)
+        import_s = time.perf_counter() - started_s
+        with stopwatch():
             result = handler(request, context)
-        except (CorruptObjectError, NotFoundError, UserError) as error:
-            if (missing := _without_input(request, context)) is not None:
-                raise missing from error
-            raise
     setup_s = result.timings.setup_s and import_s + result.timings.setup_s
     timings = Timings(import_s=import_s, setup_s=setup_s, work_s=time.perf_counter() - started_s - import_s)
     if result.outcome is Outcome.ALREADY_COMMITTED:
@@ -65,15 +62,22 @@ def _with_choice(request: JobRequest, context: ExecutionContext) -> JobRequest:
     return replace(request, chosen=read_record(context.store, search).summary["chosen"])
 
 
-def _without_input(request: JobRequest, context: ExecutionContext) -> StorageError | None:
-    """The reason for an error if an input is missing, which waiting may help against."""
-    missing = next((key for key in request.inputs.values() if not is_committed(context.store, key)), None)
-    if missing is None:
-        return None
-    return StorageError(
-        f"the artifact {missing}, which this job reads, is not in {context.store.uri}: a collection may hide it "
-        "until it sees that a sweep asks for it; if it was deleted, `orchestrator retry` makes it anew"
-    )
+@contextmanager
+def _missing_inputs_named(request: JobRequest, context: ExecutionContext) -> Iterator[None]:
+    """Raise ``StorageError`` for an error of the body if an input is missing, which waiting may help against."""
+    try:
+        yield
+    except (CorruptObjectError, NotFoundError, UserError) as error:
+        of_probe = context.watch.probe.get("inputs", {}) if context.watch is not None else {}
+        keys = (*request.identity["inputs"].values(), *of_probe.values())
+        missing = next((key for key in keys if not is_committed(context.store, key)), None)
+        if missing is None:
+            raise
+        message = (
+            f"the artifact {missing}, which this job reads, is not in {context.store.uri}: a collection may hide it "
+            "until it sees that a sweep asks for it; if it was deleted, `orchestrator retry` makes it anew"
+        )
+        raise StorageError(message) from error
 
 
 def _committed(request: JobRequest, context: ExecutionContext, timings: Timings) -> JobResult:

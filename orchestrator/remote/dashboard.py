@@ -14,7 +14,7 @@ from http.client import HTTPException, HTTPMessage
 from typing import IO, Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
-from urllib.request import HTTPRedirectHandler, OpenerDirector, Request, build_opener
+from urllib.request import HTTPRedirectHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.security.json_text import parse_json
@@ -62,7 +62,9 @@ class Dashboard:
         check_url(address, what="the dashboard's address")
         self.address = address.rstrip("/")
         self._token = token
-        self._opener: OpenerDirector = build_opener(_NoRedirects)
+        # Through a proxy, this machine's own address would be the proxy's, which would also read the token.
+        proxies = [ProxyHandler({})] if urlsplit(self.address).hostname in _LOOPBACK else []
+        self._opener: OpenerDirector = build_opener(_NoRedirects, *proxies)
 
     @property
     def sends_token_in_clear(self) -> bool:

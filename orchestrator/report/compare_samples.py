@@ -2,8 +2,8 @@
 
 A pair of networks has McNemar's exact test: of the images that only one of the two predicts correctly, is the number
 equal for both? (McNemar, Psychometrika 12 (1947); the binomial test of the discordant images.) It is about these two
-networks, on images like these. Only several seeds say something about two ways of pretraining; the second bootstrap
-draws them, too.
+networks, on images like these. Only several seeds say something about two ways of pretraining: the interval over
+seeds and images does.
 """
 
 from __future__ import annotations

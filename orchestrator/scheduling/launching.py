@@ -353,9 +353,9 @@ class Launching:
         """On a cluster that grows: launch an attempt that waits for a new node, to show the autoscaler its demand."""
         if not self._node_filter.can_grow or (size.resources, size.num_workers) in self._occupancy.missing:
             return False
-        nodes = self._node_filter.nodes(size)
-        num_free = self._room.num_free(size, nodes, end_s=self._now + self._length_s(queue, place, size))
-        if not self._node_filter.may_ask(size, num_free, self._occupancy.waiting):
+        nodes = self._node_filter.nodes(size).union(*self._node_filter.other_zones(size))
+        free = self._room.free_workers(size, nodes, end_s=self._now + self._length_s(queue, place, size))
+        if not self._node_filter.may_ask(size, free, self._occupancy.waiting):
             return False
         pending = minus(NOTHING, self._room.left)
         pending = max(0, pending[0]), max(0, pending[1]), max(0, pending[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from orchestrator.core.contract import Resources
@@ -60,20 +60,26 @@ class NodeFilter:
             self._nodes[demand], self._other_zones[demand] = found, tuple(others)
         return found
 
-    def may_ask(self, demand: AttemptDemand, num_free: int, waiting: Iterable[AttemptDemand]) -> bool:
+    def may_ask(self, demand: AttemptDemand, free: Mapping[int, int], waiting: Iterable[AttemptDemand]) -> bool:
         """Whether an attempt may ask an autoscaler for nodes. Those in ``waiting`` have asked already.
 
-        Not if present nodes could hold it, and those that may still be added are too few, beside its ``num_free``
-        workers that fit now: then it would wait in Ray, where it has no reservation and preempts nothing.
+        Not if the present nodes could hold it, and those that may still be added are too few, beside its workers that
+        fit now (``free``, by place): it would wait in Ray, where it has no reservation and preempts nothing.
         """
         if self.machines.is_pool or self._num_workers(demand, self.nodes(demand)) < demand.num_workers:
             return True
-        added = self._num_growing(demand)
-        if added in {0.0, math.inf}:
-            return added > 0
-        kinds = [kind for kind in self._maximum if kind.suits(demand.resources)]
-        taken = (one for one in waiting if any(kind.suits(one.resources) for kind in kinds))
-        return num_free + added - sum(_num_displaced(demand.worker, one.total) for one in taken) >= demand.num_workers
+        growing = list(self._growing(demand))
+        if math.inf in {count for _, count in growing}:
+            return True
+        zones: defaultdict[str, float] = defaultdict(float)
+        for place, num_workers in free.items():
+            zones[self._zones[place]] += num_workers
+        for kind, count in growing:
+            zones[kind.labels.get(ZONE_LABEL, "")] += count
+        taken = total_of(one.total for one in waiting if any(_may_hold(kind, one) for kind, _ in growing))
+        most = math.fsum(zones.values()) if demand.num_workers == 1 else _in_largest_zone(zones)
+        is_growing = any(count for _, count in growing)
+        return is_growing and most - _num_displaced(demand.worker, taken) >= demand.num_workers
 
     def other_zones(self, demand: AttemptDemand) -> tuple[frozenset[int], ...]:
         """Places of the nodes of further zones that a gang may use instead; it never lies in two."""
@@ -164,7 +170,7 @@ class NodeFilter:
             for node, count in counts:
                 if per_node := count_workers(demand.worker, amount_of(node.resources)):
                     zones[node.labels.get(ZONE_LABEL, "")] += per_node * count
-            return zones[""] + max((count for zone, count in zones.items() if zone), default=0.0)
+            return _in_largest_zone(zones)
 
         found = with_nodes((kind, math.inf if kind.max_count is None else kind.max_count) for kind in kinds)
         if found < demand.num_workers:
@@ -173,15 +179,16 @@ class NodeFilter:
 
     def _num_growing(self, demand: AttemptDemand) -> float:
         """How many workers fit on the nodes that an autoscaler may still add; infinite if unknown."""
-        total = 0.0
+        return math.fsum(count for _, count in self._growing(demand))
+
+    def _growing(self, demand: AttemptDemand) -> Iterator[tuple[Node, float]]:
+        """By kind of node."""
         for kind in self._maximum:
-            per_node = count_workers(demand.worker, amount_of(kind.resources)) if kind.suits(demand.resources) else 0
-            if per_node and kind.max_count is None:
-                return math.inf
-            if per_node and kind.max_count is not None:
-                num_there = sum(_is_alike(node, kind) for node in self.machines.nodes)
-                total += per_node * max(0, kind.max_count - num_there)
-        return total
+            if not _may_hold(kind, demand):
+                continue
+            num_there = sum(_is_alike(node, kind) for node in self.machines.nodes)
+            num_nodes = math.inf if kind.max_count is None else max(0, kind.max_count - num_there)
+            yield kind, num_nodes * count_workers(demand.worker, amount_of(kind.resources))
 
     def _names(self, places: frozenset[int]) -> tuple[str, ...]:
         return tuple(sorted(self.machines.names[place] for place in places))
@@ -209,17 +216,29 @@ class NodeFilter:
         return sorted(found, key=lambda zone: -self._zone_workers(demand, zone))
 
 
+def _in_largest_zone(zones: Mapping[str, float]) -> float:
+    """Nodes of an unknown zone count in each."""
+    known = max((count for zone, count in zones.items() if zone), default=0.0)
+    return known + zones.get("", 0.0)
+
+
+def _may_hold(kind: Node, demand: AttemptDemand) -> bool:
+    return kind.suits(demand.resources) and count_workers(demand.worker, amount_of(kind.resources)) > 0
+
+
 def _num_displaced(worker: Amount, taken: Amount) -> int:
     """How many workers would fit where so much is taken."""
     return max((-(-most // one) for one, most in zip(worker, taken, strict=True) if one), default=0)
 
 
 def _is_alike(node: Node, kind: Node) -> bool:
-    """Whether a node is of a kind, by shape and market. Memory may differ slightly from the requested amount."""
-    if node.is_head:
+    """Whether a node is of a kind: shape, market, accelerator, zone. Memory may differ slightly from what was asked."""
+    if node.is_head or (kind.accelerator and kind.accelerator.casefold() != node.accelerator.casefold()):
         return False
+    zone = kind.labels.get(ZONE_LABEL)
     same = (node.resources.gpus, node.resources.cpus, node.is_spot)
-    return same == (kind.resources.gpus, kind.resources.cpus, kind.is_spot)
+    is_here = not zone or node.labels.get(ZONE_LABEL) == zone
+    return is_here and same == (kind.resources.gpus, kind.resources.cpus, kind.is_spot)
 
 
 def _largest(nodes: Sequence[Node]) -> list[Resources]:

@@ -115,9 +115,9 @@ class FreeCapacity:
             return None if place is None else ((place, demand.num_workers),)
         return pack(demand.num_workers, {p: self._num_workers(demand.worker, p, end_s) for p in nodes})
 
-    def num_free(self, demand: AttemptDemand, nodes: Collection[int], *, end_s: float) -> int:
-        """How many workers of an attempt that ends at ``end_s`` fit now."""
-        return sum(self._num_workers(demand.worker, place, end_s) for place in nodes)
+    def free_workers(self, demand: AttemptDemand, nodes: Iterable[int], *, end_s: float) -> dict[int, int]:
+        """How many workers of an attempt that ends at ``end_s`` fit now, by place."""
+        return {place: self._num_workers(demand.worker, place, end_s) for place in nodes}
 
     def take(self, demand: AttemptDemand, spread: Spread) -> None:
         """Subtract the resources of an attempt."""

@@ -41,6 +41,16 @@ def ensure_token(directory: Path) -> Path:
     return path
 
 
+def renew_token(directory: Path) -> Path:
+    """The same file with a new token, after a Ray that did not start.
+
+    Another user's program may have taken the port before Ray did, and was then shown the token.
+    """
+    path = directory / TOKEN_FILE
+    write_private(path, secrets.token_hex(32))
+    return path
+
+
 def renew_mlflow_token(directory: Path) -> Path:
     """The file with the token of this project's MLflow server, made anew: each start of a stack has another one.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ _POLL_EVERY_S: Final = 0.5
 _ORDERLY: Final = (0, signal.SIGTERM, -signal.SIGTERM, 128 + signal.SIGTERM)
 """Exit statuses after which ``ray start --block`` goes on."""
 _ENDED: Final = 1
+_ANSWER_S: Final = 5.0
 
 
 def prepare_start(parameters: Any, _is_head: object) -> None:  # noqa: ANN401 - ray._private.parameter.RayParams
@@ -57,20 +59,37 @@ def wait_longer_for_node(limit_s: float = NODE_WAIT_S) -> None:
 def end_with_raylet() -> None:
     """Make ``ray start --block`` end, with status 1, as soon as its raylet has ended, whatever that one's status.
 
-    Ray goes on if it is 0, as when one of the raylet's agents was killed: a node that is none of the cluster's.
+    Ray goes on if it is 0, as when one of the raylet's agents was killed: a node that is none of the cluster's. A node
+    that was drained stays as Ray leaves it, because it must not join again.
     """
     from ray._private import node, ray_constants
 
     ask = node.Node.dead_processes
+    was_drained: dict[int, bool] = {}
 
     def dead_processes(started: Any) -> list[Any]:  # noqa: ANN401 - untyped in Ray
         dead = ask(started)  # type: ignore[no-untyped-call]
         for kind, process in dead:
             if kind == ray_constants.PROCESS_TYPE_RAYLET and process.returncode in _ORDERLY:
-                process.returncode = _ENDED
+                if process.pid not in was_drained:
+                    was_drained[process.pid] = _was_drained(started)
+                if not was_drained[process.pid]:
+                    process.returncode = _ENDED
         return dead  # type: ignore[no-any-return]
 
     node.Node.dead_processes = dead_processes  # type: ignore[method-assign]
+
+
+def _was_drained(started: Any) -> bool:  # noqa: ANN401 - ray._private.node.Node
+    """Whether the head says that the node ended because it was drained; not if it does not answer."""
+    from ray.core.generated import common_pb2
+
+    death: Any = vars(common_pb2)["NodeDeathInfo"]  # made at run time
+    reasons = (death.AUTOSCALER_DRAIN_PREEMPTED, death.AUTOSCALER_DRAIN_IDLE)
+    with suppress(Exception):  # of Ray's client, which has no class of its own for all
+        known = started.get_gcs_client().get_all_node_info(timeout=_ANSWER_S).values()
+        return any(one.node_id.hex() == started.node_id and one.death_info.reason in reasons for one in known)
+    return False
 
 
 def _has_dead_children() -> bool:

@@ -56,7 +56,7 @@ from orchestrator.stack.description import (
     tracking_uri,
     write_stack,
 )
-from orchestrator.stack.environment import LOOPBACK, ensure_token, renew_mlflow_token
+from orchestrator.stack.environment import LOOPBACK, ensure_token, renew_mlflow_token, renew_token
 from orchestrator.stack.ports import are_free, free_ports
 
 if TYPE_CHECKING:
@@ -249,6 +249,7 @@ class Supervisor:
             self._ray = None
             ray.end(time.monotonic())
             set_ray_files_aside(self._directory, self._home)
+            renew_token(self._directory)
             if not num_left:
                 message = (
                     f"Ray did not come up in {NUM_TRIES} tries ({trouble}): the machine may be too busy or short of "

@@ -27,6 +27,7 @@ JITTER = 0.25
 LONGEST_BACKOFF_S = MAX_BACKOFF_S * (1.0 + JITTER)
 """A wait that ends later is by a clock that was put back since, and is over."""
 MAX_LOSSES = 1000
+MOST_TIMES = 4
 _WORKERS_PER_NODE = 4
 SAME_STEPS, SAME_PART = 20, 0.01
 """Failures of numerics at most so many steps apart, or this part of the steps so far, count as the same failure."""
@@ -66,7 +67,9 @@ class FailureRule:
     node_hours_per_failure: float = 0.0
     """Above 0: the limit grows by one for each such run time of the job's attempts, in node-hours."""
     hours_per_failure: float = 0.0
-    """The same in hours, whatever the number of nodes: for what all nodes of a gang meet at once."""
+    """The same in hours, whatever the number of nodes, for what all nodes of a gang meet at once; to at most
+    ``MOST_TIMES`` the first limit.
+    """
     backoff_s: float = 0.0
     waits_for: str = ""
     """The external condition for a further attempt; shown with the last message."""
@@ -99,7 +102,7 @@ POLICY: dict[FailureKind, FailureRule] = {
     ),
     # Neither a full disk nor a store that refuses is the job's fault, and a person needs some minutes to repair both:
     # the seven waits add up to ten. Objects that are missing or damaged are bad data: waiting does not help. A job of
-    # weeks meets more than one such time; where the fault stays, attempts end at the next checkpoint, within 6 h.
+    # weeks meets more than one such time, but a store that stays full must not repeat its long epochs for ever.
     FailureKind.STORAGE: FailureRule(
         charge=Charge.CLUSTER,
         max_failures_of_kind=8,
@@ -193,11 +196,11 @@ def _allowed(job: JobView, rule: FailureRule, num_workers: int) -> tuple[int | N
     first = rule.max_failures_of_kind
     if first is None or not (rule.node_hours_per_failure or rule.hours_per_failure):
         return first, ""
-    each, ran, unit = rule.hours_per_failure, job.ran_s / 3600.0, "hours"
+    each, ran, unit, most = rule.hours_per_failure, job.ran_s / 3600.0, "hours", MOST_TIMES * first
     if rule.node_hours_per_failure:
-        each, unit = rule.node_hours_per_failure, "node-hours"
+        each, unit, most = rule.node_hours_per_failure, "node-hours", MAX_LOSSES
         ran *= max(1.0, num_workers / _WORKERS_PER_NODE)
-    return min(MAX_LOSSES, first + int(ran / each)), f" ({first} + one per {each:g} of {ran:.3g} {unit} run)"
+    return min(most, first + int(ran / each)), f" ({first} + one per {each:g} of {ran:.3g} {unit} run)"
 
 
 def is_same_step(first: Failure, later: Failure) -> bool:

@@ -356,8 +356,10 @@ class _Folding:
             self._end(event)
             return
         view, kind = self._job(event), failure.kind
-        if kind is FailureKind.NO_ROOM and not failure.node and view.last_failure is not None:
-            failure = replace(failure, node=view.last_failure.node)  # the node to avoid stays the same
+        if kind is FailureKind.NO_ROOM and view.last_failure is not None:
+            # A node where something went wrong stays the one to avoid, before one that had no room.
+            went_wrong = view.failures.keys() - {kind}
+            failure = replace(failure, node=(not went_wrong and failure.node) or view.last_failure.node)
         failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
         num_deaths = view.num_deaths + (POLICY[kind].is_deadly)
         numerics = view.numerics

@@ -44,6 +44,8 @@ _QUIET = {
 _MAX_RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 """Always 0: the publisher has its own retries, which look first at what a request without an answer has left. MLflow's
 would make a run twice, and hide an outage for minutes (7 of 120 s)."""
+_REDIRECTS_VARIABLE = "MLFLOW_ALLOW_HTTP_REDIRECTS"
+"""Always false: ``forbidden_host`` has judged the server that was named, not one to which it leads."""
 _NUM_THREADS = 8
 _OWNER_TAG = "owner"
 _OWNER = "pretraining-orchestrator"
@@ -376,6 +378,7 @@ class TrackingServer:
             for name, value in _QUIET.items():
                 os.environ.setdefault(name, value)
             os.environ[_MAX_RETRIES_VARIABLE] = "0"
+            os.environ[_REDIRECTS_VARIABLE] = "false"
             logging.getLogger("alembic").setLevel(logging.WARNING)
             from mlflow import MlflowClient  # 4 s
 

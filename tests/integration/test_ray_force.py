@@ -97,7 +97,7 @@ def test_attempt_goes_to_the_node_it_was_sent_to_and_says_so(backend, store, fin
 @pytest.mark.ci
 def test_attempt_whose_node_others_use_gives_it_up(namespace, store, finish, monkeypatch):
     monkeypatch.setattr("orchestrator.backends.ray.backend.ROOM_AFTER_S", 0.0)
-    backend = RayBackend(namespace, settings=RunnerSettings(entry_point=ENTRY_POINT, room_s=1.0), spare_runners=0)
+    backend = RayBackend(namespace, settings=RunnerSettings(entry_point=ENTRY_POINT, runner_s=1.0), spare_runners=0)
     backend.announce(1)
     (machine,) = backend.capacity().machines
     foreign: Any = ray.remote(num_cpus=1)(Idle).remote()
@@ -109,7 +109,7 @@ def test_attempt_whose_node_others_use_gives_it_up(namespace, store, finish, mon
     ray.kill(foreign)
     assert report.failure is not None
     assert (report.failure.kind, report.node) == (FailureKind.NO_ROOM, machine.name)
-    assert "had no room for" in report.failure.message
+    assert "had no room for its runner" in report.failure.message
 
 
 @pytest.mark.slow

@@ -114,6 +114,8 @@ def test_job_of_weeks_survives_more_than_one_time_without_a_store() -> None:
     verdict = judge(replace(failed, ran_s=5 * 6 * 3600.0), max_failures=1, num_workers=64)
     assert isinstance(verdict, GiveUp)
     assert "at most 13 (8 + one per 6 of 30 hours run)" in verdict.reason
+    ever = view(*[FailureKind.STORAGE] * 32)
+    assert isinstance(judge(replace(ever, ran_s=9e9), max_failures=1), GiveUp)
 
 
 def test_reason_of_a_retry_says_its_arithmetic() -> None:

@@ -81,17 +81,34 @@ def test_raylet_that_died_is_not_waited_for(services, clock, monkeypatch):
             services.get_node("here", "n")
 
 
-@pytest.mark.parametrize("kind", ["raylet", "log_monitor"])
-def test_raylet_that_ended_by_itself_has_failed(kind, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "reason", "has_failed"),
+    [
+        ("raylet", "UNEXPECTED_TERMINATION", True),
+        ("raylet", "AUTOSCALER_DRAIN_IDLE", False),
+        ("raylet", "the head is gone", True),
+        ("log_monitor", "UNEXPECTED_TERMINATION", False),
+    ],
+)
+def test_raylet_that_ended_by_itself_has_failed(kind, reason, has_failed, monkeypatch):
     from ray._private import node
+    from ray.core.generated import common_pb2
+
+    def get_all_node_info(**_: object) -> dict[str, Any]:
+        death = SimpleNamespace(reason=getattr(vars(common_pb2)["NodeDeathInfo"], reason))
+        return {"a": SimpleNamespace(node_id=b"\xab", death_info=death)}
 
     monkeypatch.setattr(node.Node, "dead_processes", node.Node.dead_processes)  # put back at the end
     ray_hook.end_with_raylet()
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         child.wait()
-        started: Any = SimpleNamespace(all_processes={kind: [SimpleNamespace(process=child)]})
+        started: Any = SimpleNamespace(
+            all_processes={kind: [SimpleNamespace(process=child)]},
+            node_id="ab",
+            get_gcs_client=lambda: SimpleNamespace(get_all_node_info=get_all_node_info),
+        )
         assert node.Node.dead_processes(started) == [(kind, child)]
-    assert (child.poll() == 0) is (kind != "raylet")
+    assert (child.poll() != 0) is has_failed
 
 
 def test_hook_changes_the_functions_that_ray_uses():

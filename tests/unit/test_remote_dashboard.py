@@ -218,6 +218,14 @@ def test_token_does_not_follow_a_redirect(cluster: Cluster, dashboard: Dashboard
         dashboard.version()
 
 
+def test_this_machine_is_asked_without_a_proxy(
+    cluster: Cluster, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "")
+    assert Dashboard(cluster.address, TOKEN).version() == dashboard.version()
+
+
 def test_dashboard_that_is_not_there_is_said_not_to_answer() -> None:
     with pytest.raises(ClusterError, match=r"http://127\.0\.0\.1:9 does not answer"):
         Dashboard("http://127.0.0.1:9", TOKEN).version()

@@ -66,11 +66,12 @@ def test_run_kind_without_handler_is_a_user_error(context: ExecutionContext) -> 
         execute(_request(context, JobKind.SEARCH, {}), context)
 
 
-def test_run_without_an_input_is_tried_again_later(context: ExecutionContext) -> None:
+@pytest.mark.parametrize("role", ["dataset", "search"])
+def test_run_without_an_input_is_tried_again_later(role: str, context: ExecutionContext) -> None:
     """A collection may hide it for a moment."""
-    request = _request(context, JobKind.INDEX, {})
-    request = replace(request, identity={**request.identity, "inputs": {"dataset": "dataset-0123456789abcdef"}})
-    with pytest.raises(StorageError, match="dataset-0123456789abcdef, which this job reads, is not in") as caught:
+    request, key = _request(context, JobKind.INDEX, {}), f"{role}-0123456789abcdef"
+    request = replace(request, identity={**request.identity, "inputs": {role: key}})
+    with pytest.raises(StorageError, match=f"{key}, which this job reads, is not in") as caught:
         execute(request, context)
     assert caught.value.failure_kind is FailureKind.STORAGE
 

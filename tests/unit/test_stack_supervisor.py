@@ -23,6 +23,7 @@ from orchestrator.stack import supervisor as module
 from orchestrator.stack.children import IDLE_TIMEOUT_S, Child, ray_directory, ray_sessions
 from orchestrator.stack.description import (
     STACK_FILE,
+    TOKEN_FILE,
     TOUCH_FILE,
     Stack,
     own_boot_id,
@@ -223,18 +224,24 @@ def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(direc
     assert not set(before) & set(marked(running.home))
 
 
+def read_token(directory: Path) -> str:
+    path = directory / TOKEN_FILE
+    return path.read_text() if path.exists() else ""
+
+
 def test_ray_that_does_not_come_up_is_tried_twice_and_told_in_one_sentence(directory, monkeypatch):
-    num_starts = []
+    tokens = [read_token(directory)]
 
     def start_ray(directory: Path, home: Path, **_: int) -> Child:
-        num_starts.append(1)
+        tokens.append(read_token(directory))
         command = [sys.executable, "-c", "raise SystemExit('Traceback')"]
         return Child("ray", command, directory, dict(os.environ), temporary=home / "tmp" / "ray")
 
     monkeypatch.setattr(module, "start_ray", start_ray)
     running = Running(directory)
     running.thread.join(WITHIN_S)
-    assert len(num_starts) == 2
+    tokens.append(read_token(directory))
+    assert len(set(tokens)) == len(tokens) == 4  # whoever took its ports before was shown the token
     assert "did not come up in 2 tries" in str(running.error)
     assert "\n" not in str(running.error)
     assert "Traceback" not in str(running.error)

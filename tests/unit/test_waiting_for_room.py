@@ -187,11 +187,20 @@ def test_node_without_room_is_avoided_by_the_next_attempt(tmp_path) -> None:
     report = AttemptReport(attempt_id=ID, status=AttemptStatus.FAILED, failure=failure(FailureKind.NO_ROOM), node="n")
     one = replace(attempt(awaits_room=False), num_workers=1)
     event = judge_report(LocalStore(tmp_path), one, report, 9.0)
-    assert event is not None
+    assert isinstance(event, events.AttemptFailed)
     snapshot = after(plan_of("s", GANG), launched(GANG, "n"), event)
     failed = snapshot.jobs[GANG.name].last_failure
     assert failed is not None
     assert (failed.node, failed.kind) == ("n", FailureKind.NO_ROOM)
+    hung = events.AttemptFailed(
+        at_s=5.0, job=GANG.name, attempt_id=ID, kind=FailureKind.HANG, message="hangs", node="broken"
+    )
+    busy = replace(event, attempt_id=f"{GANG.key}.2")
+    journal = [launched(GANG, "broken"), hung, launched(GANG, "n", number=2, at_s=6.0), busy]
+    snapshot = after(plan_of("s", GANG), *journal)
+    failed = snapshot.jobs[GANG.name].last_failure
+    assert failed is not None
+    assert failed.node == "broken"
 
 
 def test_placement_is_told_once_from_when_it_was_on() -> None:

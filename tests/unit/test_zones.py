@@ -81,3 +81,39 @@ def test_zone_is_asked_for_by_the_label_that_the_nodes_have() -> None:
         selector = selector_of(asked, [node])
         assert selector
         assert selector.items() <= labels.items()
+
+
+def asked(nodes: tuple[Node, ...], kinds: tuple[Node, ...], busy: int, *waiting: Job, asks: Job) -> bool:
+    """Whether a job asks for nodes while the first ones are busy and others have asked."""
+    runs = [gpu_job(f"finetune/runs{number}", gpus=8) for number in range(busy)]
+    journal = [launched(job, node.name) for job, node in zip(runs, nodes[:busy], strict=True)]
+    journal += [launched(job, awaits_room=True) for job in waiting]
+    found = of_type(decide(after(plan_of("s", *runs, *waiting, asks), *journal), nodes=nodes, maximum=kinds), LaunchJob)
+    return any(command.awaits_room and command.job == asks.name for command in found)
+
+
+def kind(zone: str, max_count: int, accelerator: str = "") -> Node:
+    (node,) = zoned(zone)
+    return replace(node, name="", max_count=max_count, accelerator=accelerator)
+
+
+def test_nodes_of_one_zone_or_accelerator_are_none_of_the_kind_of_another() -> None:
+    job = gpu_job("probe/x", gpus=1)
+    assert asked(zoned("aa"), (kind("a", 2), kind("b", 2)), 2, asks=job)
+    assert not asked(zoned("aa"), (kind("a", 2),), 2, asks=job)
+    a100 = tuple(replace(node, accelerator="A100") for node in zoned("aa"))
+    assert asked(a100, (kind("a", 2, "A100"), kind("a", 2, "H100")), 2, asks=job)
+
+
+def test_gang_asks_for_nodes_where_one_zone_will_hold_it() -> None:
+    nodes = zoned("aaaabbb")  # the first five are busy: two are free in b
+    assert asked(nodes, (kind("a", 4), kind("b", 4)), 5, asks=gang("pretrain/x", 3))
+    assert not asked(nodes, (kind("a", 4), kind("b", 3)), 5, asks=gang("pretrain/x", 3))
+    assert not asked(zoned("aaab"), (kind("a", 3), kind("b", 2)), 2, asks=gang("pretrain/x", 3))
+
+
+def test_those_that_wait_are_packed_into_the_nodes_to_come() -> None:
+    small = [gpu_job(f"probe/{number}", gpus=1) for number in range(4)]
+    nodes = zoned("a" * 8)
+    assert asked(nodes, (kind("a", 10),), 8, *small, asks=gpu_job("finetune/x", gpus=8))
+    assert not asked(nodes, (kind("a", 9),), 8, *small, asks=gpu_job("finetune/x", gpus=8))

@@ -61,7 +61,7 @@ _CUDA_GRAPHS = (CompileMode.REDUCE_OVERHEAD, CompileMode.MAX_AUTOTUNE)
 """These modes record whole passes: the network stays one piece."""
 _MOST_VERSIONS = 64
 """Compiled versions of one class of blocks in a process, for other shapes and settings. The next one drops those that
-other jobs of the process have left.
+other jobs of the process have left; if a network has more by itself, those beyond run uncompiled.
 """
 _IN_BLOCKS, _IN_INNER_BLOCKS = 0.5, 0.75
 _LEAST_PATCH = 8
@@ -148,7 +148,7 @@ class CompiledForward:
         self.module, self.note, self.compile_s = module, "", 0.0
         self._blocks: list[nn.Module] = []
         self._cases: set[tuple[Any, ...]] = set()
-        self._has_reset = False
+        self._num_overflows = 0
         if mode is CompileMode.OFF:
             return
         self._blocks = [module] if mode in _CUDA_GRAPHS else blocks_of(module)
@@ -175,14 +175,11 @@ class CompiledForward:
         is_known = case in self._cases
         put_back = _done if is_known else kept_state(self.module, {tensor.device for tensor in tensors})
         try:
-            # Else blocks with too many versions would run uncompiled without a word.
-            with nullcontext() if is_known else torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):  # noqa: SLF001
+            with nullcontext() if is_known or self._num_overflows > 1 else _failing_on_overflow():
                 result = self.module(*inputs)
         except _failures() as error:
-            if not self._has_reset and _has_too_many_versions(error):
-                self._has_reset = True
-                torch.compiler.reset()
-                self._cases.clear()
+            if _is_overflow(error):
+                self._take_overflow()
                 put_back()
                 return self(*inputs)
             self.give_up(error)
@@ -210,6 +207,16 @@ class CompiledForward:
         reason = " ".join(str(error).strip().partition("\n\n")[0].split()) or type(error).__name__
         self.note = f"torch.compile failed, running uncompiled: {reason}"[:_MAX_NOTE]
         self._remove()
+        _LOG.warning(self.note)
+
+    def _take_overflow(self) -> None:
+        """Make room for the versions of this network; what does not fit even then runs uncompiled."""
+        self._num_overflows += 1
+        if self._num_overflows == 1:
+            torch.compiler.reset()
+            self._cases.clear()
+            return
+        self.note = f"blocks beyond {_MOST_VERSIONS} versions of their class run uncompiled"
         _LOG.warning(self.note)
 
     def _remove(self) -> None:
@@ -268,7 +275,13 @@ def _failures() -> tuple[type[Exception], ...]:
     return (TorchDynamoException, CppCompileError, FailOnRecompileLimitHit)
 
 
-def _has_too_many_versions(error: BaseException) -> bool:
+def _failing_on_overflow() -> AbstractContextManager[None]:
+    """Let a block with too many versions raise; else it runs uncompiled without a word."""
+    found: AbstractContextManager[None] = torch._dynamo.config.patch(fail_on_recompile_limit_hit=True)  # noqa: SLF001
+    return found
+
+
+def _is_overflow(error: BaseException) -> bool:
     from torch._dynamo.exc import FailOnRecompileLimitHit
 
     return isinstance(error, FailOnRecompileLimitHit)

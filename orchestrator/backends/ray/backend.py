@@ -340,8 +340,8 @@ class RayBackend:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
             waited_s = time.monotonic() - link.occupied_since_s
             is_sent = link.gang is None and bool(link.node)  # a gang gives up by itself
-            if is_sent and link.state is LinkState.CREATED and waited_s > self._settings.room_s:
-                reason = f"node {link.node} had no room for {waited_s:.0f} s: others may use it"
+            if is_sent and link.state is LinkState.CREATED and waited_s > self._settings.runner_s:
+                reason = f"node {link.node} had no room for its runner, or did not start it, for {waited_s:.0f} s"
                 self.kill(link.attempt_id, reason, FailureKind.NO_ROOM)
 
     def _describe_other_code(self, link: RunnerLink) -> str:

@@ -46,9 +46,11 @@ class RunnerSettings:
     train_hang_s: float = TRAIN_HANG_S
     """The same during training; at least five of its longest pauses between collective operations."""
     room_s: float = 240.0
-    """An attempt with chosen nodes gives them up if they have had no free resources for so long, and is scheduled
-    again: others may have taken them. An attempt for which the autoscaler adds nodes waits without limit.
+    """A gang with chosen nodes gives its reservation up if they have had no free resources for so long, and is
+    scheduled again: another job may have taken them. A gang for which the autoscaler adds nodes waits without limit.
     """
+    runner_s: float = 1200.0
+    """The same for an attempt with one worker, whose process starts within this time, too."""
     collectives: str = ""
     """Backend of ``torch.distributed`` for a gang's ranks; empty = NCCL and gloo for workers with GPUs, gloo for
     others. Other backends are for accelerators without NCCL.

@@ -15,7 +15,7 @@ import botocore.session
 from botocore.config import Config
 from botocore.loaders import Loader, create_loader
 
-from orchestrator.core.errors import StorageError
+from orchestrator.core.errors import CorruptObjectError, StorageError
 from orchestrator.storage.s3.responses import (
     TRANSIENT,
     DamagedAnswerError,
@@ -74,8 +74,8 @@ class Bucket:
             try:
                 return attempt()
             except DamagedAnswerError as error:
-                if was_damaged:
-                    raise
+                if was_damaged:  # as an error that nobody repeats, as a transfer of several requests would
+                    raise CorruptObjectError(str(error)) from error
                 was_damaged = True
                 _LOG.warning("%s; it is read again", error)
             except TRANSIENT as error:
