@@ -30,13 +30,18 @@ OF_GANGS: Final = frozenset({"rank", "gang controller"})
 def command_lines(*folders: Path) -> dict[int, str]:
     """Command lines by pid of all processes whose ``TMPDIR`` or ``HOME`` is one of these folders, or below it.
 
-    The S3 server is known by its home: it gets no temporary folder, since it puts its sockets where it likes.
+    The S3 server is known by its home: it gets no temporary folder, since it puts its sockets where it likes. Ray's
+    agents have written their titles over the first of their variables, and are known by their parent.
     """
     marks, found = [f"{name}={folder}".encode() for folder in folders for name in ("TMPDIR", "HOME")], {}
+    titled: dict[int, tuple[int, str]] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             variables = entry.joinpath("environ").read_bytes().split(b"\0")
+            line = entry.joinpath("cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if any(one == mark or one.startswith(mark + b"/") for one in variables for mark in marks):
-                line = entry.joinpath("cmdline").read_bytes().replace(b"\0", b" ")
-                found[int(entry.name)] = line.decode(errors="replace")
-    return found
+                found[int(entry.name)] = line
+            elif line and not variables[0]:
+                parent = entry.joinpath("stat").read_text().rpartition(")")[2].split()[1]
+                titled[int(entry.name)] = int(parent), line
+    return found | {pid: line for pid, (parent, line) in titled.items() if parent in found}
