@@ -77,7 +77,7 @@ class NetworkTest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Of the mean difference."""
+    """An interval for the mean difference."""
 
     low: float
     high: float

@@ -14,6 +14,7 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.artifact_lookup import ArtifactSummary, ask_all, read_artifact_summary
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.sweeps.client import list_sweeps
 
 _SILENCE_S = 20.0
 """Without any answer for so long, the store is given up."""
@@ -117,6 +118,8 @@ def _subject(name: str, plan: Plan | None, store: ObjectStore | None, uri: str) 
     if "/" in name:
         raise UsageError(f"'{name}' is the name of a job: put its sweep (a file, or a submitted sweep) before it")
     seen = read_artifact_summary(store, name) if store is not None and _is_key(name) else None
+    if seen is None and store is not None and name in list_sweeps(store):
+        raise UsageError(f"'{name}' is a sweep: name one of its jobs, too, as in: orchestrator explain {name} JOB")
     if seen is None:
         message = f"no result in {uri} has the key '{name}'; for a job that has none yet, give its sweep and its name"
         raise NotFoundError(message)

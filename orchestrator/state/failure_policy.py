@@ -27,7 +27,8 @@ JITTER = 0.25
 LONGEST_BACKOFF_S = MAX_BACKOFF_S * (1.0 + JITTER)
 """A wait that ends later is by a clock that was put back since, and is over."""
 MAX_LOSSES = 1000
-MOST_TIMES = 4
+MAX_GROWTH = 4
+"""A limit that grows with the hours of a job grows to so many times its first value."""
 _WORKERS_PER_NODE = 4
 SAME_STEPS, SAME_PART = 20, 0.01
 """Failures of numerics at most so many steps apart, or this part of the steps so far, count as the same failure."""
@@ -67,9 +68,7 @@ class FailureRule:
     node_hours_per_failure: float = 0.0
     """Above 0: the limit grows by one for each such run time of the job's attempts, in node-hours."""
     hours_per_failure: float = 0.0
-    """The same in hours, whatever the number of nodes, for what all nodes of a gang meet at once; to at most
-    ``MOST_TIMES`` the first limit.
-    """
+    """The same in hours, whatever the number of nodes: for what all of a gang meet at once. See ``MAX_GROWTH``."""
     backoff_s: float = 0.0
     waits_for: str = ""
     """The external condition for a further attempt; shown with the last message."""
@@ -196,7 +195,7 @@ def _allowed(job: JobView, rule: FailureRule, num_workers: int) -> tuple[int | N
     first = rule.max_failures_of_kind
     if first is None or not (rule.node_hours_per_failure or rule.hours_per_failure):
         return first, ""
-    each, ran, unit, most = rule.hours_per_failure, job.ran_s / 3600.0, "hours", MOST_TIMES * first
+    each, ran, unit, most = rule.hours_per_failure, job.ran_s / 3600.0, "hours", MAX_GROWTH * first
     if rule.node_hours_per_failure:
         each, unit, most = rule.node_hours_per_failure, "node-hours", MAX_LOSSES
         ran *= max(1.0, num_workers / _WORKERS_PER_NODE)

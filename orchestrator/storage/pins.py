@@ -56,8 +56,8 @@ def read_pins(store: ObjectStore, *, on_damaged: Callable[[CorruptObjectError], 
 
     Args:
         store: the store.
-        on_damaged: told of each pin that cannot be read. Without it such a pin raises ``CorruptObjectError``: what it
-            protects is unknown.
+        on_damaged: called with the error of each pin that cannot be read. Without it, such a pin raises
+            ``CorruptObjectError``: what it protects is unknown.
     """
     # Earlier versions made pins whose names have a "/": they are no children of the folder. Only among its children is
     # what is no object (a link out of the store), which cannot be read.

@@ -127,6 +127,12 @@ def test_plan_diff_with_a_submitted_sweep_names_the_field(submitted: Path) -> No
     assert "Nothing has to run again." in same.out
 
 
+def test_explain_of_a_sweep_asks_for_one_of_its_jobs(submitted: Path) -> None:
+    result = orchestrator(submitted, "explain", "tiny")
+    assert result.code == 2
+    assert "'tiny' is a sweep: name one of its jobs, too" in " ".join((result.out + result.err).split())
+
+
 def test_explain_says_what_differs_from_the_nearest_result(submitted: Path) -> None:
     (submitted / "seeds.yaml").write_text(
         SWEEP.replace(f"recipe: {RECIPE}\ntransfer", f"recipe: {RECIPE}\n  seeds: [7]\ntransfer")

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -149,6 +150,8 @@ def _answering(status: int, text: str) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)
+            if status == HTTPStatus.FOUND:
+                self.send_header("Location", text)
             self.end_headers()
             self.wfile.write(text.encode())
 
@@ -173,6 +176,17 @@ def _answering(status: int, text: str) -> Iterator[str]:
 def test_publisher_server_that_is_not_a_usable_mlflow_is_named(status, text, message):
     big = big_sweep(3)
     with _answering(status, text) as url, pytest.raises(TrackingError, match=message):
+        Publisher(big.store, url).publish_once("big")
+
+
+def test_publisher_follows_no_redirect():
+    """Only the address of the server that was named has been checked."""
+    big = big_sweep(3)
+    with (
+        _answering(200, "3.0.0") as elsewhere,
+        _answering(302, elsewhere) as url,
+        pytest.raises(TrackingError, match=r"is not an MLflow server \(HTTP 302"),
+    ):
         Publisher(big.store, url).publish_once("big")
 
 

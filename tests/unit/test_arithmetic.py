@@ -245,9 +245,9 @@ def test_compiled_code_gives_way_to_that_of_other_shapes(monkeypatch: pytest.Mon
     backend = _traced(calls := list[int]())
     with torch._dynamo.config.patch(recompile_limit=1):
         for size, expected in ((2, 1), (2, 1), (3, 2)):
-            network = nn.Sequential(_layer(), nn.ReLU())
-            CompiledForward(network, CompileMode.DEFAULT, backend=backend)(torch.ones(size, 4))
-            assert len(calls) == expected
+            compiled = CompiledForward(nn.Sequential(_layer(), nn.ReLU()), CompileMode.DEFAULT, backend=backend)
+            assert (compiled(torch.ones(size, 4)).shape, len(calls), compiled.note) == ((size, 3), expected, "")
+        assert (compiled(torch.ones(4, 4)).shape, len(calls), compiled.note[:15]) == ((4, 3), 2, "blocks beyond 1")
 
 
 @pytest.mark.parametrize(("mode", "kept"), [(CompileMode.DEFAULT, True), (CompileMode.REDUCE_OVERHEAD, False)])

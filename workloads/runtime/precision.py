@@ -63,6 +63,8 @@ _MOST_VERSIONS = 64
 """Compiled versions of one class of blocks in a process, for other shapes and settings. The next one drops those that
 other jobs of the process have left; if a network has more by itself, those beyond run uncompiled.
 """
+_MOST_OVERFLOWS = 2
+"""Of versions in one network: the first shows what others have left, the second that it has too many itself."""
 _IN_BLOCKS, _IN_INNER_BLOCKS = 0.5, 0.75
 _LEAST_PATCH = 8
 """Pixels. Smaller patches (4 in a Swin) are not measured."""
@@ -175,10 +177,10 @@ class CompiledForward:
         is_known = case in self._cases
         put_back = _done if is_known else kept_state(self.module, {tensor.device for tensor in tensors})
         try:
-            with nullcontext() if is_known or self._num_overflows > 1 else _failing_on_overflow():
+            with nullcontext() if is_known or self._num_overflows == _MOST_OVERFLOWS else _failing_on_overflow():
                 result = self.module(*inputs)
         except _failures() as error:
-            if _is_overflow(error):
+            if _is_overflow(error) and self._num_overflows < _MOST_OVERFLOWS:
                 self._take_overflow()
                 put_back()
                 return self(*inputs)
