@@ -30,7 +30,7 @@ from tests.shard_cases import (
     write_shards,
 )
 from workloads.data.cache import CacheStats, ShardCache
-from workloads.data.cache.folder import NUM_FETCHERS, CacheSettings
+from workloads.data.cache.folder import NUM_FETCHERS, CacheFolder, CacheSettings
 from workloads.data.cache.shards import RangedReader, spans
 
 DEADLINE_S = 30.0
@@ -358,7 +358,9 @@ def test_shard_cache_any_declarations_and_reads_give_the_right_bytes_within_the_
 
 
 def used_bytes(folder: Path) -> int:
-    return sum(size for name in ("objects", "partial") for size in _sizes(folder / name))
+    """Counted as the cache counts: without its lock, a file that goes from one folder to the other is seen in both."""
+    with CacheFolder(folder).admission():
+        return sum(size for name in ("objects", "partial") for size in _sizes(folder / name))
 
 
 def _sizes(folder: Path) -> Iterator[int]:
