@@ -77,16 +77,16 @@ def test_reservation_that_ray_gives_up_late_is_found_by_the_gang_that_waits_for_
     backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
     backend.announce(1)
     before = reservations(ray_cluster)
-    num_workers = int(ray_cluster.cluster_resources()["CPU"])
-    attempt = request(store, job("late", gate=str(gate.path)), num_workers=num_workers)
-    backend.launch(attempt, Resources(cpus=float(num_workers)))
+    whole_cluster = Resources(cpus=ray_cluster.cluster_resources()["CPU"])
+    attempt = request(store, job("late", gate=str(gate.path)), num_workers=2)
+    backend.launch(attempt, whole_cluster)
     until(lambda: reservations(ray_cluster) - before)
     kill_runner(ray_cluster, namespace)
     until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
     assert reservations(ray_cluster) - before, "nothing is held, so nothing is shown"
     backend.release(attempt.attempt_id)
-    second = request(store, job("waits"), num_workers=num_workers)
-    backend.launch(second, Resources(cpus=float(num_workers)))
+    second = request(store, job("waits"), num_workers=2)
+    backend.launch(second, whole_cluster)
     report = finish(backend, second.attempt_id)
     assert report.status is AttemptStatus.SUCCEEDED, report
 
