@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.service import ACTIVE_PAUSE_S, BUSY_PAUSE_S, IDLE_PAUSE_S, LoopActor
@@ -37,6 +40,8 @@ _LOG = logging.getLogger(__name__)
 KEEP_ALIVE_EVERY_S = 10.0
 LOOK_AT_ENDED_EVERY_S: Final = 60.0
 """Between two looks of the publisher at a sweep that has ended and is published."""
+_PORTS: Final = {"http": 80, "https": 443, "postgresql": 5432}
+_CONNECT_TIMEOUT_S: Final = 2.0
 
 
 class ControllerMetrics:
@@ -262,6 +267,8 @@ class StorePublication:
         """When these were last looked at."""
         self._passed_over: frozenset[str] = frozenset()
         """Those at which the last pass did not look."""
+        self._unreachable: set[str] = set()
+        """Tracking servers that accepted no connection in this pass."""
         self._is_asked = False
 
     def ask(self) -> list[str]:
@@ -282,6 +289,7 @@ class StorePublication:
         self._ledgers = {sweep: ledger for sweep, ledger in self._ledgers.items() if sweep in sweeps}
         self._ended = {sweep: ended for sweep, ended in self._ended.items() if sweep in sweeps}
         self._passed_over = self._rest()
+        self._unreachable.clear()
         for sweep in sweeps:
             if sweep in self._passed_over:
                 continue
@@ -314,10 +322,18 @@ class StorePublication:
         uri = database_behind(uri, Path(os.environ.get(STACK_VARIABLE, "/nonexistent")))
         if uri != self._tracking_uri:
             check_tracking(uri)
+        if uri in self._unreachable:
+            raise OrchestratorError("its tracking server accepts no connection; it is published once it does")
         publisher = self._publisher(uri)
         # Read before publishing: events before this reading are published, later ones may be missed.
         has_ended = publisher.has_ended(sweep)
-        is_caught_up = publisher.publish_once(sweep) and has_ended
+        try:
+            is_caught_up = publisher.publish_once(sweep) and has_ended
+        except Exception:
+            # A server that is gone for good costs each pass one timeout, not one for each of its sweeps.
+            if not _accepts_connections(uri):
+                self._unreachable.add(uri)
+            raise
         self.caught_up = self.caught_up | {sweep} if is_caught_up else self.caught_up - {sweep}
         if is_caught_up:
             self._ended[sweep] = found
@@ -335,3 +351,16 @@ class StorePublication:
         if tracking_uri not in self._publishers:
             self._publishers[tracking_uri] = self._new_publisher(self._store, tracking_uri)
         return self._publishers[tracking_uri]
+
+
+def _accepts_connections(uri: str) -> bool:
+    """Whether a tracking server may be up: False only if its port, asked directly, does not answer."""
+    parts = urlsplit(uri)
+    port = parts.port or _PORTS.get(parts.scheme.partition("+")[0])
+    if parts.hostname is None or port is None or getproxies():
+        return True
+    try:
+        with socket.create_connection((parts.hostname, port), _CONNECT_TIMEOUT_S):
+            return True
+    except OSError:
+        return False

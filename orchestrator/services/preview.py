@@ -41,7 +41,7 @@ from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.diff import Change, PlanDiff
 from orchestrator.planning.graph.pairing import makes_backbone
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations
+from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations, weights_not_loaded
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
 from orchestrator.services.artifact_lookup import ArtifactStatus, history_of, lookup_artifacts
 from orchestrator.state.nodes import Node
@@ -195,6 +195,7 @@ def make_preview(
             *_index_warnings(plan, found),
             *other_normalizations(sweep),
             *missing_trust_ratios(sweep),
+            *weights_not_loaded(sweep),
             *weak_designs(plan),
         ),
     )

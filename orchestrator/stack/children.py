@@ -6,9 +6,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -50,8 +52,8 @@ class Child:
 
     Should this process die without ending it, the kernel sends it ``if_orphaned``. ``stops_by`` asks it to end.
     With ``temporary`` it gets a temporary folder of its own, which ends with it, and so does every process that has
-    inherited the name of this folder, in whatever group it is. What it printed in its last life is kept in
-    ``<name>.before.log``.
+    inherited the name of this folder, in whatever group it is. It inherits ``sockets``, by their numbers here. What it
+    printed in its last life is kept in ``<name>.before.log``.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class Child:
         if_orphaned: signal.Signals = signal.SIGTERM,
         stops_by: signal.Signals = signal.SIGTERM,
         temporary: Path | None = None,
+        sockets: Sequence[socket.socket] = (),
     ) -> None:
         self.name = name
         self._stops_by = stops_by
@@ -84,6 +87,7 @@ class Child:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=[one.fileno() for one in sockets],
             )
 
     @property
@@ -220,15 +224,23 @@ def set_ray_files_aside(directory: Path, home: Path) -> None:
     shutil.rmtree(ray_sessions(home), ignore_errors=True)
 
 
-def start_mlflow(directory: Path, home: Path, *, port: int) -> Child:
-    """Start an MLflow server on the project's database, with low CPU priority.
+def start_mlflow(directory: Path, home: Path, *, listener: socket.socket) -> Child:
+    """Start an MLflow server on the project's database, with low CPU priority, on a socket that listens.
 
     Clients need the token of ``renew_mlflow_token``.
     """
     command = [
-        "nice", "-n", "10", python(), "-m", "orchestrator.stack.mlflow_server", str(directory), str(port)
+        "nice", "-n", "10", python(), "-m", "orchestrator.stack.mlflow_server", str(directory),
+        str(listener.fileno()),
     ]  # fmt: skip
-    return Child("mlflow", command, directory, child_environment(directory), temporary=home / _TEMPORARY / "mlflow")
+    return Child(
+        "mlflow",
+        command,
+        directory,
+        child_environment(directory),
+        temporary=home / _TEMPORARY / "mlflow",
+        sockets=[listener],
+    )
 
 
 def revive_services(directory: Path, home: Path) -> Child:

@@ -1,9 +1,11 @@
-"""The stack's MLflow server, behind the project's token: ``python -m orchestrator.stack.mlflow_server DIRECTORY PORT``.
+"""The stack's MLflow server, behind the project's token: ``python -m orchestrator.stack.mlflow_server DIRECTORY FD``.
 
 MLflow itself accepts every connection to its port, and serves any file that its user may read, because the creator of
 an experiment chooses the place of its files. On a machine with several users, that port would give the rights of the
 stack's user. So
 
+- the socket, descriptor FD, comes from the supervisor, which keeps it: no other user can take the port while no MLflow
+  runs, and be shown the token by a browser;
 - nothing but ``/health`` answers without the token of ``mlflow_token``: a program sends it as ``Authorization: Bearer``
   (MLflow's own client does with ``MLFLOW_TRACKING_TOKEN``), a browser as the cookie that a link with ``?token=`` sets;
 - files are those below ``mlflow-artifacts``: no other scheme, no other folder, and no link that leads out of it.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from http import HTTPStatus
@@ -25,7 +28,6 @@ from typing import Any, Final, TypeAlias
 from urllib.parse import parse_qs
 
 from orchestrator.stack.description import MLFLOW_ARTIFACTS, MLFLOW_TOKEN_FILE, TOKEN_PARAMETER, tracking_uri
-from orchestrator.stack.environment import LOOPBACK
 
 HEALTH: Final = "/health"
 """The one page for everybody; it says ``OK``."""
@@ -137,12 +139,13 @@ def load_mlflow(directory: Path) -> _App:
 def main(arguments: list[str]) -> int:
     """Serve until a signal to end."""
     os.umask(0o077)  # of the database and the files
-    directory, port = Path(arguments[0]), int(arguments[1])
+    directory, listener = Path(arguments[0]), socket.socket(fileno=int(arguments[1]))
+    listener.set_inheritable(False)
     token = (directory / MLFLOW_TOKEN_FILE).read_text(encoding="utf-8").strip()
-    app = TokenGate(load_mlflow(directory), token, f"orchestrator-mlflow-{port}")
+    app = TokenGate(load_mlflow(directory), token, f"orchestrator-mlflow-{listener.getsockname()[1]}")
     import uvicorn
 
-    uvicorn.run(app, host=LOOPBACK, port=port, access_log=False, server_header=False)
+    uvicorn.Server(uvicorn.Config(app, access_log=False, server_header=False)).run(sockets=[listener])
     return 0
 
 

@@ -40,6 +40,19 @@ def free_ports(count: int) -> list[int]:
     return chosen
 
 
+def listen_on_loopback() -> socket.socket:
+    """A socket that listens on a free port of loopback: nobody else can have this port while it is open.
+
+    Raises:
+        OSError: no free port was found.
+    """
+    for port in SystemRandom().sample(range(FIRST_PORT, LAST_PORT), _MAX_TRIES):
+        with suppress(OSError):
+            return socket.create_server(("127.0.0.1", port))
+    message = f"found no free port between {FIRST_PORT} and {LAST_PORT}; close some servers"
+    raise OSError(message)
+
+
 def are_free(ports: Iterable[int]) -> bool:
     """Whether a server can have these ports of loopback again.
 

@@ -129,18 +129,39 @@ def stop_stack(directory: Path) -> bool:
         ClusterError: it is of another host.
     """
     home = directory.absolute()
-    _check_is_here(home)
-    stack = read_stack(home)
-    if stack is None:
-        return _tidy_up(home)
+    ends_s = time.monotonic() + STACK_STOP_GRACE_S + 5.0
+    while True:
+        _check_is_here(home)
+        if (stack := read_stack(home)) is not None:
+            break
+        try:
+            return _tidy_up(home)
+        except Timeout as error:  # a stack is starting or ending
+            if _is_starting(home):
+                ends_s = time.monotonic() + STACK_STOP_GRACE_S + 5.0
+            elif time.monotonic() > ends_s:
+                raise ClusterError(
+                    f"a supervisor that this process cannot see holds {home / LOCK_FILE}: it runs in another container "
+                    "of this machine; run `orchestrator down` there"
+                ) from error
+        time.sleep(_POLL_S)
     _signal(stack, signal.SIGTERM)
     deadline_s = time.monotonic() + STACK_STOP_GRACE_S + 5.0
     while stack.is_alive:
         if time.monotonic() > deadline_s:
             _signal(stack, signal.SIGKILL)
         time.sleep(_POLL_S)
-    _tidy_up(home)
+    with suppress(Timeout):  # another one is starting
+        _tidy_up(home)
     return True
+
+
+def _is_starting(home: Path) -> bool:
+    try:
+        with FileLock(home / START_LOCK_FILE, timeout=0):
+            return False
+    except Timeout:
+        return True
 
 
 def _check_is_here(home: Path) -> None:
@@ -156,17 +177,18 @@ def _check_is_here(home: Path) -> None:
 
 
 def _tidy_up(home: Path) -> bool:
-    """End and remove the remains of a killed stack; returns whether there was one."""
+    """End and remove the remains of a killed stack; returns whether there was one.
+
+    Raises:
+        Timeout: a stack runs, starts or ends.
+    """
     if not (home / LOCK_FILE).exists():
         return False
-    try:
-        with FileLock(home / LOCK_FILE, timeout=0):
-            was_there = read_description(home) is not None
-            remove_ray_directory(ray_directory(home))
-            remove_description(home)
-            return was_there
-    except Timeout:
-        return False  # a stack is starting or ending
+    with FileLock(home / LOCK_FILE, timeout=0):
+        was_there = read_description(home) is not None
+        remove_ray_directory(ray_directory(home))
+        remove_description(home)
+        return was_there
 
 
 def _had_s3(home: Path) -> bool:
@@ -216,15 +238,19 @@ def _launch(home: Path, idle_timeout_s: float, *, with_s3: bool) -> subprocess.P
 def _start(home: Path, idle_timeout_s: float, *, with_s3: bool) -> Stack:
     supervisor = _launch(home, idle_timeout_s, with_s3=with_s3)
     deadline_s = time.monotonic() + NUM_TRIES * READY_TIMEOUT_S + STACK_STOP_GRACE_S
-    while time.monotonic() < deadline_s:
-        stack = read_stack(home)
-        if stack is not None and stack.pid == supervisor.pid:
-            return stack
-        if supervisor.poll() is not None:
-            break
-        time.sleep(_POLL_S)
-    with suppress(ProcessLookupError):
-        supervisor.terminate()
+    is_up = False
+    try:
+        while time.monotonic() < deadline_s:
+            stack = read_stack(home)
+            if stack is not None and stack.pid == supervisor.pid:
+                is_up = True
+                return stack
+            if supervisor.poll() is not None:
+                break
+            time.sleep(_POLL_S)
+    finally:
+        if not is_up:  # also after Ctrl-C: it would come up later, with nobody who waits for it
+            supervisor.terminate()
     reason = why_stack_ended(home) or f"see {home / LOG_FOLDER / STACK_LOG}"
     raise ClusterError(f"the local stack of {home} did not come up: {reason}")
 

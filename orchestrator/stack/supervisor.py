@@ -57,7 +57,7 @@ from orchestrator.stack.description import (
     write_stack,
 )
 from orchestrator.stack.environment import LOOPBACK, ensure_token, renew_mlflow_token, renew_token
-from orchestrator.stack.ports import are_free, free_ports
+from orchestrator.stack.ports import are_free, free_ports, listen_on_loopback
 
 if TYPE_CHECKING:
     from orchestrator.stack.s3_server import S3Server
@@ -158,7 +158,8 @@ class Supervisor:
         self._ray_ports: list[int] = []
         self._ray_starts = StartLimit()
         self._mlflow: Child | None = None
-        self._mlflow_port = 0
+        self._mlflow_listener: socket.socket | None = None
+        """Of all MLflow servers of this stack, one after the other: its port is never free for other users."""
         self._mlflow_starts = StartLimit()
         self._revival: Child | None = None
         self._num_revivals = 0
@@ -178,7 +179,8 @@ class Supervisor:
         touch_stack(self._directory)
         token_path, mlflow_token_path = ensure_token(self._directory), renew_mlflow_token(self._directory)
         make_ray_directory(self._home)
-        *self._ray_ports, self._mlflow_port = free_ports(4)
+        listener = self._mlflow_listener = listen_on_loopback()
+        self._ray_ports = free_ports(3)
         if self._s3 is not None:
             # Before Ray starts: its workers inherit the address and the keys.
             os.environ.update(self._s3.client_environment)
@@ -194,7 +196,7 @@ class Supervisor:
                     directory=str(self._directory),
                     ray_address=self._ray_address,
                     dashboard_url=self._dashboard_url,
-                    mlflow_url=f"http://{LOOPBACK}:{self._mlflow_port}",
+                    mlflow_url=f"http://{LOOPBACK}:{listener.getsockname()[1]}",
                     tracking_uri=tracking_uri(self._directory),
                     token_path=str(token_path),
                     mlflow_token_path=str(mlflow_token_path),
@@ -226,8 +228,8 @@ class Supervisor:
         return f"http://{LOOPBACK}:{self._ray_ports[1]}"
 
     def _start_mlflow(self) -> None:
-        if self._mlflow_starts.allows_start():
-            self._mlflow = start_mlflow(self._directory, self._home, port=self._mlflow_port)
+        if self._mlflow_listener is not None and self._mlflow_starts.allows_start():
+            self._mlflow = start_mlflow(self._directory, self._home, listener=self._mlflow_listener)
 
     def _start_ray(self) -> Child:
         if not are_free(self._ray_ports):  # the same port if possible: open pages continue to work
@@ -341,7 +343,9 @@ class Supervisor:
             self._start_mlflow()  # if the limit lets it
         elif self._mlflow.exit_code is not None:
             _LOG.warning("MLflow has died (exit code %s); see %s", self._mlflow.exit_code, self._mlflow.log_path)
-            self._mlflow.end(time.monotonic())  # also the server process that it started, which keeps the port
+            self._mlflow.end(
+                time.monotonic()
+            )  # also a process that it started, which would go on accepting connections
             self._mlflow = None
             self._start_mlflow()
 
@@ -364,6 +368,8 @@ class Supervisor:
         deadline_s = time.monotonic() + STACK_STOP_GRACE_S
         for child in children:
             child.end(deadline_s)
+        if self._mlflow_listener is not None:
+            self._mlflow_listener.close()
         if self._s3 is not None:
             self._s3.kill()  # last, as something may have been saved until now; at once, as all of it is on disk
         remove_ray_directory(self._home)

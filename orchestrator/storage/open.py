@@ -50,10 +50,19 @@ def check_allowed(uri: str) -> None:
     Raises:
         StorageDeniedError: it is not below any of the allowed ones.
     """
-    allowed = _entries()
-    if allowed and not any(_is_below(uri, entry) for entry in allowed):
-        message = f"{uri} is not below any of the allowed URIs ({', '.join(allowed)}); use one of them or change "
+    if not is_allowed(uri):
+        message = f"{uri} is not below any of the allowed URIs ({', '.join(_entries())}); use one of them or change "
         raise StorageDeniedError(message + VARIABLE)
+
+
+def is_allowed(uri: str) -> bool:
+    """Whether a valid URI is below one that the environment names, or it names none."""
+    return not _entries() or is_listed(uri)
+
+
+def is_listed(uri: str) -> bool:
+    """Whether a valid URI is below one that the environment names."""
+    return any(is_below(uri, entry) for entry in _entries())
 
 
 def check_tracking(uri: str) -> None:
@@ -66,7 +75,7 @@ def check_tracking(uri: str) -> None:
         StorageDeniedError: it is not listed, and there is a list or a login.
     """
     check_allowed(uri)
-    if _has_login(urlsplit(uri).scheme.partition("+")[0]) and not any(_is_below(uri, entry) for entry in _entries()):
+    if _has_login(urlsplit(uri).scheme.partition("+")[0]) and not is_listed(uri):
         raise StorageDeniedError(
             f"{uri} would be shown the publisher's login for tracking servers; if it may see it, list it in {VARIABLE} "
             "(along with the places that sweeps read and write), or set MLFLOW_TRACKING_URI to it"
@@ -83,7 +92,8 @@ def _entries() -> list[str]:
     return [entry for entry in re.split(r"[\s,]+", os.environ.get(VARIABLE, "")) if entry]
 
 
-def _is_below(uri: str, entry: str) -> bool:
+def is_below(uri: str, entry: str) -> bool:
+    """Whether a place is another one, or inside it."""
     requested, allowed = urlsplit(uri), urlsplit(entry)
     if requested.scheme != allowed.scheme:
         return False
@@ -100,7 +110,7 @@ def _is_below(uri: str, entry: str) -> bool:
 
 def is_same_place(uri: str, other: str) -> bool:
     """Whether two URIs name one place: links on disks are followed, and a final slash means nothing."""
-    return _is_below(uri, other) and _is_below(other, uri)
+    return is_below(uri, other) and is_below(other, uri)
 
 
 def _places_in(query: str) -> list[tuple[str, str]]:

@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
-from urllib.parse import parse_qsl, quote, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
 from orchestrator.core.security.urls import forbidden_host
+from orchestrator.storage.open import VARIABLE, is_allowed, is_below, is_listed
 from orchestrator.tracking.draft import FoundRun, RunDraft
 from orchestrator.tracking.run_writer import INVALID, RefusedRun, RunWriter
 
@@ -44,8 +45,16 @@ _QUIET = {
 _MAX_RETRIES_VARIABLE = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 """Always 0: the publisher has its own retries, which look first at what a request without an answer has left. MLflow's
 would make a run twice, and hide an outage for minutes (7 of 120 s)."""
-_REDIRECTS_VARIABLE = "MLFLOW_ALLOW_HTTP_REDIRECTS"
-"""Always false: ``forbidden_host`` has judged the server that was named, not one to which it leads."""
+_TO_OTHER_HOSTS = ("MLFLOW_ALLOW_HTTP_REDIRECTS", "MLFLOW_ENABLE_PROXY_MULTIPART_UPLOAD")
+"""Always false: ``forbidden_host`` has judged the server that was named, not those to which it leads."""
+_CLOUDS = frozenset({"s3", "gs", "wasbs"})
+"""Object storage whose URIs name no server; that of ``abfss`` does, and would get a login."""
+_PROXIED = "mlflow-artifacts"
+_FILES = "/api/2.0/mlflow-artifacts/artifacts/"
+"""Where MLflow serves files; another program may have the same host."""
+_DEFAULT_PORTS = {"http": 80, "https": 443}
+_UNSAFE = re.compile(r"[\x00-\x1f\x7f\\]|^ | $")
+"""What some parsers of URLs drop or take for another sign."""
 _NUM_THREADS = 8
 _OWNER_TAG = "owner"
 _OWNER = "pretraining-orchestrator"
@@ -325,9 +334,24 @@ class TrackingServer:
                 self._client.restore_run(run_id)
 
     def attach(self, run_id: str, folder: Path, below: str = "") -> None:
-        """Attach all files of a folder to a run, in the folder ``below`` of its artifacts."""
+        """Attach all files of a folder to a run, in the folder ``below`` of its artifacts.
+
+        Raises:
+            TrackingRefusedError: they would go to a place that the server may not choose.
+        """
         with failures_named("attaching files", self.shown):
-            self._client.log_artifacts(run_id, str(folder), below or None)
+            # Not by the client's own method, which would ask again, and might be answered otherwise.
+            place = str(self._client.get_run(run_id).info.artifact_uri)
+            from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
+            if not may_hold_files(place, self.uri, self._own_root):
+                raise TrackingRefusedError(
+                    f"MLflow ({self.shown}) keeps the files of this run at {redacted(place)}, a place that "
+                    f"nobody has allowed: they are not attached. If they belong there, list it in {VARIABLE} (along "
+                    "with the places that sweeps read and write); else give the sweep another tracking.experiment"
+                )
+            files: Any = get_artifact_repository(place, tracking_uri=self.uri)
+            files.log_artifacts(str(folder), below or None)
 
     def number_of(self, version: ModelVersion) -> str:
         """Number of the registered model's version that is like this one; empty without one."""
@@ -378,7 +402,7 @@ class TrackingServer:
             for name, value in _QUIET.items():
                 os.environ.setdefault(name, value)
             os.environ[_MAX_RETRIES_VARIABLE] = "0"
-            os.environ[_REDIRECTS_VARIABLE] = "false"
+            os.environ.update(dict.fromkeys(_TO_OTHER_HOSTS, "false"))
             logging.getLogger("alembic").setLevel(logging.WARNING)
             from mlflow import MlflowClient  # 4 s
 
@@ -427,7 +451,7 @@ class TrackingServer:
     def _create_experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException
 
-        location = self._artifact_location(name)
+        location = f"{self._own_root}/{quote(name, safe='')}" if self._own_root else None
         try:
             return str(self._client.create_experiment(name, artifact_location=location, tags={_OWNER_TAG: _OWNER}))
         except MlflowException as error:
@@ -435,14 +459,17 @@ class TrackingServer:
                 raise
             return self.ensure_experiment(name)  # another publisher was first
 
-    def _artifact_location(self, experiment: str) -> str | None:
-        """A server knows its own place. MLflow's default for databases is the working directory, whichever that is."""
+    @property
+    def _own_root(self) -> str:
+        """Below it are the locations of the experiments that it makes; empty where a server chooses them.
+
+        MLflow's default for databases is the working directory, whichever that is.
+        """
         if self._is_http:
-            return None
-        database = _sqlite_path(self.uri)
-        if database is not None:
-            return (database.parent / "mlflow-artifacts" / quote(experiment, safe="")).as_uri()
-        return f"{self._artifact_root}/mlflow/{quote(experiment, safe='')}" if self._artifact_root else None
+            return ""
+        if (database := _sqlite_path(self.uri)) is not None:
+            return (database.parent / "mlflow-artifacts").as_uri()
+        return f"{self._artifact_root}/mlflow" if self._artifact_root else ""
 
     def _adopt(self, experiment_id: str, name: str) -> None:
         """Make an experiment ours that holds no runs but ours.
@@ -459,6 +486,47 @@ class TrackingServer:
             )
             raise TrackingRefusedError(message)
         self._client.set_experiment_tag(experiment_id, _OWNER_TAG, _OWNER)
+
+
+def may_hold_files(place: str, tracking_uri: str, own_root: str = "") -> bool:
+    """Whether files may be written to a run's ``artifact_uri``, which whoever made its experiment has chosen.
+
+    They may go to the tracking server itself, below ``own_root``, to places that the environment lists, and to object
+    storage if it lists none. MLflow's client would send the login of the tracking server to any other server, and write
+    to any path of this machine.
+    """
+    if _UNSAFE.search(place):
+        return False
+    try:
+        parts, server = urlsplit(place), urlsplit(tracking_uri)
+        is_served = _is_served_by(parts, server)
+    except ValueError:
+        return False
+    if is_served:
+        return True
+    if parts.scheme in {"", "file"}:
+        # MLflow unquotes paths, too.
+        path = unquote(parts.path if parts.scheme else place)
+        uri = Path(path).absolute().as_uri()
+        is_plain = place.startswith("file:") and not (parts.netloc or parts.query or parts.fragment)
+        return (is_plain or not parts.scheme) and ((bool(own_root) and is_below(uri, own_root)) or is_listed(uri))
+    is_own = bool(own_root) and is_below(place, own_root)
+    return is_own or (is_allowed(place) if parts.scheme in _CLOUDS else is_listed(place))
+
+
+def _is_served_by(place: SplitResult, server: SplitResult) -> bool:
+    """Whether MLflow's client would send files for this place to the tracking server, and nowhere else on its host."""
+    if server.scheme not in _DEFAULT_PORTS or ".." in unquote(place.path).split("/") or "@" in place.netloc:
+        return False
+    is_same_host = _host_and_port(place.netloc, server.scheme) == _host_and_port(server.netloc, server.scheme)
+    if place.scheme == _PROXIED:
+        return is_same_host or not place.netloc
+    return place.scheme == server.scheme and is_same_host and place.path.startswith(server.path.rstrip("/") + _FILES)
+
+
+def _host_and_port(netloc: str, scheme: str) -> tuple[str, int]:
+    parts = urlsplit(f"//{netloc}")
+    return parts.hostname or "", parts.port or _DEFAULT_PORTS.get(scheme, 0)
 
 
 def _hosts(uri: str) -> list[str]:

@@ -29,26 +29,40 @@ def _count_metrics(database: Path) -> int:
         return int(connection.execute("SELECT count(*) FROM metrics").fetchone()[0])
 
 
-def _has_gone_on(child: subprocess.Popen[bytes], database: Path, num_metrics: int) -> bool:
-    return child.poll() is not None or _count_metrics(database) > num_metrics
-
-
-def _publisher(big: BigSweep, root: Path, uri: str) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "tests.publish_process", str(root), big.plan.sweep, uri]
+def _start(*arguments: str, pipe: int | None = None) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.publish_process", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    return subprocess.Popen(
+        command, cwd=ROOT, env=environment, start_new_session=True, stdin=pipe, stdout=pipe, text=True
+    )
+
+
+def _is_gone(pid: int) -> bool:
+    return not Path(f"/proc/{pid}").exists()
+
+
+def _has_gone_on(pid: int, database: Path, num_metrics: int) -> bool:
+    return _is_gone(pid) or _count_metrics(database) > num_metrics
+
+
+def _has_ended_or_gone_on(child: subprocess.Popen[str], database: Path, num_metrics: int) -> bool:
+    return child.poll() is not None or _count_metrics(database) > num_metrics
 
 
 def _kill_publishers(big: BigSweep, root: Path, uri: str, database: Path, *, num_kills: int) -> None:
     """Each is killed at any moment, after it has written a few runs more: some of its requests have no answer."""
     moments = Random(1)  # noqa: S311 - not a secret
-    for _ in range(num_kills):
-        seen = _count_metrics(database) + moments.randrange(8 * NUM_METRICS)
-        child = _publisher(big, root, uri)
-        wait_until(partial(_has_gone_on, child, database, seen), "it never published anything")
-        assert child.poll() is None, "it ended before it was killed"
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+    with _start(pipe=subprocess.PIPE) as forking:
+        assert forking.stdin is not None
+        assert forking.stdout is not None
+        for _ in range(num_kills):
+            seen = _count_metrics(database) + moments.randrange(8 * NUM_METRICS)
+            print(root, big.plan.sweep, uri, file=forking.stdin, flush=True)
+            pid = int(forking.stdout.readline())
+            wait_until(partial(_has_gone_on, pid, database, seen), "it never published anything")
+            assert not _is_gone(pid), "it ended before it was killed"
+            os.kill(pid, signal.SIGKILL)
+            wait_until(partial(_is_gone, pid), "it is killed")
 
 
 @pytest.mark.slow
@@ -73,11 +87,11 @@ def test_publisher_server_killed_again_and_again_loses_and_repeats_nothing(tmp_p
     big = big_sweep(num_jobs, store=LocalStore(root))
     server = MlflowServer(tmp_path, new_database(database))
     with server:
-        child = _publisher(big, root, server.url)
+        child = _start(str(root), big.plan.sweep, server.url)
         kills = 0
         while kills < num_kills and child.poll() is None:
             seen = _count_metrics(database)
-            wait_until(partial(_has_gone_on, child, database, seen + 100), "the publisher makes no progress")
+            wait_until(partial(_has_ended_or_gone_on, child, database, seen + 100), "the publisher makes no progress")
             server.kill()
             kills += 1
             server.start()

@@ -14,7 +14,7 @@ MLFLOW, SEAWEED = "MLflow", "SeaweedFS of `up --s3`"
 REASONS = {
     r"gcs_server": RAY,
     r"/raylet/raylet": RAY,
-    r"orchestrator\.stack\.mlflow_server": MLFLOW,
+    r"orchestrator\.stack\.(mlflow_server|supervisor)": MLFLOW,  # the supervisor keeps the socket
     r"/dashboard/dashboard\.py": DASHBOARD,
     r"^ray::|default_worker|runtime_env|dashboard.*agent": RAY,
     r"seaweed|weed": SEAWEED,

@@ -21,7 +21,7 @@ from orchestrator.storage.layout import plan_name, record_name
 from orchestrator.testing.faults import FaultyStore, Harm, ReadFault
 from orchestrator.tracking.loop import publish_until_done
 from orchestrator.tracking.publication import Publisher
-from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
+from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer, may_hold_files
 from tests.mlflow_servers import new_database
 from tests.tracking_sweeps import big_sweep, problems
 
@@ -38,7 +38,8 @@ def _client(database) -> Any:
 
 def _experiment_of_somebody_else(database) -> str:
     # MLflow's own default is a folder in the working directory.
-    return str(_client(database).create_experiment("big", artifact_location=database.parent.as_uri()))
+    location = (database.parent / "mlflow-artifacts" / "theirs").as_uri()
+    return str(_client(database).create_experiment("big", artifact_location=location))
 
 
 def _run_of_somebody_else(database) -> str:
@@ -146,9 +147,14 @@ def test_publisher_name_that_mlflow_refuses_is_told_and_keeps_no_other_run(datab
 
 
 @contextmanager
-def _answering(status: int, text: str) -> Iterator[str]:
+def _answering(status: int, text: str, asked: list[str] | None = None) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            self.do_GET()
+
         def do_GET(self) -> None:
+            if asked is not None:
+                asked.append(self.path)
             self.send_response(status)
             if status == HTTPStatus.FOUND:
                 self.send_header("Location", text)
@@ -188,6 +194,63 @@ def test_publisher_follows_no_redirect():
         pytest.raises(TrackingError, match=r"is not an MLflow server \(HTTP 302"),
     ):
         Publisher(big.store, url).publish_once("big")
+
+
+LAB, MINE = "http://user:secret@lab/mlflow", "sqlite:////data/mlflow.db"
+ALL = "s3://bucket file:///shared/listed"
+
+
+@pytest.mark.parametrize(
+    ("place", "server", "listed", "is_fine"),
+    [
+        ("mlflow-artifacts:/1/ab/artifacts", LAB, ALL, True),
+        ("mlflow-artifacts://Lab:80/1", LAB, ALL, True),
+        ("http://lab/mlflow/api/2.0/mlflow-artifacts/artifacts/1", LAB, ALL, True),
+        ("s3://bucket/mlflow/1", LAB, ALL, True),
+        ("s3://other/1", LAB, "", True),
+        ("file:///shared/listed/1", LAB, ALL, True),
+        ("file:///data/mlflow-artifacts/big/1", MINE, "", True),
+        ("mlflow-artifacts://evil/1", LAB, "", False),
+        (" mlflow-artifacts://evil/1", LAB, "", False),
+        ("mlflow-artifacts:/\n/evil/1", LAB, "", False),
+        ("mlflow-artifacts:/1/../../../other", LAB, "", False),
+        ("http://evil/mlflow/api/2.0/mlflow-artifacts/artifacts/1", LAB, "", False),
+        ("http://lab@evil/mlflow/api/2.0/mlflow-artifacts/artifacts/1", LAB, "", False),
+        ("https://lab/mlflow/api/2.0/mlflow-artifacts/artifacts/1", LAB, "", False),
+        ("http://lab/other", LAB, "", False),
+        ("abfss://fs@evil.example/1", LAB, "", False),
+        ("file:///home/alice", LAB, "", False),
+        ("/home/alice", LAB, "", False),
+        ("s3://[x", LAB, "", False),
+        ("/shared/listed/%2e%2e/alice", LAB, ALL, False),
+        ("s3://other/1", LAB, ALL, False),
+        ("ftp://evil/1", LAB, "", False),
+        ("file:///data/services", MINE, "", False),
+        ("file:///data/mlflow-artifacts/../services", MINE, "", False),
+        ("file://host/data/mlflow-artifacts/1", MINE, "", False),
+        ("mlflow-artifacts:/1", MINE, "", False),
+    ],
+)
+def test_files_of_runs_go_only_to_the_server_its_own_folder_and_listed_places(
+    place, server, listed, is_fine, monkeypatch
+):
+    monkeypatch.setenv("ORCHESTRATOR_ALLOWED_URIS", listed)
+    assert may_hold_files(place, server, "file:///data/mlflow-artifacts" if server == MINE else "") is is_fine
+
+
+def test_publisher_sends_no_file_to_where_a_stranger_wants_it(database, monkeypatch):
+    """Whoever makes an experiment first chooses where the files of its runs are kept."""
+    monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
+    asked: list[str] = []
+    with _answering(200, "3.0.0", asked) as elsewhere:
+        _client(database).create_experiment("big", artifact_location=f"{elsewhere}/1")
+        big = big_sweep(3)
+        with pytest.raises(
+            TrackingRefusedError, match=r"keeps the files of this run at http.*ORCHESTRATOR_ALLOWED_URIS"
+        ):
+            Publisher(big.store, f"sqlite:///{database}").publish_once("big")
+    assert asked == []
+    assert len(_client(database).search_runs(["1"])) == 1 + 3
 
 
 def test_loop_same_outage_is_told_once(caplog):

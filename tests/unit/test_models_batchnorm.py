@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from timm.layers import BatchNormAct2d  # type: ignore[attr-defined]
+from timm.layers import BatchNormAct2d, EvoNorm2dB0, FrozenBatchNormAct2d  # type: ignore[attr-defined]
 from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -169,6 +169,25 @@ def test_norm_group_with_batchnorm_is_resolved(batch_size: int, wanted: int | No
 
 def test_norm_group_without_batchnorm_is_the_whole_batch() -> None:
     assert resolve_norm_group(nn.Linear(2, 2), 100, None) == 100
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [EvoNorm2dB0(3), nn.BatchNorm2d(3, track_running_stats=False), nn.InstanceNorm2d(3, track_running_stats=True)],
+)
+def test_layer_with_statistics_of_a_batch_that_no_norm_group_keeps_is_a_user_error(layer: nn.Module) -> None:
+    with pytest.raises(UserError, match=f"layer 1 of the model is {type(layer).__name__}, .* use BatchNorm with runn"):
+        resolve_norm_group(nn.Sequential(nn.Conv2d(3, 3, 1), layer), 64, None)
+
+
+def test_frozen_layers_and_norms_of_single_samples_need_no_norm_groups() -> None:
+    tracking = nn.Sequential(nn.Conv2d(3, 3, 1), nn.InstanceNorm2d(3, track_running_stats=True), EvoNorm2dB0(3))
+    tracking.requires_grad_(requires_grad=False)
+    network = nn.Sequential(tracking, FrozenBatchNormAct2d(3), nn.GroupNorm(1, 3), nn.InstanceNorm2d(3))
+    assert resolve_norm_group(network, 64, None) == 64
+    frozen = nn.BatchNorm2d(3, track_running_stats=False).requires_grad_(requires_grad=False)
+    with pytest.raises(UserError, match="BatchNorm2d"):  # it uses the batch in evaluation mode, too
+        resolve_norm_group(nn.Sequential(frozen, nn.Linear(2, 2)), 64, None)
 
 
 @pytest.mark.parametrize(("batch_size", "norm_group"), [(100, None), (32, 12), (32, 64)])

@@ -271,6 +271,28 @@ def test_trial_reads_what_its_recipe_says_though_other_values_of_the_space_do_no
     assert SearchPlan.of(request_of(search, "")).identity_of(values)["parameters"] == plain.identity["parameters"]
 
 
+def test_trials_of_cached_features_see_images_as_the_transfer_that_names_the_same_values(tmp_path):
+    """A recipe with an optimizer inherits no preprocessing from the pretraining, also while a search has its lr."""
+
+    def planned(fields: str, search: str) -> Plan:
+        head, _, _ = SWEEP.replace("lr: 0.05}", "lr: 0.05, interpolation: bicubic, mean: [0.4, 0.4, 0.4]}").partition(
+            "    protocol:"
+        )
+        cached = f"{{features: cached, solver: sgd, epochs: 2, batch_size: 16, interpolation: bilinear{fields}}}"
+        (tmp_path / "sweep.yaml").write_text(f"{head}    protocol: probe\n    recipe: {cached}\n{search}")
+        return build_plan(load_sweep(str(tmp_path / "sweep.yaml"))[0], store_uri="file:///store")
+
+    def features(plan: Plan) -> set[str]:
+        return {job.key for job in plan.jobs if job.kind is JobKind.EMBED}
+
+    searched = planned("", "    search: {random: {}, space: {lr: [0.1, 0.2]}}\n")
+    plain = planned(", lr: 0.2, select_holdout: 0.1", "")
+    assert features(searched) == features(plain) != set()
+    searches = [job for job in searched.jobs if job.kind is JobKind.SEARCH]
+    trials = {SearchPlan.of(request_of(search, "")).key_of({"lr": 0.2}) for search in searches}
+    assert trials <= {job.key for job in plain.jobs}
+
+
 def test_plugins_in_a_space_are_the_references_that_a_recipe_names(tmp_path):
     text = SWEEP.replace("SEARCH", "{random: {}, space: {loss: [softmax, focal], augment_plugin: [null, cut]}}")
     tree = read_document(

@@ -134,7 +134,7 @@ def test_reserved_kwargs_are_those_of_the_data_plane() -> None:
 
 
 def test_yaml_pitfalls_are_taken_out() -> None:
-    tree = parse_tree("a: 1e-4\nb: no\nc: 2020-01-01\nd: true\ne: 010\nf: null\ng: 1_000\nh: .5", "f")
+    tree = parse_tree("a: 1e-4\nb: no\nc: 2020-01-01\nd: true\ne: 010\nf: null\ng: 1_000\nh: .5\ni: 1_2\nj: 10_00", "f")
     assert tree.value == {
         "a": 1e-4,
         "b": "no",
@@ -144,4 +144,6 @@ def test_yaml_pitfalls_are_taken_out() -> None:
         "f": None,
         "g": 1000,
         "h": 0.5,
+        "i": "1_2",  # a class may be called so
+        "j": "10_00",
     }

@@ -51,11 +51,16 @@ subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_n
 open(os.path.join(home, "ray_current_cluster"), "w").close()
 time.sleep(600)
 """
-# The one who was started waits, another one listens, as `mlflow server` does it.
+# The one who was started waits, another one says who it is.
 MLFLOW = """
 import subprocess, sys
-serve = "import socket, sys, time; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); time.sleep(600)"
-subprocess.run([sys.executable, "-c", serve, sys.argv[1]])
+serve = '''
+import os, socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    listener.accept()[0].sendall(str(os.getppid()).encode())
+'''
+subprocess.run([sys.executable, "-c", serve, sys.argv[1]], pass_fds=[int(sys.argv[1])])
 """
 WITHIN_S = 10.0
 until = partial(wait_until, deadline_s=WITHIN_S)
@@ -108,9 +113,10 @@ def directory(tmp_path, monkeypatch):
         command = [sys.executable, "-c", RAY, str(ray_sessions(home))]
         return Child("ray", command, directory, dict(os.environ), temporary=home / "tmp" / "ray")
 
-    def start_mlflow(directory: Path, home: Path, *, port: int) -> Child:
-        command = [sys.executable, "-c", MLFLOW, str(port)]
-        return Child("mlflow", command, directory, dict(os.environ), temporary=home / "tmp" / "mlflow")
+    def start_mlflow(directory: Path, home: Path, *, listener: socket.socket) -> Child:
+        command = [sys.executable, "-c", MLFLOW, str(listener.fileno())]
+        temporary = home / "tmp" / "mlflow"
+        return Child("mlflow", command, directory, dict(os.environ), temporary=temporary, sockets=[listener])
 
     monkeypatch.setattr(module, "start_ray", start_ray)
     monkeypatch.setattr(module, "start_mlflow", start_mlflow)
@@ -139,12 +145,13 @@ def child_pid(running: Running, name: str) -> int:
     return int(child._process.pid)
 
 
-def listens(directory: Path) -> bool:
+def answering(directory: Path) -> int:
+    """The MLflow that answers; connections wait for one."""
     found = read_stack(directory)
     assert found is not None
     host, _, port = found.mlflow_url.removeprefix("http://").partition(":")
-    with socket.socket() as probe:
-        return probe.connect_ex((host, int(port))) == 0
+    with socket.create_connection((host, int(port)), timeout=WITHIN_S) as connection:
+        return int(connection.recv(20))
 
 
 def test_starts_are_counted_within_an_hour_and_not_for_life():
@@ -188,16 +195,17 @@ def test_stack_that_ends_leaves_no_process_and_no_folder(directory, run):
     assert read_description(directory) is None
 
 
-def test_killed_mlflow_gives_its_port_to_the_next_one(directory, run):
+def test_killed_mlflow_gives_its_port_to_the_next_one_and_to_nobody_else(directory, run):
     running = run()
-    until(lambda: listens(directory), "MLflow listens")
     first = child_pid(running, "mlflow")
+    assert answering(directory) == first
     before = marked(running.home / "tmp" / "mlflow")
     assert len(before) == 2
-    os.kill(first, signal.SIGKILL)
-    until(lambda: running.supervisor._mlflow is not None and child_pid(running, "mlflow") != first, "it is started")
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    second = answering(directory)
+    assert second == child_pid(running, "mlflow") != first
     assert not set(before) & set(marked(running.home / "tmp" / "mlflow"))
-    until(lambda: listens(directory), "the next one listens")
 
 
 def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(directory, run):

@@ -1,6 +1,7 @@
 """The publisher's round over all sweeps, with a publisher that only notes what it is asked."""
 
 import gc
+import socket
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
@@ -135,6 +136,32 @@ def test_publication_of_a_sweep_that_fails_does_not_keep_the_others(store: Count
     publisher.failing.clear()
     publication.run()
     assert publication.caught_up == set(SWEEPS)
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+def test_publication_asks_a_server_that_accepts_no_connection_once_in_a_pass(
+    store: CountingStore, accepts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(actor, "getproxies", dict)
+    asked: list[str] = []
+
+    class FailingPublisher(NotingPublisher):
+        def publish_once(self, sweep: str) -> bool:
+            asked.append(sweep)
+            raise TimeoutError(sweep)
+
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        if accepts:
+            server.listen()
+        publication = StorePublication(
+            store, f"http://127.0.0.1:{server.getsockname()[1]}", lambda *_: FailingPublisher()
+        )
+        for _ in range(2):
+            with pytest.raises(TimeoutError, match="a"):
+                publication.run()
+    assert asked == 2 * (["a", "b", "c"] if accepts else ["a"])
+    assert ("accepts no connection" in read_trouble(store, "c")[0]) is not accepts
 
 
 def test_publication_of_a_damaged_journal_does_not_keep_the_others(store: CountingStore) -> None:

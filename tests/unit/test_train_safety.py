@@ -197,6 +197,27 @@ def test_loop_that_goes_back_to_a_former_best_checkpoint_still_has_it(
     assert loop.load_kept(best).step == 5
 
 
+@pytest.mark.parametrize("failed", [1, 4])
+def test_loop_rewinds_behind_an_update_that_only_an_evaluation_shows_to_be_wrong(
+    failed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also behind the last of all. Loss and gradient of an update are measured before it is applied."""
+    evaluations = iter(range(10))
+
+    def evaluate(*_: object, **__: object) -> dict[str, float]:
+        return {"val_error": 0.5, "val_loss": float("nan") if next(evaluations) == failed else 1.0}
+
+    monkeypatch.setattr(loop_module, "evaluate", evaluate)
+    loop, task = _train(tmp_path, poisoned=())
+    state = loop.run()
+    (rewind,) = state.rewinds
+    step = 5 * failed + 4
+    assert (rewind.failed_step, rewind.end, state.step) == (step, step, 25)
+    assert rewind.reason == "the evaluation after the update gives val_loss nan"
+    assert task.seen[step + 1] == step + 1
+    assert state.latest["val_loss"] == 1.0
+
+
 def test_loop_that_fails_without_end_gives_up(tmp_path: Path) -> None:
     loop, _ = _train(tmp_path, poisoned=tuple(range(7, 500)))
     with pytest.raises(NumericsError, match="loss is nan"):

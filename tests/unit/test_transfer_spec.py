@@ -6,7 +6,7 @@ from collections import Counter
 
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations
+from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations, weights_not_loaded
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.transfer import cell_name
 from orchestrator.sweepfile.values import ResolvedSweep
@@ -280,6 +280,16 @@ def test_transfer_that_normalises_images_in_another_way_than_the_pretraining_is_
     assert warnings(f"{TOP}, protocol: probe, recipe: {{base: default-probe, {IMAGENET}}}") == []
     inheriting = "name: near, target: levels/depth1, protocol: knn"
     assert warnings(f"{TOP}, protocol: probe, recipe: cached-probe", inheriting) == []
+
+
+def test_model_whose_name_has_a_tag_of_weights_that_nothing_loads_is_warned_of() -> None:
+    tuned = f"{TOP}, protocol: finetune"
+    head = HEAD.replace("name: test_vit,", "name: test_vit.r160_in1k,")
+    (told,) = weights_not_loaded(sweep_of(tuned, head=head))
+    assert told.startswith("pretrain: the name of the model `test_vit.r160_in1k` loads no weights")
+    assert told.endswith("write `name: test_vit` and `init: {timm: r160_in1k}`")
+    initialised = head.replace("  labels: ", "  init: {timm: r160_in1k}\n  labels: ", 1)
+    assert list(weights_not_loaded(sweep_of(tuned, head=initialised))) == []
 
 
 def test_recipe_whose_optimiser_has_no_trust_ratio_without_weight_decay_is_warned_of() -> None:

@@ -38,8 +38,10 @@ def resolve_norm_group(model: nn.Module, batch_size: int, norm_group: int | None
     """Samples per forward pass: one norm group with BatchNorm, else the whole batch.
 
     Raises:
-        UserError: the batch is not a whole number of norm groups.
+        UserError: the batch is not a whole number of norm groups, or a layer that is trained depends on the batch in
+            another way than BatchNorm.
     """
+    _refuse_other_statistics(model)
     if norm_group is not None and (norm_group < 1 or batch_size % norm_group):
         raise UserError(_uneven(batch_size, norm_group))
     if not batchnorm_layers(model):
@@ -48,6 +50,31 @@ def resolve_norm_group(model: nn.Module, batch_size: int, norm_group: int | None
     if batch_size % group:
         raise UserError(_uneven(batch_size, group))
     return group
+
+
+def _refuse_other_statistics(model: nn.Module) -> None:
+    """Refuse layers that would make results depend on the micro-batch and on the number of ranks.
+
+    Such are BatchNorm without running statistics, and other layers with some: EvoNorm-B, InstanceNorm that tracks them.
+    """
+    frozen: tuple[str, ...] = ()
+    for name, layer in model.named_modules():
+        parameters = list(layer.parameters())
+        if parameters and not any(parameter.requires_grad for parameter in parameters):
+            frozen = (*frozen, name)  # it stays in evaluation mode, with all below it
+        buffers = dict(layer.named_buffers(recurse=False))
+        has_statistics = any(buffer.startswith("running_") for buffer in buffers)
+        if isinstance(layer, _BatchNorm):
+            is_wrong = not has_statistics  # which uses those of the batch in evaluation mode, too
+        else:
+            is_frozen = any(not above or f"{name}.".startswith(f"{above}.") for above in frozen)
+            is_wrong = has_statistics and not is_frozen and "weight" not in buffers  # as timm's FrozenBatchNorm has
+        if is_wrong:
+            raise UserError(
+                f"layer {name} of the model is {type(layer).__name__}, whose statistics of a batch do not follow norm "
+                "groups: results would depend on the micro-batch and on the number of GPUs; use BatchNorm with running "
+                "statistics, or a normalization of single samples such as GroupNorm or LayerNorm"
+            )
 
 
 class RunningStatistics:

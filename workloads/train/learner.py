@@ -126,6 +126,7 @@ class RunState:
         parsed: dict[str, Any] = {name: Tally(**document[name]) for name in ("since_line", "in_epoch")}
         parsed["norms"] = NormTrend(**document.get("norms", {}))
         parsed["rewinds"] = [Rewind.from_json(rewind) for rewind in document.get("rewinds", ())]
+        parsed["latest"] = dict(document.get("latest", {}))  # of a held state, which the run may go back to again
         return cls(**{**document, **parsed, "step": step})
 
 

@@ -90,6 +90,8 @@ class TrainingLoop:
         self._learning_rate = LearningRate.of(recipe, self.calendar)
         self._step_metrics = StepMetrics(job.device, self._ranks.activity)
         self._losses: dict[int, Tensor] = {}
+        """By step, of updates whose readings are not there yet, and of the newest that is."""
+        self._newest: Reading | None = None
         self._points = RewindPoints(recipe.rewind_steps)
         self._saver = Saver(request, job.context, self._ranks)
         self._fingerprint = (
@@ -284,7 +286,8 @@ class TrainingLoop:
             reason = reading.failure(state.norms, spike_factor=recipe.grad_spike, may_overflow=may_overflow)
             if reason:
                 raise FailedUpdateError(reading, reason)
-            self._losses.pop(reading.step, None)
+            self._losses.pop(reading.step - 1, None)
+            self._newest = reading
             for tally in (state.since_line, state.in_epoch):
                 tally.add(reading.loss, reading.num_wrong, self._layout.batch_size)
             state.norms.add(reading.grad_norm)
@@ -350,6 +353,10 @@ class TrainingLoop:
                 tally=self.outcomes,
             )
         if not all(math.isfinite(value) for value in metrics.values()):
+            if self._job.recipe.rewind_steps is not None and self._newest is not None:
+                # Its loss and gradient were measured before it was applied: only this shows what it did to the weights.
+                wrong = ", ".join(f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value))
+                raise FailedUpdateError(self._newest, f"the evaluation after the update gives {wrong}")
             message = f"evaluation at step {state.step} gives {metrics}; lower recipe.lr or clip gradients"
             raise NumericsError(message, state.step)
         state.latest.update(metrics)

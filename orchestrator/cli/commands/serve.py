@@ -128,7 +128,13 @@ def _drain_cluster(connection: RayTransport, reason: str, grace_s: float) -> Exi
     ends_s = time.monotonic() + grace_s
     while time.monotonic() < ends_s:
         found = read_drain(store, cluster)
-        if found is None or found.drained_at_s is not None:
+        if found is None:  # do not begin it again: it would block the `serve` that ended it
+            complain(
+                "the drain was ended (by `orchestrator drain --end`, or by another `serve` of this cluster) before all "
+                "attempts were seen to end; an attempt that ends with this cluster resumes from its newest checkpoint"
+            )
+            return ExitCode.UNFINISHED
+        if found.drained_at_s is not None:
             _print("no job runs any more; sweeps resume when a controller serves the cluster again")
             return ExitCode.INTERRUPTED
         time.sleep(_POLL_S)

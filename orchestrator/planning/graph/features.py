@@ -82,10 +82,10 @@ class Features:
     def preprocessing(self) -> dict[str, Any]:
         """The preprocessing of images: by the recipe, and where it has no value, as in pretraining.
 
-        A recipe with an optimiser has all values, by its own defaults, as for probes that are trained on images.
+        A recipe with an optimizer has all values, by its own defaults, as for probes that are trained on images.
         """
         recipe, defaults = self.recipe, DEFAULT_PREPROCESSING
-        silent = defaults if "lr" in recipe else _preprocessing_of_pretraining(self.pretrain)
+        silent = defaults if has_optimizer(recipe) else _preprocessing_of_pretraining(self.pretrain)
         found = {name: silent[name] if recipe.get(name) is None else recipe[name] for name in defaults}
         return {**found, "precision": recipe.get("precision", "fp32")}
 
@@ -105,6 +105,11 @@ class Features:
             ",".join(unusual),
         )
         return "/".join(part for part in parts if part)
+
+
+def has_optimizer(recipe: Mapping[str, Any]) -> bool:
+    """Whether a resolved recipe for cached features has an optimizer; a search may hold its ``lr``."""
+    return bool(recipe.get("solver") == "sgd")
 
 
 def _preprocessing_of_pretraining(pretrain: Pretrain) -> dict[str, Any]:

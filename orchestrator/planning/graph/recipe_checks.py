@@ -1,4 +1,4 @@
-"""Checks of a sweep's recipes: what trains without an error, but not as the file suggests. Pure."""
+"""Checks of a sweep's recipes and models: what trains without an error, but not as the file suggests. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 from typing import Any, Final
 
+from orchestrator.core.plugins import is_reference
 from orchestrator.sweepfile.values import ResolvedSweep
 
 _NORMALIZATION: Final = ("mean", "std")
@@ -51,6 +52,21 @@ def missing_trust_ratios(sweep: ResolvedSweep) -> Iterator[str]:
             f"{', '.join(dict.fromkeys(places))}: `optimizer: {optimizer}` with `weight_decay: 0` has no trust ratio "
             f"and updates as `optimizer: {_LIKE_WITHOUT_DECAY[optimizer]}` does; unless this is meant, write a weight "
             "decay above 0 into the recipe"
+        )
+
+
+def weights_not_loaded(sweep: ResolvedSweep) -> Iterator[str]:
+    """Warnings of models whose name has the tag of pretrained weights, which their backbones do not start from."""
+    alike: dict[str, list[str]] = {}
+    for block in sweep.pretrains:
+        name, is_random = block.model.name, not block.initial and block.initial_from is None
+        if is_random and not is_reference(name) and "." in name:
+            alike.setdefault(name, []).append(f"pretrain.{block.name}" if block.name else "pretrain")
+    for name, places in alike.items():
+        architecture, _, tag = name.partition(".")
+        yield (
+            f"{', '.join(places)}: the name of the model `{name}` loads no weights, and the backbone starts at random; "
+            f"to start from them, write `name: {architecture}` and `init: {{timm: {tag}}}`"
         )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.core.plugins import short_name
-from orchestrator.planning.graph.features import Features, is_cached
+from orchestrator.planning.graph.features import Features, has_optimizer, is_cached
 from orchestrator.planning.graph.identity import readable_rule
 from orchestrator.planning.graph.pretraining import (
     Draft,
@@ -309,7 +309,7 @@ def _job(
 
 def _without_preprocessing(recipe: Mapping[str, Any]) -> Mapping[str, Any]:
     """Of a recipe without an optimiser: how its images were preprocessed follows from the keys of their features."""
-    if "lr" in recipe:
+    if has_optimizer(recipe):
         return recipe
     return {name: value for name, value in recipe.items() if name not in LOOK_FIELDS}
 

@@ -326,6 +326,15 @@ class _Design:
         return SpecError((self._tree.problem((*self.path, _DESIGN, *below), message),))
 
 
+def written_settings(factors: object) -> Iterator[tuple[str, Path]]:
+    """The fields that the values of a block's ``factors`` set, each with the factor; of a wrong document, some."""
+    for factor, values in factors.items() if isinstance(factors, Mapping) else ():
+        if isinstance(values, list):
+            yield factor, tuple(factor.split("."))
+        for part in values.values() if isinstance(values, Mapping) else ():
+            yield from ((factor, path) for path, _ in _settings(part))
+
+
 def _settings(part: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
     """The fields that a partial block sets, each with its value."""
     if not isinstance(part, Mapping):

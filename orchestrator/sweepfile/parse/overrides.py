@@ -10,7 +10,7 @@ from itertools import product
 from typing import Any
 
 from orchestrator.core.errors import SourceLocation, SpecError
-from orchestrator.sweepfile.parse.factors import value_text
+from orchestrator.sweepfile.parse.factors import value_text, written_settings
 from orchestrator.sweepfile.parse.merge import EVERY, located, merged
 from orchestrator.sweepfile.parse.tree import Places, Tree, parse_value
 from orchestrator.sweepfile.pretrain import RESERVED_FACTORS, PretrainSpec
@@ -160,6 +160,7 @@ def _with_blocks(tree: Tree, overrides: Sequence[_Override]) -> Tree:
     if len(targets) > 1:
         raise overrides[-1].problem("grids of several blocks at once have no names; give each its own --set of blocks")
     block = targets.pop()
+    _refuse_overwriting(tree, block, overrides)
     combinations = list(product(*(override.values for override in overrides)))
     if len(combinations) > _MAX_BLOCKS:
         raise overrides[-1].problem(f"this makes {len(combinations)} blocks; at most {_MAX_BLOCKS} are read")
@@ -176,6 +177,30 @@ def _with_blocks(tree: Tree, overrides: Sequence[_Override]) -> Tree:
             one = _over(one, (*steps, "factors", factor), value, overrides[0].here)
         blocks[name] = one
     return _measuring(_replaced(tree, block, blocks), block, list(blocks), overrides[0].here)
+
+
+def _refuse_overwriting(tree: Tree, block: str, overrides: Sequence[_Override]) -> None:
+    """What is merged later must not set a field of these: the value that names the block would be false."""
+    steps = ("pretrain", block) if block else ("pretrain",)
+    earlier: list[tuple[str, ...]] = []
+    for override in overrides:
+        for before in earlier:
+            if before[: len(override.path)] == override.path:
+                field = ".".join(before[len(steps) :])
+                remedy = "give it once" if before == override.path else f"give {field} last"
+                raise override.problem(f"this overwrites {field}, which an earlier --set gives; {remedy}")
+        earlier.append(override.path)
+    found: Any = tree.value
+    for step in (*steps, "factors"):
+        found = _below(found, step)
+    for factor, path in written_settings(found):
+        for override in overrides:
+            below = override.path[len(steps) :]
+            if below[: len(path)] == path:
+                message = (
+                    f"the factor '{factor}' of the block sets {'.'.join(map(str, path))}, too; make one factor of them"
+                )
+                raise override.problem(message)
 
 
 def _measuring(tree: Tree, block: str, made: Sequence[str], here: SourceLocation) -> Tree:

@@ -36,13 +36,15 @@ _TAGS = {_NULL, _BOOL, _INT, _FLOAT, _STR, "tag:yaml.org,2002:seq", "tag:yaml.or
 _UNREADABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x84\x86-\x9f\ufffe\uffff]")
 _HALF_CHARACTER = re.compile(r"[\ud800-\udfff]")
 
+_GROUPED = "[1-9][0-9]{0,2}(?:_[0-9]{3})+"
+"""``1_000_000``. Other digits with underscores are text: classes are called ``1_2``."""
 _SCALARS = (
     (_NULL, re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
     (_BOOL, re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
-    (_INT, re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), list("-+0123456789")),
+    (_INT, re.compile(rf"^[-+]?(?:0|[1-9][0-9]*|{_GROUPED})$"), list("-+0123456789")),
     (
         _FLOAT,
-        re.compile(r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9]+|[0-9][0-9_]*(?=[eE]))(?:[eE][-+]?[0-9]+)?$"),
+        re.compile(rf"^[-+]?(?:(?:[0-9]+|{_GROUPED})(?:\.[0-9]*|(?=[eE]))|\.[0-9]+)(?:[eE][-+]?[0-9]+)?$"),
         list("-+0123456789."),
     ),
 )
