@@ -23,7 +23,7 @@ def publish(root: str, sweep: str, uri: str) -> None:
 
 def serve() -> None:
     """Fork a publisher for each line."""
-    import mlflow  # noqa: F401 - for those that are forked
+    import mlflow.store.tracking.sqlalchemy_store  # noqa: F401 - for those that are forked
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel takes dead ones away
     for line in sys.stdin:

@@ -67,10 +67,12 @@ def _kill_publishers(big: BigSweep, root: Path, uri: str, database: Path, *, num
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("over_http", "num_kills"), [(False, 5), (True, 20)], ids=["database", "server"])
-def test_publisher_killed_again_and_again_publishes_every_job_once(tmp_path, over_http, num_kills):
+@pytest.mark.parametrize(
+    ("over_http", "num_jobs", "num_kills"), [(False, 300, 5), (True, 400, 20)], ids=["database", "server"]
+)
+def test_publisher_killed_again_and_again_publishes_every_job_once(tmp_path, over_http, num_jobs, num_kills):
     database, root = tmp_path / "mlflow.db", tmp_path / "store"
-    big = big_sweep(400, store=LocalStore(root))
+    big = big_sweep(num_jobs, store=LocalStore(root))
     uri = new_database(database)
     with MlflowServer(tmp_path, uri) if over_http else nullcontext() as server:
         uri = uri if server is None else server.url
@@ -83,7 +85,7 @@ def test_publisher_killed_again_and_again_publishes_every_job_once(tmp_path, ove
 @pytest.mark.timeout(1800)
 def test_publisher_server_killed_again_and_again_loses_and_repeats_nothing(tmp_path):
     """Over HTTP, the server dies in the middle of calls and comes back on the same port."""
-    database, root, num_jobs, num_kills = tmp_path / "mlflow.db", tmp_path / "store", 300, 8
+    database, root, num_jobs, num_kills = tmp_path / "mlflow.db", tmp_path / "store", 150, 5
     big = big_sweep(num_jobs, store=LocalStore(root))
     server = MlflowServer(tmp_path, new_database(database))
     with server:

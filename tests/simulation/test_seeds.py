@@ -57,10 +57,10 @@ def test_simulation_of_requests_side_by_side_violates_nothing() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)  # 110 s on two quiet cores
-def test_simulation_of_new_seeds_and_of_ten_thousand_jobs_violates_nothing() -> None:
+@pytest.mark.timeout(1800)  # 65 s on two quiet cores
+def test_simulation_of_new_seeds_and_of_three_thousand_jobs_violates_nothing() -> None:
     first = 1000 + secrets.randbelow(10**6)  # other seeds in each run: what fails names its own
-    large = ("--seed", "4", "--jobs", "10000")  # the longest first, the others beside it
+    large = ("--seed", "4", "--jobs", "3000")  # the longest first, the others beside it
     forty = ("--seeds", f"{first + 5}-{first + 44}")
     every_append = ("--seeds", f"{first}-{first + 4}", "--every-append")  # one of each family
     with ThreadPoolExecutor(2) as pool:
