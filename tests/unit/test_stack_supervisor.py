@@ -146,12 +146,15 @@ def child_pid(running: Running, name: str) -> int:
 
 
 def answering(directory: Path) -> int:
-    """The MLflow that answers; connections wait for one."""
+    """The MLflow that answers; connections wait for one. Another try if it dies while it accepts this one."""
     found = read_stack(directory)
     assert found is not None
     host, _, port = found.mlflow_url.removeprefix("http://").partition(":")
-    with socket.create_connection((host, int(port)), timeout=WITHIN_S) as connection:
-        return int(connection.recv(20))
+    said = b""
+    while not said:
+        with socket.create_connection((host, int(port)), timeout=WITHIN_S) as connection:
+            said = connection.recv(20)
+    return int(said)
 
 
 def test_starts_are_counted_within_an_hour_and_not_for_life():
@@ -195,7 +198,7 @@ def test_stack_that_ends_leaves_no_process_and_no_folder(directory, run):
     assert read_description(directory) is None
 
 
-def test_killed_mlflow_gives_its_port_to_the_next_one_and_to_nobody_else(directory, run):
+def test_killed_mlflow_gives_its_port_to_the_next_one(directory, run):
     running = run()
     first = child_pid(running, "mlflow")
     assert answering(directory) == first
