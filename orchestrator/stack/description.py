@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Self
 from urllib.parse import urlsplit
 
+from orchestrator.core.errors import ClusterError
 from orchestrator.storage.files import write_private
 
 STACK_FILE = "stack.json"
@@ -104,11 +105,23 @@ def make_private(directory: Path) -> None:
     """Make a project's own directory, or close the one that is there: other users of the machine do not enter it.
 
     So other users cannot read the files below it, whatever their mode. A directory of another user stays as it is.
+
+    Raises:
+        ClusterError: it cannot be made or closed.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.stat()
-    if found.st_uid == os.getuid() and found.st_mode & 0o077:
-        directory.chmod(0o700)
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = directory.stat()
+        if found.st_uid == os.getuid() and found.st_mode & 0o077:
+            directory.chmod(0o700)
+    except OSError as error:
+        raise unusable(directory, error) from error
+
+
+def unusable(directory: Path, error: OSError) -> ClusterError:
+    """The error of a project's directory that cannot be written to."""
+    why = error.strerror or str(error)
+    return ClusterError(f"{directory} cannot be used: {why}; it must be a directory that you may write to")
 
 
 def tracking_uri(directory: Path) -> str:

@@ -43,6 +43,7 @@ from orchestrator.stack.description import (
     remove_description,
     start_ticks_of,
     touch_stack,
+    unusable,
     write_stack,
 )
 from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token, python
@@ -107,6 +108,8 @@ def _alone(home: Path, *, timeout_s: float, refusal: type[OrchestratorError] = C
         lock.acquire(timeout=max(0.0, timeout_s))
     except Timeout as error:
         raise refusal(_not_alone(home)) from error
+    except OSError as error:
+        raise unusable(home, error) from error
     try:
         yield
     finally:

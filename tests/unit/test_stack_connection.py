@@ -188,6 +188,18 @@ def test_stack_of_another_container_is_not_taken_for_killed(stack, tmp_path, mon
     assert read_description(tmp_path) == elsewhere
 
 
+def test_stack_whose_supervisor_cannot_be_seen_is_not_said_to_be_gone(tmp_path, monkeypatch):
+    monkeypatch.setattr("orchestrator.stack.start.STACK_STOP_GRACE_S", -5.0)
+    with FileLock(tmp_path / LOCK_FILE), pytest.raises(ClusterError, match="runs in another container"):
+        stop_stack(tmp_path)
+
+
+def test_project_directory_that_is_a_file_is_named(tmp_path):
+    (tmp_path / ".orchestrator").touch()
+    with pytest.raises(ClusterError, match="cannot be used: File exists; it must be a directory"):
+        ensure_stack(tmp_path / ".orchestrator")
+
+
 def test_stack_of_another_host_is_neither_started_nor_stopped_here(stack, tmp_path, monkeypatch):
     started = []
 
