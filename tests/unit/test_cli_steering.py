@@ -21,7 +21,7 @@ from orchestrator.services.settings import Settings
 from orchestrator.state.events import Running
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.local import LocalStore
-from orchestrator.sweeps.drain import drain, read_drain
+from orchestrator.sweeps.drain import drain, end_drain, read_drain
 from orchestrator.testing import FakeClock, ScriptedBackend
 from orchestrator.testing.scripted import Fail, Hang, Succeed
 from tests.builders import make_job
@@ -303,6 +303,27 @@ def test_serve_does_not_end_as_idle_while_a_sweep_of_a_drained_cluster_is_unfini
     monkeypatch.setattr(serve, "connect", connect)
     monkeypatch.setattr(serve, "_POLL_S", 0.002)
     assert serve.serve_cluster(until_idle_s=until_idle_s, grace_s=0.0) is not ExitCode.OK
+
+
+def test_serve_whose_drain_somebody_ends_does_not_say_that_all_attempts_have_ended(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def connect(settings: Settings, *_: object, **__: object) -> Iterator[SimpleNamespace]:
+        yield SimpleNamespace(
+            settings=settings,
+            store=world.store,
+            link=world.controller,
+            keep_alive=lambda: signal.raise_signal(signal.SIGTERM),
+            wake=lambda: end_drain(world.store, CLUSTER),  # the drain has just begun
+        )
+
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setenv("ORCHESTRATOR_CLUSTER", CLUSTER)
+    monkeypatch.setattr(serve, "connect", connect)
+    assert serve.serve_cluster(until_idle_s=None, grace_s=60.0) is ExitCode.UNFINISHED
+    assert "the drain was ended" in capsys.readouterr().err
+    assert read_drain(world.store, CLUSTER) is None
 
 
 def test_fake_clock_is_in_the_past() -> None:
