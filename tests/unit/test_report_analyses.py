@@ -216,6 +216,8 @@ def test_spearman_takes_ties_at_their_mean_rank() -> None:
     first, second = [1.0, 2.0, 2.0, 5.0, 0.0], [3.0, 1.0, 4.0, 4.0, 4.0]
     assert spearman(first, second) == pytest.approx(spearmanr(first, second).statistic)
     assert spearman([1.0, 1.0], [1.0, 2.0]) is None
+    two = [0.0, 0.0, 1.0]
+    assert spearman([1.0, 2.0, 3.0], two) == spearman(two, [1.0, 2.0, 3.0]) == pytest.approx(0.75**0.5)
 
 
 def test_matrices_are_means_over_seeds_and_named_by_what_differs() -> None:
