@@ -79,7 +79,7 @@ PACKAGES = {
         tests=(
             *_unit("storage_local", "storage_local_errors", "storage_local_odd_files", "digests", "listing"),
             *_unit("artifacts", "claims", "logs", "object_bounds", "journal_snapshots", "store_faults", "samples"),
-            *_unit("store_publication", "fsck", "external_shards"),
+            *_unit("store_publication", "fsck", "external_shards", "search_study"),
             "tests/property/test_journal.py",
         ),
     ),
