@@ -343,9 +343,8 @@ class Supervisor:
             self._start_mlflow()  # if the limit lets it
         elif self._mlflow.exit_code is not None:
             _LOG.warning("MLflow has died (exit code %s); see %s", self._mlflow.exit_code, self._mlflow.log_path)
-            self._mlflow.end(
-                time.monotonic()
-            )  # also a process that it started, which would go on accepting connections
+            # With every process that it started, which would go on accepting connections.
+            self._mlflow.end(time.monotonic())
             self._mlflow = None
             self._start_mlflow()
 

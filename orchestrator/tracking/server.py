@@ -346,8 +346,8 @@ class TrackingServer:
 
             if not may_hold_files(place, self.uri, self._own_root):
                 raise TrackingRefusedError(
-                    f"MLflow ({self.shown}) keeps the files of this run at {redacted(place)}, a place that "
-                    f"nobody has allowed: they are not attached. If they belong there, list it in {VARIABLE} (along "
+                    f"MLflow ({self.shown}) keeps the files of this run at {redacted(place)}, which is not "
+                    f"an allowed place: they are not attached. If it is the right place, list it in {VARIABLE} (along "
                     "with the places that sweeps read and write); else give the sweep another tracking.experiment"
                 )
             files: Any = get_artifact_repository(place, tracking_uri=self.uri)

@@ -327,7 +327,10 @@ class _Design:
 
 
 def written_settings(factors: object) -> Iterator[tuple[str, Path]]:
-    """The fields that the values of a block's ``factors`` set, each with the factor; of a wrong document, some."""
+    """The fields that the values of a block's ``factors`` set, each with the factor.
+
+    ``factors`` was not checked yet: what is neither a list nor a mapping is skipped.
+    """
     for factor, values in factors.items() if isinstance(factors, Mapping) else ():
         if isinstance(values, list):
             yield factor, tuple(factor.split("."))
