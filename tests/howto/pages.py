@@ -88,7 +88,7 @@ class Place:
         told = f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         assert done.returncode == 0, f"{source} ended with {done.returncode}:\n{text}\n{told}"
 
-    def remove_files(self, *, but: Collection[str]) -> None:
+    def remove_files(self, *, but: Collection[str] = ()) -> None:
         """All here goes, except what has these names and the project's directory."""
         for path in self.folder.iterdir():
             if path.is_dir() and path.name not in {*but, ".orchestrator"}:

@@ -47,8 +47,6 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
     match request.parameters.get("end"):
         case "rank1_user_error":
             end_on_rank1(context, UserError("no such model on rank 1"))
-        case "rank1_bug":
-            end_on_rank1(context, KeyError("a bug"))
         case "rank1_ecc":
             end_on_rank1(context, RuntimeError("CUDA error: uncorrectable ECC error encountered"))
         case "user_error":

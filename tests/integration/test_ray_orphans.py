@@ -91,17 +91,6 @@ def test_reservation_that_ray_gives_up_late_is_found_by_the_gang_that_waits_for_
     assert report.status is AttemptStatus.SUCCEEDED, report
 
 
-@pytest.mark.slow
-def test_gang_that_lives_is_no_orphan(ray_cluster, namespace, store, finish) -> None:
-    backend = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
-    backend.announce(1)
-    attempt = request(store, job("alive"), num_workers=2)
-    backend.launch(attempt, TWO_CPUS)
-    report = finish(backend, attempt.attempt_id)
-    assert report.status is AttemptStatus.SUCCEEDED, report
-    assert set(orphaned_groups(backend._is_runner)) == set()
-
-
 class Runner:
     """Somebody else's actor, of a class that is called as ours."""
 

@@ -304,5 +304,5 @@ def _settings(max_examples: int) -> settings:
 TestCollections = Collections.TestCase
 TestCollections.settings = _settings(150)
 TestManyCollections = ManyCollections.TestCase
-TestManyCollections.settings = _settings(1500)
+TestManyCollections.settings = _settings(750)
 pytest.mark.slow(pytest.mark.timeout(900)(TestManyCollections))
