@@ -116,6 +116,19 @@ def test_collapse_of_few_samples_is_told_and_of_one_sample_has_no_value(per_clas
     assert [note[: len(words[per_class])] for note in found.notes] == ([words[per_class]] if per_class < 20 else [])
 
 
+def test_distances_of_few_samples_say_what_msdr_is_without_structure() -> None:
+    per_class, num_classes = 5, 200
+    ids_N = np.repeat(np.arange(num_classes), per_class)
+    classes = SampleClasses.of(ids_N, [str(number) for number in range(num_classes)])
+    trained = SampleClasses.of(ids_N % 20, [str(number) for number in range(20)])
+    stream = ArrayStream(features_ND=rng().normal(size=(len(ids_N), 64)))
+    subject = AnalyzedFeatures(features=stream, classes=classes, trained=trained, levels={})
+    found = measure(subject, "distances", {"levels": None})
+    assert found.metrics["msdr"] == pytest.approx(per_class / (per_class - 1), rel=0.02)
+    assert "the median class has 5 samples" in found.notes[-1]
+    assert "msdr is n / (n - 1)" in found.notes[-1]
+
+
 def test_products_of_all_pairs_of_classes_take_as_many_rows_as_fit_in_memory() -> None:
     few, many = (next(geometry._grams(np.zeros((num_classes, 1))))[1] for num_classes in (2_000, 500_000))
     assert few.shape == (1024, 2_000)

@@ -97,6 +97,12 @@ def test_table_may_not_name_a_class_by_a_missing_label(source: Path, tmp_path: P
         listed(source, "parquet")
 
 
+def test_table_of_numbers_below_zero_names_no_classes(source: Path) -> None:
+    fill(source, {"train.csv": b"path,label\ntrain/cat/0.jpg,10\ntrain/dog/1.jpg,-1\n"})
+    with pytest.raises(UserError, match="-1 is no class: numbers count classes from 0; remove the rows without"):
+        listed(source, "csv")
+
+
 def test_json_that_names_other_files_than_images_is_refused(source: Path) -> None:
     image = {"id": 0, "file_name": "train/cat/notes.txt"}
     fill(source, {"train.json": json.dumps({"images": [image], "annotations": [], "categories": []}).encode()})
@@ -359,6 +365,26 @@ def test_two_folders_of_one_split_are_refused_unless_they_are_one(source: Path) 
         ask_listing(source_arguments(ConversionSpec(format="imagefolder", source=str(source))))
     chosen = ConvertRequest(source=source, splits={"train": "train", "val": "validation"})
     assert CONVERTERS["imagefolder"](chosen).splits["val"].name(0) == "cat/3.jpg"
+
+
+@pytest.mark.parametrize(
+    ("train", "other"), [("Training", "Testing"), ("seg_train", "seg_test"), ("training_set", "test"), ("Train", "val")]
+)
+def test_folders_that_look_like_splits_are_no_classes(tmp_path: Path, train: str, other: str) -> None:
+    source = fill(tmp_path / "in", {f"{train}/cat/0.jpg": photo(0), f"{other}/cat/1.jpg": photo(1)})
+    with pytest.raises(
+        UserError, match=rf"look like splits, not like classes; .*--split train={train}.*--split train="
+    ):
+        listed(source)
+    chosen = ConvertRequest(source=source, splits={"train": train, "test": other})
+    assert [row["name"] for row in CONVERTERS["imagefolder"](chosen).classes] == ["cat"]
+    classes = CONVERTERS["imagefolder"](ConvertRequest(source=source, splits={"train": "."})).classes
+    assert len(classes) == 2
+
+
+def test_folder_beside_one_that_looks_like_a_split_is_a_class(tmp_path: Path) -> None:
+    source = fill(tmp_path / "in", {"testing/0.jpg": photo(0), "cat/1.jpg": photo(1)})
+    assert len(CONVERTERS["imagefolder"](ConvertRequest(source=source)).classes) == 2
 
 
 def test_converted_images_stay_as_they_are(source: Path, tmp_path: Path) -> None:

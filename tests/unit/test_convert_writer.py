@@ -14,7 +14,7 @@ from tests.conversions import convert, fill, photo, read_back
 from tests.data_jobs import encoded
 from workloads.commands.data import CONVERTERS
 from workloads.convert import write
-from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, SourceItem, WriteRequest
+from workloads.convert.items import WHOLE_FILE, Conversion, ConvertRequest, SourceItem, StoredItems, WriteRequest
 from workloads.convert.listing import list_source
 from workloads.convert.write import SourceFiles, shard_rows, write_dataset
 
@@ -162,6 +162,26 @@ def test_images_that_share_a_key_are_refused_as_soon_as_a_source_is_listed(tmp_p
     source = fill(tmp_path / "in", {"c/x.jpg": PHOTO, "c/x.png": encoded(), "d/x.jpg": PHOTO})
     with pytest.raises(UserError, match=r"'c/x\.jpg' and 'c/x\.png' of split 'train' would both have the key 'c/x'"):
         list_source({"format": "imagefolder", "source": str(source)})
+
+
+@pytest.mark.parametrize(
+    ("names", "keys"),
+    [
+        (("猫/1.jpg", "犬/1.jpg"), {"猫/1", "犬/1"}),
+        (("Bär/1.jpg", "cat/1.jpg"), {"B_r/1", "cat/1"}),  # as earlier releases wrote them
+    ],
+)
+def test_writer_keeps_letters_where_they_are_all_that_tells_keys_apart(
+    tmp_path: Path, names: tuple[str, str], keys: set[str]
+) -> None:
+    source = fill(tmp_path / "in", {name: photo(number) for number, name in enumerate(names)})
+    _, found = convert("imagefolder", source, tmp_path / "out")
+    assert set(found["train"]) == keys
+    conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
+    table = conversion.splits["train"]
+    table.check_keys("train")
+    stored = StoredItems(table.columns(), table.containers)
+    assert {stored.item(row).key for row in range(2)} == keys
 
 
 def test_writer_long_names_are_kept(tmp_path: Path) -> None:

@@ -233,6 +233,14 @@ def test_data_verify_damaged_shard_fails(shards: Path, in_process: None, damage:
     assert code == 1
 
 
+def test_data_verify_of_another_class_table_fails(shards: Path, in_process: None) -> None:
+    as_json("index", str(shards), "--classes", str(shards / "classes.json"), "--write", "-j", "1")
+    (shards / "classes.json").write_text(json.dumps([{**row, "kind": "other"} for row in CLASSES]))
+    result = CliRunner().invoke(app, ["data", "verify", str(shards), "-j", "1"])
+    assert result.exit_code == 1
+    assert "the class table is not the one that the shards were written with" in result.output
+
+
 def test_data_index_bad_samples_are_listed_and_budgeted(shards: Path, in_process: None) -> None:
     (shards / "train-000000.tar").write_bytes(tar_of([("x.jpg", b""), ("x.cls", b"0")]))
     base = ("index", str(shards), "--classes", str(shards / "classes.json"), "-j", "1")

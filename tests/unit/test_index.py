@@ -122,6 +122,19 @@ def test_index_key_in_two_shards_of_a_split_is_refused(tmp_path: Path) -> None:
         plane.index(plane.foreign({"train-0.tar": tar, "train-1.tar": tar}))
 
 
+def test_index_of_shards_whose_keys_begin_anew_is_refused_before_all_are_read(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    tar = tar_of(
+        [(f"{number:06d}.{kind}", content) for number in range(3) for kind, content in (("png", IMAGE), ("cls", b"0"))]
+    )
+    shards = {"train-0.tar": tar, "train-1.tar": tar, "train-2.tar": b"never read"}
+    message = (
+        r"train-1\.tar:000000 has the key of a sample in train-0\.tar; keys must be unique; 2 more in the same scan"
+    )
+    with pytest.raises(BadDataError, match=message):
+        plane.index(plane.foreign(shards))
+
+
 def test_index_key_in_two_splits_is_accepted(tmp_path: Path) -> None:
     plane = DataPlane(folder=tmp_path)
     tar = tar_of([("a.png", IMAGE), ("a.cls", b"0")])

@@ -157,7 +157,8 @@ def unnested(levels: Mapping[str, NDArray[np.int64]]) -> list[tuple[str, str]]:
 
 
 def msdr(moments: ClassMoments, trained_C: NDArray[np.int64]) -> float | None:
-    """Mean ``D_ij`` over different classes of one trained class, relative to the mean ``D_ii``; 1 = no fine structure.
+    """Mean ``D_ij`` over different classes of one trained class, relative to the mean ``D_ii``; 1 = no fine structure,
+    n / (n - 1) with n samples of each class: ``D_ii`` is too small by 1 / n of it.
 
     None where no trained class holds two classes, or all variances are 0.
     """

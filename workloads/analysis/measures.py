@@ -188,6 +188,10 @@ def _distances(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Find
         f"distances: classes that share '{fine}' and not '{coarse}' count as sharing what comes before; choose `levels`"
         for coarse, fine in geometry.unnested(levels)
     ]
+    median = float(np.median(subject.classes.counts_C))
+    if median < _ENOUGH_SAMPLES:
+        told = f"the median class has {median:g} samples; of n samples distance_self is too small by 1 / n of it"
+        notes.append(f"distances: {told}, so msdr is n / (n - 1) where there is no structure")
     num_classes = subject.classes.num_classes
     if num_classes > geometry.MAX_MATRIX:
         notes.append(f"{num_classes} classes: the distance matrix is kept of {geometry.MAX_MATRIX} at most")

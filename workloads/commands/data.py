@@ -106,7 +106,8 @@ def _check_description(request: ShardInputRequest, shard_input: ShardInput, desc
 
 
 def verify(arguments: Arguments) -> dict[str, Any]:
-    """Read every shard again and compare it with ``dataset.json``; ``decode`` decodes every image, too.
+    """Read every shard again and compare it, and the class table, with ``dataset.json``; ``decode`` decodes every
+    image, too.
 
     Raises:
         CorruptObjectError: a shard is not the one that is named.
@@ -122,7 +123,16 @@ def verify(arguments: Arguments) -> dict[str, Any]:
     bad = {split: scanned.bad.to_json() for split, scanned in found.splits.items() if scanned.bad.total}
     num_bad = sum(scanned.bad.total for scanned in found.splits.values())
     same = found.entries == dict(shard_input.described.splits)
-    return {**_summary(shard_input.uri, shard_input.described), "is_same": same, "num_bad": num_bad, "bad_samples": bad}
+    described = shard_input.described
+    has_table = shard_input.classes_uri and described.classes_sha256
+    is_same_table = not has_table or read_class_table(shard_input.classes_uri)[1] == described.classes_sha256
+    return {
+        **_summary(shard_input.uri, described),
+        "is_same": same and is_same_table,
+        "is_same_class_table": is_same_table,
+        "num_bad": num_bad,
+        "bad_samples": bad,
+    }
 
 
 def stats(arguments: Arguments) -> dict[str, Any]:

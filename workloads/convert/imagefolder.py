@@ -7,8 +7,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Final
 
 from orchestrator.core.errors import UserError
 from orchestrator.storage.dataset_files import ClassRows
@@ -16,6 +19,7 @@ from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkR
 from workloads.convert.left_out import LeftOut
 
 SPLIT_FOLDERS = {"train": "train", "val": "val", "validation": "val", "valid": "val", "test": "test"}
+_LIKE_SPLITS: Final = {"train": "train", "training": "train", "trainset": "train", "testing": "test", "testset": "test"}
 
 
 def convert(request: ConvertRequest) -> Conversion:
@@ -52,7 +56,8 @@ def split_folders(request: ConvertRequest) -> dict[str, Path]:
     """Folders by split: those the request names, else the usual ones that exist, else the source is all ``train``.
 
     Raises:
-        UserError: a named folder is not there, or two usual ones are of one split.
+        UserError: a named folder is not there, two usual ones are of one split, or the folders of the source look like
+            splits and none is called ``train``.
     """
     if request.splits:
         chosen = {split: request.source / folder for split, folder in request.splits.items()}
@@ -61,10 +66,31 @@ def split_folders(request: ConvertRequest) -> dict[str, Path]:
         return chosen
     there = [name for name in SPLIT_FOLDERS if (request.source / name).is_dir()]
     if "train" not in there:
+        _refuse_likely_splits(request.source, there)
         return {"train": request.source}
     # Links to one folder are no two.
     check_splits({name: os.path.realpath(request.source / name) for name in there}, request.source)
     return {SPLIT_FOLDERS[name]: request.source / name for name in there}
+
+
+def _refuse_likely_splits(source: Path, there: Collection[str]) -> None:
+    """Refuse ``Training`` and ``Testing``, which would be two classes with the test images in training."""
+    inside = source.iterdir() if source.is_dir() else ()
+    folders = sorted(path.name for path in inside if path.is_dir() and not path.name.startswith("."))
+    likely = {name: split for name in folders if (split := _likely_split(name))}
+    if not there and (len(likely) < len(folders) or len(folders) < 2):
+        return
+    options = " ".join(f"--split {split}={name}" for name, split in likely.items())
+    message = f"{source} has no folder 'train', and {', '.join(likely)} look like splits, not like classes; name the "
+    message += f"splits, such as {options} (in a sweep: 'splits' of 'convert'), or --split train=. if they are classes"
+    raise UserError(message)
+
+
+def _likely_split(name: str) -> str:
+    """The split of which a folder is by its first or last word; empty if it looks like a class."""
+    words = re.split(r"[^a-z]+", name.lower().strip(" _-0123456789"))
+    known = {**SPLIT_FOLDERS, **_LIKE_SPLITS}
+    return known.get(words[0]) or known.get(words[-1]) or ""
 
 
 def check_splits(there: Mapping[str, str], source: Path) -> None:
@@ -105,7 +131,7 @@ def folder_classes(paths: list[str]) -> ClassRows:
     """Class table of folder paths: the last part names a class if no other class has it."""
     depth = max(path.count("/") + 1 for path in paths)
     names = [path.rpartition("/")[2] for path in paths]
-    repeated = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    repeated = {name for name, number in Counter(names).items() if number > 1}
     rows: ClassRows = []
     for leaf, (path, name) in enumerate(zip(paths, names, strict=True)):
         parts = path.split("/")

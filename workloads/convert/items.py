@@ -16,6 +16,7 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b, sha256
 from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol, Self
@@ -33,7 +34,10 @@ from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
 WHOLE_FILE: Final = -1
 _FIRST_ROW: Final = -2
+_KEEPS_LETTERS: Final = "keeps_letters"
+"""Column of a table whose keys keep letters outside of ASCII."""
 _UNSAFE_IN_KEY: Final = re.compile(r"[^A-Za-z0-9_/=@+,#~ -]")
+_UNSAFE_BUT_LETTERS: Final = re.compile(r"[^\w/=@+,#~ -]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +79,7 @@ class ItemTable:
         self._names, self._name_ends = bytearray(), array("q", [0])
         self._containers, self._offsets, self._lengths = array("i"), array("q"), array("q")
         self._leaves, self._leaf_ends = array("i"), array("q", [0])
+        self._keeps_letters = False
 
     def __len__(self) -> int:
         return len(self._offsets)
@@ -120,12 +125,19 @@ class ItemTable:
         """Classes of an image."""
         return tuple(self._leaves[self._leaf_ends[row] : self._leaf_ends[row + 1]])
 
+    def first_leaves(self) -> NDArray[np.int64]:
+        """The first class [N] of each image; -1 = it has none."""
+        ends = np.array(self._leaf_ends, dtype=np.int64)
+        first_leaves_N, has_leaf_N = np.full(len(self), -1, dtype=np.int64), ends[1:] > ends[:-1]
+        first_leaves_N[has_leaf_N] = np.array(self._leaves, dtype=np.int64)[ends[:-1][has_leaf_N]]
+        return first_leaves_N
+
     def item(self, row: int) -> SourceItem:
         """An image."""
         name, container = self.name(row), self.containers[self._containers[row]]
         offset = self._offsets[row]
         return SourceItem(
-            key=key_of(name),
+            key=key_of(name, keeps_letters=self._keeps_letters),
             extension=extension_of(name),
             path=_place_of(container, name) if offset == WHOLE_FILE else container,
             offset_bytes=offset,
@@ -143,13 +155,14 @@ class ItemTable:
             "length": np.array(self._lengths, dtype=np.int64),
             "leaf": np.array(self._leaves, dtype=np.int32),
             "leaf_end": np.array(self._leaf_ends, dtype=np.int64),
+            **({_KEEPS_LETTERS: np.ones(1, dtype=np.bool_)} if self._keeps_letters else {}),
         }
 
-    def select(self, rows: Sequence[int]) -> ItemTable:
+    def select(self, rows: NDArray[np.int64]) -> ItemTable:
         """A table of some of the images, in this order."""
         chosen = ItemTable()
         chosen.containers, chosen.contents = self.containers, self.contents
-        for row in rows:
+        for row in map(int, rows):
             chosen.add(
                 self.name(row),
                 container=self._containers[row],
@@ -177,15 +190,34 @@ class ItemTable:
         return found.hexdigest()
 
     def check_keys(self, split: str) -> None:
-        """Raises ``UserError`` if two images would have the same key."""
-        hashes = np.fromiter((_hash(key_of(self.name(row))) for row in range(len(self))), np.uint64, len(self))
+        """See that all images have different keys.
+
+        Where letters outside of ASCII are all that tells two names apart, all keys of the table keep these letters.
+        (Others have underscores in their place, as the shards that earlier releases wrote.)
+
+        Raises:
+            UserError: two images would have the same key.
+        """
+        same = self._same_key()
+        if same is not None and not self._names.isascii():
+            self._keeps_letters = True
+            same = self._same_key()
+        if same is not None:
+            one, other, key = same
+            message = f"{one!r} and {other!r} of split {split!r} would both have the key {key!r}; rename one of them"
+            raise UserError(message)
+
+    def _same_key(self) -> tuple[str, str, str] | None:
+        """Names of two images with the same key, and the key; None if there are none."""
+        key = partial(key_of, keeps_letters=self._keeps_letters)
+        hashes = np.fromiter((_hash(key(self.name(row))) for row in range(len(self))), np.uint64, len(self))
         order = np.argsort(hashes, kind="stable")
         same = np.flatnonzero(hashes[order[1:]] == hashes[order[:-1]])
         for first, second in zip(order[same].tolist(), order[same + 1].tolist(), strict=True):
             one, other = self.name(first), self.name(second)
-            if key_of(one) == key_of(other):
-                message = f"{one!r} and {other!r} of split {split!r} would both have the key {key_of(one)!r}"
-                raise UserError(message + "; rename one of them")
+            if key(one) == key(other):
+                return one, other, key(one)
+        return None
 
 
 class StoredItems:
@@ -193,6 +225,7 @@ class StoredItems:
 
     def __init__(self, columns: Mapping[str, NDArray[Any]], containers: Sequence[str]) -> None:
         self._columns, self._containers = columns, containers
+        self._keeps_letters = _KEEPS_LETTERS in columns
 
     def __len__(self) -> int:
         return len(self._columns["offset"])
@@ -208,7 +241,7 @@ class StoredItems:
         name = self._run("name", row).tobytes().decode(errors="surrogateescape")
         container = self._containers[int(columns["container"][row])]
         return SourceItem(
-            key=key_of(name),
+            key=key_of(name, keeps_letters=self._keeps_letters),
             extension=extension_of(name),
             path=_place_of(container, name) if offset == WHOLE_FILE else container,
             offset_bytes=offset,
@@ -247,13 +280,17 @@ def _hash(key: str) -> int:
     return int.from_bytes(blake2b(key.encode(errors="surrogateescape"), digest_size=8).digest(), "little")
 
 
-def key_of(name: str) -> str:
+def key_of(name: str, *, keeps_letters: bool = False) -> str:
     """Key of a file: its path without the extension. A key ends at the first dot, so other dots become underscores.
 
     It begins with one underscore at most: names with two are webdataset's own, and no reader takes them for samples.
+
+    Args:
+        name: path of the file.
+        keeps_letters: keep letters and digits outside of ASCII, which are underscores else.
     """
     stem = str(PurePosixPath(name).with_suffix(""))
-    key = _UNSAFE_IN_KEY.sub("_", stem).lstrip("/")
+    key = (_UNSAFE_BUT_LETTERS if keeps_letters else _UNSAFE_IN_KEY).sub("_", stem).lstrip("/")
     return f"_{key.lstrip('_')}" if key.startswith("__") else key
 
 
@@ -276,17 +313,15 @@ def hold_out(table: ItemTable, fraction: float, seed: int) -> dict[str, ItemTabl
     """Split off ``val``: of each class (of a sample: its first) the same fraction, chosen by the seed, at least one
     sample staying in ``train``.
     """
-    by_leaf: dict[int, list[int]] = {}
-    for row in range(len(table)):
-        by_leaf.setdefault((table.leaves(row) or (-1,))[0], []).append(row)
-    val: list[int] = []
-    for leaf, rows in sorted(by_leaf.items()):
+    leaves_N = table.first_leaves()
+    rows_N = np.argsort(leaves_N, kind="stable")
+    leaves, firsts = np.unique(leaves_N[rows_N], return_index=True)
+    is_val_N = np.zeros(len(table), dtype=np.bool_)
+    for leaf, rows in zip(leaves.tolist(), np.split(rows_N, firsts[1:]), strict=bool(len(leaves))):
         order = permutation(seed_sequence(seed, Stage.DATASET, Purpose.VAL_SPLIT, leaf + 1), len(rows))
         num_val = min(round(fraction * len(rows)), len(rows) - 1)
-        val += [rows[position] for position in order[:num_val].tolist()]
-    chosen = frozenset(val)
-    train = [row for row in range(len(table)) if row not in chosen]
-    return {"train": table.select(train), "val": table.select(sorted(val))}
+        is_val_N[rows[order[:num_val]]] = True
+    return {"train": table.select(np.flatnonzero(~is_val_N)), "val": table.select(np.flatnonzero(is_val_N))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

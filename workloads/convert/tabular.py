@@ -125,7 +125,10 @@ class _Labels:
     def conversion(
         self, converter: str, splits: Mapping[str, ItemTable], levels: Mapping[int, Row], *, multi_label: bool
     ) -> Conversion:
-        """The tables with final classes."""
+        """The tables with final classes. Raises ``UserError`` for labels of which some are negative numbers."""
+        negative = [text for text in self._seen if text.startswith("-")]
+        if negative and _are_numbers({text.removeprefix("-") for text in self._seen}):
+            raise UserError(f"{negative[0]} is no class: numbers count classes from 0; remove the rows without a label")
         if _are_numbers(self._seen):
             num_classes = 1 + max((int(text) for text in self._seen), default=-1)
             if num_classes > _MAX_CLASSES:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +23,7 @@ from workloads.data.scan import ClassRule, ShardTable
 
 _MAX_UINT32 = 2**32 - 1
 _REMAPPED_ROWS = 1 << 20
+_NUM_SHARDS_COMPARED = 8
 _REMEDY = "repair or remove them, or `bad_samples: {policy: replace, budget: ...}` leaves them out"
 
 
@@ -107,6 +109,8 @@ class SplitColumns:
     _files: dict[Column, ColumnFile] = field(init=False)
     _hashes: list[NDArray[np.uint64]] = field(default_factory=list)
     _broken: dict[str, _BrokenShard] = field(default_factory=dict)
+    _first_shards: dict[bytes, str] = field(default_factory=dict)
+    """The shard of each key of the first few shards."""
 
     def __post_init__(self) -> None:
         self.class_counts = np.zeros(self.rule.num_classes, dtype=np.int64)
@@ -126,6 +130,7 @@ class SplitColumns:
         """Add a shard. Raises ``BadDataError`` for bad samples, if the policy says so."""
         if table.bad and self.policy.policy is BadSamplePolicy.FAIL:
             raise BadDataError(_refusal(table.bad, self.name))
+        self._refuse_early_repeats(table)
         self.bad.add(found for found in table.bad if found.reason not in OF_ARCHIVES)
         for found in (found for found in table.bad if found.reason in OF_ARCHIVES):
             self._broken[table.name] = _BrokenShard(
@@ -253,18 +258,27 @@ class SplitColumns:
 
     # -------------------------------------------------------------------------------------- keys in two shards
 
+    def _refuse_early_repeats(self, table: ShardTable) -> None:
+        """Look at the first few shards: where keys begin anew in each, a scan of hours would end with a refusal."""
+        if self.policy.policy is not BadSamplePolicy.FAIL or len(self.shards) >= _NUM_SHARDS_COMPARED:
+            return
+        ends = np.cumsum(table.key_lengths).tolist()
+        keys = [table.keys[first:end].tobytes() for first, end in pairwise([0, *ends])]
+        first_shards = [(key, self._first_shards[key]) for key in keys if key in self._first_shards]
+        if first_shards:
+            raise BadDataError(_refusal([_repeat(table.name, first, key) for key, first in first_shards], self.name))
+        self._first_shards.update(dict.fromkeys(keys, table.name))
+
     def _drop_repeats(self) -> None:
         """Keys are unique within a shard by construction; here across the shards of the split."""
         repeats = self._repeats()
         if not repeats:
             return
+        ends = np.cumsum([shard.num_samples for shard in self.shards])
+        shards = np.searchsorted(ends, [(row, first) for row, first, _ in repeats], side="right").tolist()
         bad = [
-            BadSample(
-                place=f"{self._shard_name(row)}:{key.decode(errors='surrogateescape')}",
-                reason=Reason.DUPLICATE_KEY,
-                message=f"has the key of a sample in {self._shard_name(first)}; keys must be unique",
-            )
-            for row, first, key in repeats
+            _repeat(self.shards[own].name, self.shards[other].name, key)
+            for (own, other), (_, _, key) in zip(shards, repeats, strict=True)
         ]
         if self.policy.policy is BadSamplePolicy.FAIL:
             raise BadDataError(_refusal(bad, self.name))
@@ -292,10 +306,6 @@ class SplitColumns:
         for row in rows.tolist():
             yield row, blob[ends[row] - lengths[row] : ends[row]].tobytes()
 
-    def _shard_name(self, row: int) -> str:
-        ends = np.cumsum([shard.num_samples for shard in self.shards])
-        return self.shards[int(np.searchsorted(ends, row, side="right"))].name
-
     def _keep(self, rows: NDArray[np.int64]) -> None:
         """Rewrite every column without the other rows; rare, so it may take memory."""
         sizes = np.array([shard.num_samples for shard in self.shards])
@@ -314,6 +324,14 @@ class SplitColumns:
             np.save(self.path(column), values[mask], allow_pickle=False)
         for number, shard in enumerate(self.shards):
             shard.num_samples = int(np.count_nonzero(owners == number))
+
+
+def _repeat(shard: str, first_shard: str, key: bytes) -> BadSample:
+    return BadSample(
+        place=f"{shard}:{key.decode(errors='surrogateescape')}",
+        reason=Reason.DUPLICATE_KEY,
+        message=f"has the key of a sample in {first_shard}; keys must be unique",
+    )
 
 
 def _refusal(bad: Sequence[BadSample], split: str) -> str:

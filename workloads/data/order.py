@@ -226,6 +226,7 @@ class SampleOrder:
         self._epoch = Memo(self._one_group if groups is None else partial(self._grouped, groups), 2)
         self._block = Memo(self._shuffled_block, num_kept)
         self._touched: deque[tuple[int, int]] = deque(maxlen=num_kept)
+        self._ahead = Memo(self._fetched_in_turns, 1)
 
     @classmethod
     def over(
@@ -285,7 +286,8 @@ class SampleOrder:
                 last = self._block_after(group, *last)
                 if end is None or last[0] * self.num_samples < end:
                     own[last] = None
-        return _in_turns(self._shards_to_fetch(list(blocks.values())))
+        # Most batches lie in the same blocks as the last one.
+        return self._ahead(tuple(tuple(own) for own in blocks.values()))
 
     def _named(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         return rows if self._view is None else self._view.take(rows)
@@ -302,6 +304,9 @@ class SampleOrder:
             for group, position, length in self._groups.parts(first, last):
                 place = int(shifts[group] + self._groups.filled(position)[group])
                 yield group, number, place, length
+
+    def _fetched_in_turns(self, queues: Sequence[Iterable[tuple[int, int]]]) -> NDArray[np.int64]:
+        return _in_turns(self._shards_to_fetch(queues))
 
     def _shards_to_fetch(self, queues: Sequence[Iterable[tuple[int, int]]]) -> list[list[int]]:
         """Shards worth fetching for a reader of all these blocks (epoch, number); of each queue in its order."""

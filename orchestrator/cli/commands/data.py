@@ -186,7 +186,7 @@ def verify(
     workers: Workers = 0,
     output: DocumentOption = DocumentForm.TABLE,
 ) -> None:
-    """Read every shard and compare it with the dataset.json beside it."""
+    """Read every shard and the class table, and compare them with the dataset.json beside them."""
     arguments: VerifyRequest = {
         "target": _target(place, None, "", 0),
         "decode": decode,
@@ -195,6 +195,8 @@ def verify(
     found = _run(VERIFY, arguments)
     is_good = found["is_same"] and not found["num_bad"]
     verdict = "all shards are as recorded" if is_good else "there are differences"
+    if not found["is_same_class_table"]:
+        verdict = "there are differences: the class table is not the one that the shards were written with"
     _show(found, output, f"{verdict}; digest: {found['digest']}")
     raise typer.Exit(0 if is_good else 1)
 

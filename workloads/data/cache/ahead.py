@@ -181,8 +181,8 @@ class Ahead:
         if self._is_closed:
             return False
         if slot is not None and slot.place is _Place.NO_ROOM:
-            if time.monotonic() - slot.at_s > _ASK_AGAIN_S:
-                del self._slots[shard_id]
+            # One at a time, and nobody waits for it: with thousands of such shards the queue would never end.
+            if not self._urgent and time.monotonic() - slot.at_s > _ASK_AGAIN_S:
                 self._urge(shard_id)
             return False
         if slot is not None or shard_id in self._urgent:
