@@ -99,9 +99,15 @@ def _why_no_room(attempt: Attempt, report: AttemptReport) -> str:
 
 
 def _busy_node(attempt: Attempt, report: AttemptReport) -> str:
-    """The node that had no room, which the next attempt avoids; that of a gang's runner is as good as any other."""
-    is_sent = report.failure is not None and report.failure.kind is FailureKind.NO_ROOM and attempt.num_workers == 1
-    return report.node if is_sent else ""
+    """The node that had no room, which the next attempt avoids if it can; empty if it was sent to none.
+
+    Of a gang nobody knows which node it was: each attempt names another one, or all would choose the same nodes again.
+    """
+    if report.failure is None or report.failure.kind is not FailureKind.NO_ROOM:
+        return ""
+    if attempt.nodes:
+        return attempt.nodes[attempt.number % len(attempt.nodes)]
+    return report.node if attempt.num_workers == 1 else ""
 
 
 def _place_at_fault(failure: JobFailure, node: str) -> str:

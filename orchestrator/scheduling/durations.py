@@ -13,6 +13,8 @@ RESTART_S = 60.0
 """Seconds to stop an attempt and to start its next one: saving, loading, warming up."""
 
 _LEAST_LEFT = 0.05
+_LOST_PER_DEATH = 0.1
+"""Part of a job that a death costs: what was done since the newest checkpoint, of jobs that save each epoch of ten."""
 _OVERRUN = 0.25
 _LEAST_OVERRUN_S = 30.0
 
@@ -23,14 +25,19 @@ def estimate_s(job: Job, durations: Mapping[str, float]) -> float:
 
 
 def left_s(job: Job, view: JobView, full_s: float, *, stopped_after_s: float | None = None) -> float:
-    """Seconds that the next attempt needs at full size: one that was stopped goes on from its checkpoint.
+    """Seconds that the next attempt needs at full size: it goes on from the newest checkpoint.
 
+    An attempt that was stopped has saved before its end; one that died has lost ``_LOST_PER_DEATH``, at most.
     ``stopped_after_s``: as if the live attempt was stopped now, after so many seconds at full size.
     """
-    stopped = view.last_failure is not None and POLICY[view.last_failure.kind].was_stopped
-    if not KINDS[job.kind].saves or not (stopped or stopped_after_s is not None):
+    rule = None if view.last_failure is None else POLICY[view.last_failure.kind]
+    goes_on = stopped_after_s is not None or (rule is not None and (rule.was_stopped or rule.is_deadly))
+    if not KINDS[job.kind].saves or not goes_on:
         return full_s
-    return max(_LEAST_LEFT * full_s, full_s - view.full_size_s(job.resources) - (stopped_after_s or 0.0))
+    done_s = view.full_size_s(job.resources) + (stopped_after_s or 0.0)
+    if stopped_after_s is None and rule is not None and rule.is_deadly:
+        done_s = max(0.0, done_s - _LOST_PER_DEATH * full_s * view.num_deaths)
+    return max(_LEAST_LEFT * full_s, full_s - done_s)
 
 
 def expected_end_s(attempt: Attempt, total_s: float, *, remaining_s: float | None, now: float) -> tuple[float, float]:

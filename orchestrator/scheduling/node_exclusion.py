@@ -57,7 +57,9 @@ def exclusions(
     room = max(1, int(MAX_EXCLUDED * num_nodes)) - len(already)
     ends = _latest_ends([*(index.snapshot for index in indexes), *former])
     failed = {
-        node: _recent(indexes, node, max(now - WINDOW_S, ends.get(node, 0.0))) for node in _nodes_with_failures(indexes)
+        node: _recent(indexes, node, max(now - WINDOW_S, ends.get(node, 0.0)))
+        for node in _nodes_with_failures(indexes)
+        if node in machines.places  # spot nodes that are gone would raise the mean of those that are there
     }
     refuted = _refuted(indexes, steps or {}, ends)
     total = sum(len(failures) for failures in failed.values())

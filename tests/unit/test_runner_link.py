@@ -96,6 +96,28 @@ def test_runner_that_came_up_with_newer_code_than_its_first_call_knew_is_called_
     assert runner.of("report"), "from now on it is asked for news, and its end is noticed"
 
 
+def test_runner_is_waited_for_anew_after_each_epoch_and_not_after_each_call(
+    link: RunnerLink, runner: FakeRunner
+) -> None:
+    link.since_s -= 100.0
+    before_s = link.since_s
+    runner.answer(link, "announce", unavailable())
+    assert (len(runner.of("announce")), link.since_s) == (2, before_s)
+    link.announce(4)
+    assert link.since_s > before_s
+
+
+def test_attempt_has_no_time_of_placement_before_its_runner_reports_one(link: RunnerLink, runner: FakeRunner) -> None:
+    """While the store was away it may have run for hours: 0 s, once recorded, would stay."""
+    attempt = request(MemoryStore(), job("sleep"))
+    link.start(attempt)
+    runner.answer(link, "announce", described(OLD))
+    runner.answer(link, "start", RunnerAnswer.ACCEPTED)
+    assert report_of(attempt.attempt_id, link).placed_for_s is None
+    runner.answer(link, "report", {"status": "running", "placed_for_s": 7200.0})
+    assert report_of(attempt.attempt_id, link).placed_for_s == 7200.0
+
+
 def test_release_that_is_lost_is_sent_again_and_goes_with_every_start_until_one_is_accepted(
     link: RunnerLink, runner: FakeRunner
 ) -> None:

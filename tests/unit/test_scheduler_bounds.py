@@ -65,6 +65,15 @@ def test_budget_of_gpu_hours_ends_the_sweep_with_its_sums() -> None:
     assert "the budget is 20 GPU-hours (policy.budget.gpu_hours): 16 GPU-hours are used" in command.reason
 
 
+@pytest.mark.parametrize(("kind", "may_go_on"), [(FailureKind.NODE_LOST, True), (FailureKind.NUMERICS, False)])
+def test_budget_counts_what_a_job_had_saved_before_its_death(kind: FailureKind, may_go_on: bool) -> None:
+    job = gpu_job("pretrain/long", gpus=8)
+    options: dict[str, Any] = {"nodes": gpu_nodes(8), "durations": {"s": {job.name: 10 * HOUR_S}}}
+    journal = [launched(job, *["node-0000"] * 8, at_s=0.0), failed(job, kind, at_s=9 * HOUR_S)]
+    found = decide(after(plan_of("s", job, gpu_hours=100.0), *journal), now=9 * HOUR_S + 60.0, **options)
+    assert bool(of_type(found, LaunchJob)) is may_go_on  # 72 of 80 GPU-hours are used, 8 and a tenth of 80 are left
+
+
 def test_budget_counts_elastic_jobs_by_their_gpu_hours_at_any_size() -> None:
     jobs = [gpu_job(f"pretrain/{number}", gpus=8, min_gpus=2) for number in range(10)]
     small: dict[str, Any] = {"resources": Resources(cpus=8.0, gpus=2.0), "num_workers": 2}
@@ -249,12 +258,14 @@ def test_breaker_holds_while_failures_differ() -> None:
     )
 
 
-def failing_on(node: str, num_jobs: int, message: str = "died", kind: FailureKind = FailureKind.UNKNOWN) -> Snapshot:
+def failing_on(
+    node: str, num_jobs: int, message: str = "died", kind: FailureKind = FailureKind.UNKNOWN, *, sweep: str = "s"
+) -> Snapshot:
     jobs = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(num_jobs)]
     journal: list[Event] = []
     for job in jobs:
         journal += [launched(job, node), failed(job, kind, message, node=node)]
-    return after(plan_of("s", *jobs), *journal)
+    return after(plan_of(sweep, *jobs), *journal)
 
 
 def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
@@ -263,6 +274,9 @@ def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
     assert (command.node, command.until_s) == ("node-0002", 10.0 + HOUR_S)
     assert "3 jobs failed on it" in command.reason
     assert of_type(decide(failing_on("node-0002", 2), nodes=gpu_nodes(80)), ExcludeNode) == []
+    gone = failing_on("a-spot-node", 40, kind=FailureKind.NODE_LOST, sweep="t")
+    found = decide(gone, failing_on("node-0002", 3), nodes=gpu_nodes(80))
+    assert [command.node for command in of_type(found, ExcludeNode)] == ["node-0002"]
 
 
 def test_node_whose_hardware_is_named_is_excluded_at_once() -> None:

@@ -1,5 +1,7 @@
 """The transition tables, and what falls outside them."""
 
+from dataclasses import replace
+
 import pytest
 
 from orchestrator.core.contract import Outcome
@@ -96,6 +98,12 @@ def test_fold_keeps_times_of_queueing_launch_and_end() -> None:
     view = fold("sweep", [ACCEPTED, LAUNCHED, SUCCEEDED], lambda event: PLANS[event.revision]).jobs["dataset/tree"]
     assert (view.queued_s, view.launched_at_s, view.ended_at_s) == (1.0, 2.0, 3.0)
     assert view.attempt is None
+
+
+def test_fold_durations_between_clocks_that_disagree_are_never_negative() -> None:
+    launched, ended = replace(LAUNCHED, at_s=0.5), replace(SUCCEEDED, at_s=0.0)  # each controller has its own clock
+    view = fold("sweep", [ACCEPTED, launched, ended], lambda event: PLANS[event.revision]).jobs["dataset/tree"]
+    assert (view.queued_s, view.ran_s, view.overhead_s) == (0.0, 0.0, 0.0)
 
 
 def test_live_attempt_of_a_kept_job_survives_a_new_revision() -> None:

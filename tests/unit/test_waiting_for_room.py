@@ -203,6 +203,17 @@ def test_node_without_room_is_avoided_by_the_next_attempt(tmp_path) -> None:
     assert failed.node == "broken"
 
 
+def test_gang_that_found_no_room_tries_without_another_of_its_nodes_each_time(tmp_path) -> None:
+    report = AttemptReport(attempt_id=ID, status=AttemptStatus.FAILED, failure=failure(FailureKind.NO_ROOM), node="n")
+    gang = replace(attempt(awaits_room=False), nodes=("n", "n", "m"), num_workers=3)
+    found = []
+    for number in range(1, 4):
+        event = judge_report(LocalStore(tmp_path), replace(gang, number=number), report, 9.0)
+        assert isinstance(event, events.AttemptFailed)
+        found.append(event.node)
+    assert found == ["n", "m", "n"]
+
+
 def test_placement_is_told_once_from_when_it_was_on() -> None:
     report = AttemptReport(attempt_id=ID, status=AttemptStatus.RUNNING, placed_for_s=None)
     assert NodePricing().placement_events(waiting(), {ID: report}, 100.0) == []

@@ -30,6 +30,7 @@ from orchestrator.backends.ray.link import (
     lost,
     machines_of,
     names_culprit,
+    placed_for_s,
     poll_links,
     report_of,
     stacks_of,
@@ -334,13 +335,12 @@ class RayBackend:
             self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")
-        elif _waits_for_room(link) and age_s > ROOM_AFTER_S:
+        elif _waits_for_room(link) and (waited_s := time.monotonic() - link.occupied_since_s) > ROOM_AFTER_S:
             self._orphaned_groups.scan_again_later()
             for idle in [other for other in self._alive() if other.is_idle]:
                 idle.kill(f"its resources may be what runner {link.name} waits for")
-            waited_s = time.monotonic() - link.occupied_since_s
-            is_sent = link.gang is None and bool(link.node)  # a gang gives up by itself
-            if is_sent and link.state is LinkState.CREATED and waited_s > self._settings.runner_s:
+            # Once its runner is up, a gang gives up by itself.
+            if link.node and link.state is LinkState.CREATED and waited_s > self._settings.runner_s:
                 reason = f"node {link.node} had no room for its runner, or did not start it, for {waited_s:.0f} s"
                 self.kill(link.attempt_id, reason, FailureKind.NO_ROOM)
 
@@ -420,7 +420,8 @@ class RayBackend:
 
 def _waits_for_room(link: RunnerLink) -> bool:
     """Whether an attempt waits for its runner, or for its gang's workers, to be placed."""
-    return bool(link.attempt_id) and (link.state is LinkState.CREATED or _is_placing(link))
+    is_placed = link.gang is not None and placed_for_s(link) is not None
+    return bool(link.attempt_id) and not is_placed and (link.state is LinkState.CREATED or _is_placing(link))
 
 
 def _is_placing(link: RunnerLink) -> bool:

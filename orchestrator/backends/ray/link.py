@@ -76,7 +76,9 @@ def placed_for_s(link: RunnerLink) -> float | None:
     if link.gang is not None:  # a runner of an earlier version, or one that has not reported yet
         is_up = link.report.get("progress", {}).get("phase", PLACING_WORKERS) != PLACING_WORKERS
     else:
-        is_up = bool(link.node_id) or link.death is not None
+        # Until its first report nothing says since when it is up: that may be hours, while nobody could ask.
+        is_gone = link.state is LinkState.GONE and bool(link.node_id)
+        is_up = bool(link.report) or is_gone or link.death is not None
     return 0.0 if is_up else None
 
 
@@ -198,7 +200,7 @@ class RunnerLink:
         self.shape = shape
         self.state = state
         self.since_s = time.monotonic()
-        """When this link was made."""
+        """When this link was made, or got the epoch that it announces."""
         self.idle_since_s = self.occupied_since_s = self.since_s
         self.attempt_id = ""
         """The attempt that occupies the runner; empty = none."""
@@ -267,7 +269,8 @@ class RunnerLink:
 
     def announce(self, epoch: int) -> None:
         """Raise the runner's epoch; its answer makes the link ready."""
-        self._epoch = epoch
+        if epoch != self._epoch:
+            self._epoch, self.since_s = epoch, time.monotonic()  # an answer to an earlier epoch is not waited for
         self._calls[_RunnerCall.ANNOUNCE] = self._handle.announce.remote(epoch)
 
     def start(self, request: JobRequest, gang: GangShape | None = None) -> None:
