@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import Counter
@@ -65,6 +66,12 @@ def place_of(job: Job) -> TablePlace:
 def seeds_of(job: Job) -> SeedPair:
     """What pairs a transfer with those of other label spaces; what has no seed of its own counts as seed 0."""
     return SeedPair(pretrain=int(job.facets.get("pretrain_seed", 0)), transfer=int(job.facets.get("transfer_seed", 0)))
+
+
+def _origin(job: Job) -> str:
+    """The backbone, artifact, file or published weights from which a pretraining starts; empty: random weights."""
+    initial, parameters = job.identity["inputs"].get("initial", ""), job.identity["parameters"].get("initial")
+    return initial or (json.dumps(parameters, sort_keys=True) if parameters else "")
 
 
 def headline_places(places: Iterable[TablePlace]) -> frozenset[TablePlace]:
@@ -399,10 +406,10 @@ class TableBuilder:
         return min((num for num in found if num), default=None)
 
     def _has_one_origin(self, cells: Cells) -> bool:
-        """Whether the pretrainings of a row have several seeds and start from one backbone of the sweep."""
+        """Whether the pretrainings of a row have several seeds and start from one backbone."""
         jobs = (pretraining_of(job, self._jobs) for some in cells.values() for job in some)
-        found = {job.key: job.identity["inputs"].get("initial") for job in jobs if job}
-        return len(found) > 1 and len(set(found.values())) == 1 and None not in found.values()
+        found = {job.key: _origin(job) for job in jobs if job}
+        return len(found) > 1 and len(set(found.values())) == 1 and "" not in found.values()
 
     def _why_absent(self, job: Job) -> str | None:
         committed = self._committed.get(job.name)

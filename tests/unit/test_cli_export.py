@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +124,28 @@ def test_exported_card_tells_identity_metrics_and_data(
     assert "| val_error | 0.125 |" in card
     assert "labels: `labels-gone-0123` (no longer in the store)" in card
     assert Record.from_bytes((folder / "record.json").read_bytes()) == read_record(store, record.key)
+
+
+def test_exported_card_names_the_data_of_the_backbone_and_of_the_one_it_continues(
+    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = put_backbone(store, "test_vit")
+    jobs = {name: make_job(f"index/{name}") for name in ("old", "new")}
+    records = {name: put_record(store, job, {}) for name, job in jobs.items()}
+
+    def with_inputs(record: Record, **inputs: str) -> Record:
+        changed = replace(record, identity={**record.identity, "inputs": inputs})
+        store.put(record_name(record.key), changed.to_bytes())
+        return changed
+
+    with_inputs(first, index=records["old"].key)
+    contents = {name: store.get(f"{artifact_folder(first.key)}/{part.path}") for name, part in first.parts.items()}
+    second = put_record(store, make_job("pretrain/b"), contents)
+    with_inputs(second, index=records["new"].key, initial=first.key)
+    assert run_command(capsys, "export", second.key, str(tmp_path / "out"), "--store", store.uri).code == 0
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"- index: `{records['new'].key}`" in card
+    assert f"- initial/index: `{records['old'].key}`" in card
 
 
 def test_export_of_a_kept_epoch_takes_its_weights(

@@ -341,6 +341,8 @@ def test_noise_of_one_transfer_each_has_no_components_and_of_one_seed_there_is_n
     assert (noise.pretrain_std, noise.transfer_std, noise.freedom) == (1.0, None, 2.0)
     assert noise_of([{pairs[0]: 1.0}], rows[1]) is None
     assert noise_of([], rows[1]) is None
+    same = [{pair: value + difference for pair, value in rows[0].items()} for difference in (0.0, 0.1)]
+    assert noise_of(same[:1], same[1]) is None, "all differences are equal: how much they vary is unknown"
 
 
 @pytest.mark.parametrize("num_seeds", [2, pytest.param(3, marks=SLOW), pytest.param(5, marks=SLOW)])

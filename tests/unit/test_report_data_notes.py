@@ -126,6 +126,11 @@ ONE_DRAW = "all transfer seeds train on the same drawn samples"
     [
         ("", "", ONE_DRAW),
         ("seed: same", "seed: 0", f"{ONE_DRAW}, and the pretrainings of all seeds of a row continue one backbone"),
+        (
+            "{pretrain: fine, labels: levels/depth2, seed: same}",
+            "{timm: r160_in1k}",
+            f"{ONE_DRAW}, and the pretrainings of all seeds of a row continue one backbone",
+        ),
         ("subset: {max_per_class: 5}", "fractions: [0.5]", ""),
         ("seeds: [1, 2]", "seeds: [1]", ""),
     ],

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import tempfile
+from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -173,17 +175,20 @@ def _check_folder(directory: Path, *, replaces: bool) -> None:
 
 
 def _sources(store: ObjectStore, record: Record) -> dict[str, Record]:
-    """Records of the data that the backbone was trained on, by role, as far as they still exist."""
+    """Records of what the backbone was made of, as far as they still exist: its own inputs, then theirs, and so on.
+
+    By role; that of an input's input is `backbone/index`. A record with several roles has the first one.
+    """
     found: dict[str, Record] = {}
-    waiting = dict(record.identity.get("inputs", {}))
+    waiting, seen = deque([("", record)]), set[str]()
     while waiting:
-        role, key = waiting.popitem()
-        try:
-            found[role] = read_record(store, key)
-        except OrchestratorError:
-            continue  # deleted by garbage collection; its key is still in the identity
-        inputs = found[role].identity.get("inputs", {})
-        waiting |= {name: value for name, value in inputs.items() if name not in found}
+        role_of, user = waiting.popleft()
+        for role, key in sorted(user.identity.get("inputs", {}).items()):
+            if key not in seen:
+                seen.add(key)
+                with suppress(OrchestratorError):  # deleted by garbage collection; its key is still in the identity
+                    found[f"{role_of}{role}"] = read_record(store, key)
+                    waiting.append((f"{role_of}{role}/", found[f"{role_of}{role}"]))
     return found
 
 
@@ -218,7 +223,7 @@ class Exported:
     epoch: int | None
     store_uri: str
     sources: Mapping[str, Record] = field(default_factory=dict)
-    """By role: labels, index, dataset, ..."""
+    """By role: labels, index, index/dataset, backbone/labels, ..."""
 
 
 def model_card(exported: Exported) -> str:

@@ -161,7 +161,7 @@ def describe_place(place: TablePlace) -> str:
     parts = [f"{place.protocol} on {place.target}"]
     parts += [f"pretrained by {place.pretrain}"] if place.pretrain else []
     parts += [place.checkpoint] if place.checkpoint else []
-    parts += [f"{float(place.fraction):.3g} of the labels"] if place.fraction else []
+    parts += [f"{100 * float(place.fraction):.3g} % of the labels"] if place.fraction else []
     return f"{place.transfer} ({', '.join(parts)})"
 
 

@@ -349,13 +349,18 @@ def transfer_seed_effect(rows: Sequence[Mapping[SeedPair, float]]) -> TransferSe
 
 
 def noise_of(rows: Sequence[Mapping[SeedPair, float]], baseline: Mapping[SeedPair, float]) -> Noise | None:
-    """The noise of a table from the values of its rows; None without a row that has two pretrain seeds in common."""
+    """The noise of a table from the values of its rows.
+
+    None without a row that has two pretrain seeds in common, or where all differences are equal: then nothing shows how
+    much they vary.
+    """
     between, num_between, within, num_within, shares, most = 0.0, 0, 0.0, 0, list[float](), 0
-    num_rows = 0
+    num_rows, largest = 0, 0.0
     for row in rows:
         groups: dict[int, list[float]] = {}
         for pair in sorted(row.keys() & baseline.keys()):
             groups.setdefault(pair.pretrain, []).append(row[pair] - baseline[pair])
+            largest = max(largest, abs(row[pair]), abs(baseline[pair]))
         if len(groups) < 2:
             continue
         means = [math.fsum(group) / len(group) for group in groups.values()]
@@ -364,7 +369,7 @@ def noise_of(rows: Sequence[Mapping[SeedPair, float]], baseline: Mapping[SeedPai
         num_between, num_within = num_between + len(means) - 1, num_within + sum(map(len, groups.values())) - len(means)
         shares += [1 / len(group) for group in groups.values()]
         num_rows, most = num_rows + 1, max(most, len(means))
-    if not num_rows:
+    if max(between, within) <= (NO_SPREAD * largest) ** 2:
         return None
     of_mean = between / num_between
     transfer = within / num_within if num_within else None
