@@ -64,7 +64,13 @@ def make_job(
 
 
 def make_plan(
-    *jobs: Job, sweep: str = "sweep", revision: int = 0, store_uri: str = "", owner: str = "", **policy: Any
+    *jobs: Job,
+    sweep: str = "sweep",
+    revision: int = 0,
+    store_uri: str = "",
+    owner: str = "",
+    tracking_uri: str = "",
+    **policy: Any,
 ) -> Plan:
     """A plan of these jobs; ``policy`` are fields of ``Policy``."""
     return Plan(
@@ -75,6 +81,7 @@ def make_plan(
         baseline="",
         policy=Policy(**policy),
         owner=owner,
+        tracking_uri=tracking_uri,
     )
 
 

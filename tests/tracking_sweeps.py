@@ -48,11 +48,18 @@ def metrics_of(position: int) -> dict[str, float]:
     }
 
 
-def big_sweep(num_jobs: int, *, sweep: str = "big", store: ObjectStore | None = None, is_over: bool = True) -> BigSweep:
+def big_sweep(
+    num_jobs: int,
+    *,
+    sweep: str = "big",
+    store: ObjectStore | None = None,
+    is_over: bool = True,
+    tracking_uri: str = "",
+) -> BigSweep:
     """All jobs succeeded, and the sweep with them if ``is_over``."""
     store = store or MemoryStore()
     jobs = tuple(_job(position) for position in range(num_jobs))
-    plan = make_plan(*jobs, sweep=sweep, revision=1, store_uri=store.uri)
+    plan = make_plan(*jobs, sweep=sweep, revision=1, store_uri=store.uri, tracking_uri=tracking_uri)
     journal = SweepJournal(store, sweep, num_per_segment=_EVENTS_PER_SEGMENT)
     journal.accept(plan)
     for position, job in enumerate(jobs):

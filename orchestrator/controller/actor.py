@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final, Self
 from urllib.parse import urlsplit
@@ -212,8 +213,12 @@ class PublisherActor(LoopActor):
     ``tracking_uri`` is for sweeps whose plan names none.
     """
 
+    # A call to a tracking server may block without end: one that answers a byte at a time, a file system that is gone.
+    hangs_after_s = 1800.0
+
     def __init__(self, store_uri: str, tracking_uri: str, every_s: float = 2.0) -> None:
         self._publication = StorePublication(open_store(store_uri), tracking_uri)
+        self._tracking_digest = tracking_digest(tracking_uri)
         self._every_s = every_s
         super().__init__()
 
@@ -221,10 +226,27 @@ class PublisherActor(LoopActor):
         """State of its loop, and the sweeps that it found ended and published: see ``StorePublication.ask``."""
         return {**super().ping(), "caught_up": self._publication.ask()}
 
+    def tracking(self) -> str:
+        """``tracking_digest`` of where it publishes to."""
+        return self._tracking_digest
+
     def turn(self) -> float:
         """Publish what is new of every sweep."""
         self._publication.run(on_alive=self.stamp)
         return self._every_s
+
+    def progress(self) -> object:
+        """The newest stamp, and the number of runs that were written."""
+        return super().progress(), self._publication.num_written
+
+    def note_hang(self) -> None:
+        """Note the sweep at which it hangs: the next process publishes that sweep last."""
+        self._publication.note_hang(self.hangs_after_s)
+
+
+def tracking_digest(uri: str) -> str:
+    """Tells the URIs of tracking servers apart without their passwords."""
+    return sha256(uri.encode()).hexdigest()
 
 
 def _new_publisher(store: ObjectStore, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
@@ -270,6 +292,20 @@ class StorePublication:
         self._unreachable: set[str] = set()
         """Tracking servers that accepted no connection in this pass."""
         self._is_asked = False
+        self.current = ""
+        """The sweep that was looked at last."""
+
+    @property
+    def num_written(self) -> int:
+        """Runs that all tracking servers took so far."""
+        return sum(publisher.num_written for publisher in tuple(self._publishers.values()))
+
+    def note_hang(self, limit_s: float) -> None:
+        """Store as the current sweep's problem that it made no progress."""
+        why = (
+            f"its publication has made no progress for {limit_s / 60:.0f} min; it is tried again after all other sweeps"
+        )
+        self._trouble.report(self.current, why)
 
     def ask(self) -> list[str]:
         """Sweeps that the last pass looked at and found ended and published. The next pass looks at all sweeps: whoever
@@ -279,7 +315,8 @@ class StorePublication:
         return sorted(self.caught_up - self._passed_over)
 
     def run(self, on_alive: Callable[[], None] = lambda: None) -> None:
-        """Publish what is new of every sweep; one that fails does not keep the others.
+        """Publish what is new of every sweep; one that fails does not keep the others. Those that failed the last time
+        come last.
 
         Raises:
             Exception: that of the first sweep that failed, after all others were published.
@@ -290,9 +327,13 @@ class StorePublication:
         self._ended = {sweep: ended for sweep, ended in self._ended.items() if sweep in sweeps}
         self._passed_over = self._rest()
         self._unreachable.clear()
+        first, last = list[str](), list[str]()
         for sweep in sweeps:
-            if sweep in self._passed_over:
-                continue
+            if sweep not in self._passed_over:
+                (last if self._trouble.is_known(sweep) else first).append(sweep)
+                on_alive()  # a new process asks the store about each
+        for sweep in first + last:
+            self.current = sweep
             try:
                 self._publish(sweep)
             except Exception as error:  # noqa: BLE001 - a damaged sweep may fail in any way

@@ -191,9 +191,9 @@ def _ensure(directory: Path, settings: ServiceSettings, _: str) -> dict[str, Any
     from orchestrator.controller.connect import ensure_controller, ensure_publisher
 
     link = ensure_controller(settings.store_uri, settings.cluster, settings.namespace)
-    ensure_publisher(settings.store_uri, settings.tracking_uri, settings.namespace)
+    publisher = ensure_publisher(settings.store_uri, settings.tracking_uri, settings.namespace)
     remember_service(directory, asdict(settings))
-    return {"notice": link.notice}
+    return {"notice": "; ".join(filter(None, (link.notice, publisher.notice)))}
 
 
 def _wake(_directory: Path, settings: ServiceSettings, sweep: str) -> dict[str, Any]:
@@ -207,7 +207,7 @@ def _has_published(_directory: Path, settings: ServiceSettings, sweep: str) -> d
 
     from orchestrator.controller.connect import ensure_publisher
 
-    publisher: Any = ensure_publisher(settings.store_uri, settings.tracking_uri, settings.namespace)
+    publisher: Any = ensure_publisher(settings.store_uri, settings.tracking_uri, settings.namespace).handle
     try:
         pong = ray.get(publisher.ping.remote(), timeout=_PING_TIMEOUT_S)
     except ray.exceptions.RayError:

@@ -14,12 +14,12 @@ from typing import Any, cast
 
 import ray
 from ray.actor import ActorClass, ActorHandle
-from ray.exceptions import GetTimeoutError, RayActorError
+from ray.exceptions import GetTimeoutError, RayActorError, RayError
 
 from orchestrator.backends.ray.code_digest import code_digest
 from orchestrator.backends.ray.service import LoopActor
 from orchestrator.backends.ray.settings import RunnerSettings
-from orchestrator.controller.actor import ControllerActor, ControllerSettings, PublisherActor
+from orchestrator.controller.actor import ControllerActor, ControllerSettings, PublisherActor, tracking_digest
 from orchestrator.controller.attempt_tracker import AttemptLimits
 from orchestrator.core.errors import ClusterError, ControllerError, StorageError
 from orchestrator.storage.open import open_store
@@ -171,9 +171,38 @@ def _ensure_watchdog(settings: ControllerSettings) -> None:
     _get_or_create(ray.remote(WatchdogActor), WATCHDOG_NAME, settings.namespace, settings.to_json())
 
 
-def ensure_publisher(store_uri: str, tracking_uri: str, namespace: str = NAMESPACE) -> ActorHandle[Any]:
-    """The publisher of a namespace; a missing one is created, and the call does not wait for it."""
-    return _get_or_create(ray.remote(PublisherActor), PUBLISHER_NAME, namespace, store_uri, tracking_uri)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublisherLink:
+    """A publisher, which may be starting."""
+
+    handle: ActorHandle[Any]
+    notice: str = ""
+    """A notice for the user (it publishes to another tracking server); empty = none."""
+
+
+def ensure_publisher(store_uri: str, tracking_uri: str, namespace: str = NAMESPACE) -> PublisherLink:
+    """The publisher of a namespace; a missing one is created, and the call does not wait for it.
+
+    One that publishes elsewhere goes on: it publishes all sweeps of the store that name no server of their own.
+    """
+    existing: Any = _find(PUBLISHER_NAME, namespace)
+    notice = ""
+    if existing is not None and not _publishes_to(existing, tracking_uri):
+        notice = (
+            "the publisher that runs publishes to another tracking server than this command would, and goes on there; "
+            "for another server name it in the sweep (tracking: {uri: ...}), or start the stack or cluster again"
+        )
+    handle = _get_or_create(ray.remote(PublisherActor), PUBLISHER_NAME, namespace, store_uri, tracking_uri)
+    return PublisherLink(handle=handle, notice=notice)
+
+
+def _publishes_to(publisher: Any, tracking_uri: str) -> bool:  # noqa: ANN401 - an actor found by name has no type
+    """Whether it publishes there; True also if it does not answer, or is of a release that does not say."""
+    try:
+        digest = ray.get(publisher.tracking.remote(), timeout=PING_TIMEOUT_S)
+    except (GetTimeoutError, RayError, AttributeError):
+        return True
+    return bool(digest == tracking_digest(tracking_uri))
 
 
 def revive_controller(settings: ControllerSettings) -> dict[str, Any]:

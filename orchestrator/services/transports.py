@@ -272,14 +272,16 @@ def connect(
             _check_unserved(settings, store_uri)
         addresses = held.enter_context(_attached(settings, store_uri, foreground=foreground))
         link = _ensure(settings, store_uri)
-        if link.notice:
-            say(link.notice)
+        publisher = ensure_publisher(store_uri, settings.tracking_uri(), settings.namespace)
+        # Without a setting the server is the cluster's, whichever that is.
+        for notice in filter(None, (link.notice, settings.mlflow_tracking_uri and publisher.notice)):
+            say(notice)
         yield RayTransport(
             settings=settings,
             store=store or open_store(store_uri),
             addresses=addresses,
             link=link,
-            publisher=ensure_publisher(store_uri, settings.tracking_uri(), settings.namespace),
+            publisher=publisher.handle,
         )
 
 

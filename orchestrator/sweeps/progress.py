@@ -254,6 +254,12 @@ class PublishingTrouble:
         self._store = store
         self._problems: dict[str, str] = {}
 
+    def is_known(self, sweep: str) -> bool:
+        """Whether a sweep has a problem, of an earlier publisher, too."""
+        if sweep not in self._problems:
+            return bool(read_trouble(self._store, sweep))
+        return self._problems[sweep] != ""
+
     def report(self, sweep: str, why: str) -> bool:
         """Note why a sweep is not published now; returns whether the reason is new."""
         if self._problems.get(sweep) == why:

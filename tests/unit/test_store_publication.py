@@ -138,6 +138,20 @@ def test_publication_of_a_sweep_that_fails_does_not_keep_the_others(store: Count
     assert publication.caught_up == set(SWEEPS)
 
 
+def test_publication_of_a_sweep_that_hung_comes_last_in_the_next_process(store: CountingStore) -> None:
+    publisher = NotingPublisher()
+    publication = StorePublication(store, "", lambda *_: publisher)
+    publisher.failing = {"b"}
+    with pytest.raises(KeyError, match="b"):
+        publication.run(on_alive=lambda: publication.note_hang(1800.0) if publication.current == "a" else None)
+    assert "made no progress for 30 min" in read_trouble(store, "a")[0]
+    publisher.published.clear()
+    publisher.failing.clear()
+    StorePublication(store, "", lambda *_: publisher).run()
+    assert publisher.published == ["c", "a", "b"]
+    assert [read_trouble(store, sweep) for sweep in SWEEPS] == [(), (), ()]
+
+
 @pytest.mark.parametrize("accepts", [True, False])
 def test_publication_asks_a_server_that_accepts_no_connection_once_in_a_pass(
     store: CountingStore, accepts: bool, monkeypatch: pytest.MonkeyPatch

@@ -22,6 +22,7 @@ BUSY_PAUSE_S = 0.005
 ACTIVE_PAUSE_S = 0.1
 IDLE_PAUSE_S = 0.5
 MAX_BACKOFF_S = 10.0
+_NOTE_WITHIN_S = 30.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -30,6 +31,9 @@ class LoopActor:
 
     final_errors: tuple[type[Exception], ...] = ()
     """Errors of a round that end the actor for good: after a restart they would occur again."""
+    hangs_after_s: float | None = None
+    """Seconds without progress after which the process ends itself, and Ray starts it again; None: others look after
+    it."""
 
     def __init__(self) -> None:
         redaction.install()
@@ -40,6 +44,8 @@ class LoopActor:
         self._last_error = ""
         self._self = ray.get_runtime_context().current_actor
         threading.Thread(target=self._loop, name=type(self).__name__, daemon=True).start()
+        if self.hangs_after_s is not None:
+            threading.Thread(target=self._end_if_it_hangs, args=(self.hangs_after_s,), daemon=True).start()
 
     @abstractmethod
     def turn(self) -> float:
@@ -57,6 +63,27 @@ class LoopActor:
     def stamp(self) -> None:
         """Call it during a long round, from the loop's thread, to show that the loop does not hang."""
         self._turned_at_s = time.monotonic()
+
+    def progress(self) -> object:
+        """Differs from its last value if the loop has got on; read by another thread."""
+        return self._turned_at_s
+
+    def note_hang(self) -> None:
+        """Called before the process of a loop that hangs ends itself; may hang, too."""
+
+    def _end_if_it_hangs(self, limit_s: float) -> None:
+        seen, since_s = self.progress(), time.monotonic()
+        while time.monotonic() - since_s <= limit_s:
+            time.sleep(limit_s / 10)
+            if (progress := self.progress()) != seen:
+                seen, since_s = progress, time.monotonic()
+        _LOG.error(
+            "%s has made no progress for %.0f s: its process ends and is started again", type(self).__name__, limit_s
+        )
+        note = threading.Thread(target=self.note_hang, daemon=True)
+        note.start()
+        note.join(_NOTE_WITHIN_S)
+        os._exit(1)
 
     def _loop(self) -> None:
         backoff_s = ACTIVE_PAUSE_S
