@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 import socket
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
@@ -245,8 +247,8 @@ class PublisherActor(LoopActor):
 
 
 def tracking_digest(uri: str) -> str:
-    """Tells the URIs of tracking servers apart without their passwords."""
-    return sha256(uri.encode()).hexdigest()
+    """Tells tracking servers apart; users and passwords make no difference, and none can be read from it."""
+    return sha256(re.sub(r"//[^/@]*@", "//", uri).rstrip("/").encode()).hexdigest()
 
 
 def _new_publisher(store: ObjectStore, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
@@ -292,8 +294,8 @@ class StorePublication:
         self._unreachable: set[str] = set()
         """Tracking servers that accepted no connection in this pass."""
         self._is_asked = False
-        self.current = ""
-        """The sweep that was looked at last."""
+        self.current: tuple[str, str] | None = None
+        """The sweep that is published now, and its tracking server."""
 
     @property
     def num_written(self) -> int:
@@ -301,11 +303,11 @@ class StorePublication:
         return sum(publisher.num_written for publisher in tuple(self._publishers.values()))
 
     def note_hang(self, limit_s: float) -> None:
-        """Store as the current sweep's problem that it made no progress."""
-        why = (
-            f"its publication has made no progress for {limit_s / 60:.0f} min; it is tried again after all other sweeps"
-        )
-        self._trouble.report(self.current, why)
+        """Store as the current sweep's problem that it made no progress: later all sweeps of its server come last."""
+        if self.current is not None:
+            sweep, uri = self.current
+            why = f"its publication has made no progress for {limit_s / 60:.0f} min; it is tried again after others"
+            self._trouble.report(sweep, why, server=tracking_digest(uri))
 
     def ask(self) -> list[str]:
         """Sweeps that the last pass looked at and found ended and published. The next pass looks at all sweeps: whoever
@@ -315,27 +317,34 @@ class StorePublication:
         return sorted(self.caught_up - self._passed_over)
 
     def run(self, on_alive: Callable[[], None] = lambda: None) -> None:
-        """Publish what is new of every sweep; one that fails does not keep the others. Those that failed the last time
-        come last.
+        """Publish what is new of every sweep; one that fails does not keep the others. Those that failed the last time,
+        and those of a server at which an earlier process hung, come last.
 
         Raises:
             Exception: that of the first sweep that failed, after all others were published.
         """
         failures: list[Exception] = []
+        self.current = None
         sweeps = list_sweeps(self._store)
         self._ledgers = {sweep: ledger for sweep, ledger in self._ledgers.items() if sweep in sweeps}
         self._ended = {sweep: ended for sweep, ended in self._ended.items() if sweep in sweeps}
         self._passed_over = self._rest()
         self._unreachable.clear()
-        first, last = list[str](), list[str]()
-        for sweep in sweeps:
-            if sweep not in self._passed_over:
-                (last if self._trouble.is_known(sweep) else first).append(sweep)
-                on_alive()  # a new process asks the store about each
-        for sweep in first + last:
-            self.current = sweep
+        looked_at = [sweep for sweep in sweeps if sweep not in self._passed_over]
+        for sweep in looked_at:
+            self._trouble.is_known(sweep)  # a new process asks the store about each
+            on_alive()
+        queue = deque[tuple[str, _JournalPosition | None]]((sweep, None) for sweep in looked_at)
+        while queue:
+            sweep, found = queue.popleft()
             try:
-                self._publish(sweep)
+                if found is None:
+                    found = self._look(sweep)
+                    if self._trouble.is_known(sweep) or tracking_digest(self._uri_of(found)) in self._trouble.servers:
+                        queue.append((sweep, found))
+                        continue
+                self.current = sweep, self._uri_of(found)
+                self._publish(sweep, found)
             except Exception as error:  # noqa: BLE001 - a damaged sweep may fail in any way
                 why = str(error) or repr(error)
                 if self._trouble.report(sweep, why):  # an outage lasts many rounds and is logged once
@@ -356,11 +365,12 @@ class StorePublication:
         since_s = self._clock() - LOOK_AT_ENDED_EVERY_S
         return frozenset() if is_asked else frozenset(s for s in self.caught_up if self._looked_at_s[s] > since_s)
 
-    def _publish(self, sweep: str) -> None:
-        self._looked_at_s[sweep] = self._clock()
-        found = self._look(sweep)
+    def _uri_of(self, found: _JournalPosition) -> str:
         uri = found.tracking_uri or self._tracking_uri
-        uri = database_behind(uri, Path(os.environ.get(STACK_VARIABLE, "/nonexistent")))
+        return database_behind(uri, Path(os.environ.get(STACK_VARIABLE, "/nonexistent")))
+
+    def _publish(self, sweep: str, found: _JournalPosition) -> None:
+        uri = self._uri_of(found)
         if uri != self._tracking_uri:
             check_tracking(uri)
         if uri in self._unreachable:
@@ -375,12 +385,14 @@ class StorePublication:
             if not _accepts_connections(uri):
                 self._unreachable.add(uri)
             raise
+        self._trouble.servers.discard(tracking_digest(uri))
         self.caught_up = self.caught_up | {sweep} if is_caught_up else self.caught_up - {sweep}
         if is_caught_up:
             self._ended[sweep] = found
             self._ledgers.pop(sweep, None)
 
     def _look(self, sweep: str) -> _JournalPosition:
+        self._looked_at_s[sweep] = self._clock()
         ended = self._ended.pop(sweep, None)
         if ended is not None and not self._store.exists(journal_segment(sweep, ended.next_sequence)):
             return ended

@@ -105,8 +105,8 @@ def _busy_node(attempt: Attempt, report: AttemptReport) -> str:
     """
     if report.failure is None or report.failure.kind is not FailureKind.NO_ROOM:
         return ""
-    if attempt.nodes:
-        return attempt.nodes[attempt.number % len(attempt.nodes)]
+    if nodes := tuple(dict.fromkeys(attempt.nodes)):
+        return nodes[attempt.number % len(nodes)]
     return report.node if attempt.num_workers == 1 else ""
 
 

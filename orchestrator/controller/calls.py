@@ -188,12 +188,14 @@ def _attach(directory: Path, namespace: str) -> None:
 
 
 def _ensure(directory: Path, settings: ServiceSettings, _: str) -> dict[str, Any]:
-    from orchestrator.controller.connect import ensure_controller, ensure_publisher
+    from orchestrator.controller.connect import ensure_controller, ensure_publisher, publishes_elsewhere
 
     link = ensure_controller(settings.store_uri, settings.cluster, settings.namespace)
     publisher = ensure_publisher(settings.store_uri, settings.tracking_uri, settings.namespace)
-    remember_service(directory, asdict(settings))
-    return {"notice": "; ".join(filter(None, (link.notice, publisher.notice)))}
+    elsewhere = publishes_elsewhere(publisher, settings.tracking_uri)
+    if not elsewhere:  # what starts again with Ray publishes where it did
+        remember_service(directory, asdict(settings))
+    return {"notice": "; ".join(filter(None, (link.notice, elsewhere)))}
 
 
 def _wake(_directory: Path, settings: ServiceSettings, sweep: str) -> dict[str, Any]:
@@ -207,7 +209,7 @@ def _has_published(_directory: Path, settings: ServiceSettings, sweep: str) -> d
 
     from orchestrator.controller.connect import ensure_publisher
 
-    publisher: Any = ensure_publisher(settings.store_uri, settings.tracking_uri, settings.namespace).handle
+    publisher: Any = ensure_publisher(settings.store_uri, settings.tracking_uri, settings.namespace)
     try:
         pong = ray.get(publisher.ping.remote(), timeout=_PING_TIMEOUT_S)
     except ray.exceptions.RayError:

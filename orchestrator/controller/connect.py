@@ -38,6 +38,7 @@ HANGS_AFTER_S = 4 * LEASE_DURATION_S
 """A loop without a round for this long hangs; reading many journals at a start may take longer than one lease."""
 NAME_TIMEOUT_S = 10.0
 _RETRY_EVERY_S = 0.1
+_TRACKING_TIMEOUT_S = 2.0
 _LOG = logging.getLogger(__name__)
 
 
@@ -171,38 +172,30 @@ def _ensure_watchdog(settings: ControllerSettings) -> None:
     _get_or_create(ray.remote(WatchdogActor), WATCHDOG_NAME, settings.namespace, settings.to_json())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublisherLink:
-    """A publisher, which may be starting."""
-
-    handle: ActorHandle[Any]
-    notice: str = ""
-    """A notice for the user (it publishes to another tracking server); empty = none."""
-
-
-def ensure_publisher(store_uri: str, tracking_uri: str, namespace: str = NAMESPACE) -> PublisherLink:
+def ensure_publisher(store_uri: str, tracking_uri: str, namespace: str = NAMESPACE) -> ActorHandle[Any]:
     """The publisher of a namespace; a missing one is created, and the call does not wait for it.
 
-    One that publishes elsewhere goes on: it publishes all sweeps of the store that name no server of their own.
+    One that publishes to another tracking server goes on there: it has published all sweeps of the store.
     """
-    existing: Any = _find(PUBLISHER_NAME, namespace)
-    notice = ""
-    if existing is not None and not _publishes_to(existing, tracking_uri):
-        notice = (
-            "the publisher that runs publishes to another tracking server than this command would, and goes on there; "
-            "for another server name it in the sweep (tracking: {uri: ...}), or start the stack or cluster again"
-        )
-    handle = _get_or_create(ray.remote(PublisherActor), PUBLISHER_NAME, namespace, store_uri, tracking_uri)
-    return PublisherLink(handle=handle, notice=notice)
+    return _get_or_create(ray.remote(PublisherActor), PUBLISHER_NAME, namespace, store_uri, tracking_uri)
 
 
-def _publishes_to(publisher: Any, tracking_uri: str) -> bool:  # noqa: ANN401 - an actor found by name has no type
-    """Whether it publishes there; True also if it does not answer, or is of a release that does not say."""
+def publishes_elsewhere(publisher: Any, tracking_uri: str) -> str:  # noqa: ANN401 - an actor found by name has no type
+    """A notice for the user if a publisher publishes to another tracking server.
+
+    Empty also if it does not answer soon, or is of a release that does not say.
+    """
     try:
-        digest = ray.get(publisher.tracking.remote(), timeout=PING_TIMEOUT_S)
+        digest = ray.get(publisher.tracking.remote(), timeout=_TRACKING_TIMEOUT_S)
     except (GetTimeoutError, RayError, AttributeError):
-        return True
-    return bool(digest == tracking_digest(tracking_uri))
+        return ""
+    if digest == tracking_digest(tracking_uri):
+        return ""
+    return (
+        "sweeps that name no tracking server are published to another one than MLFLOW_TRACKING_URI says here: the "
+        "publisher that runs was started with it; name yours in the sweep (tracking: {uri: ...}), or start the stack "
+        "or cluster again"
+    )
 
 
 def revive_controller(settings: ControllerSettings) -> dict[str, Any]:

@@ -70,8 +70,8 @@ def seeds_of(job: Job) -> SeedPair:
 
 def _origin(job: Job) -> str:
     """The backbone, artifact, file or published weights from which a pretraining starts; empty: random weights."""
-    initial, parameters = job.identity["inputs"].get("initial", ""), job.identity["parameters"].get("initial")
-    return initial or (json.dumps(parameters, sort_keys=True) if parameters else "")
+    backbone, published = job.identity["inputs"].get("initial", ""), job.identity["parameters"].get("initial")
+    return backbone or (json.dumps(published, sort_keys=True) if published else "")
 
 
 def headline_places(places: Iterable[TablePlace]) -> frozenset[TablePlace]:

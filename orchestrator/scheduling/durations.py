@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from orchestrator.core.job_kinds import KINDS
 from orchestrator.planning.graph.plan import Job
-from orchestrator.state.failure_policy import POLICY
 from orchestrator.state.snapshot import Attempt, JobView
 
 RESTART_S = 60.0
@@ -14,7 +13,7 @@ RESTART_S = 60.0
 
 _LEAST_LEFT = 0.05
 _LOST_PER_DEATH = 0.1
-"""Part of a job that a death costs: what was done since the newest checkpoint, of jobs that save each epoch of ten."""
+"""Part of a job that counts as lost by each death: one of ten epochs, after each of which it saves."""
 _OVERRUN = 0.25
 _LEAST_OVERRUN_S = 30.0
 
@@ -27,17 +26,14 @@ def estimate_s(job: Job, durations: Mapping[str, float]) -> float:
 def left_s(job: Job, view: JobView, full_s: float, *, stopped_after_s: float | None = None) -> float:
     """Seconds that the next attempt needs at full size: it goes on from the newest checkpoint.
 
-    An attempt that was stopped has saved before its end; one that died has lost ``_LOST_PER_DEATH``, at most.
+    An attempt that is stopped saves before its end; one that dies loses what it did since its last checkpoint, which is
+    not known here and counts as ``_LOST_PER_DEATH``.
     ``stopped_after_s``: as if the live attempt was stopped now, after so many seconds at full size.
     """
-    rule = None if view.last_failure is None else POLICY[view.last_failure.kind]
-    goes_on = stopped_after_s is not None or (rule is not None and (rule.was_stopped or rule.is_deadly))
-    if not KINDS[job.kind].saves or not goes_on:
+    if not KINDS[job.kind].saves or (view.last_failure is None and stopped_after_s is None):
         return full_s
-    done_s = view.full_size_s(job.resources) + (stopped_after_s or 0.0)
-    if stopped_after_s is None and rule is not None and rule.is_deadly:
-        done_s = max(0.0, done_s - _LOST_PER_DEATH * full_s * view.num_deaths)
-    return max(_LEAST_LEFT * full_s, full_s - done_s)
+    saved_s = max(0.0, view.full_size_s(job.resources) - _LOST_PER_DEATH * full_s * view.num_deaths)
+    return max(_LEAST_LEFT * full_s, full_s - saved_s - (stopped_after_s or 0.0))
 
 
 def expected_end_s(attempt: Attempt, total_s: float, *, remaining_s: float | None, now: float) -> tuple[float, float]:

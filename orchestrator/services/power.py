@@ -373,7 +373,7 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore
         found = _of_sweep(store, question.like, table, plan)
         if found is None:
             like = f"sweep {question.like!r} has no {table.protocol} with {plan.metric} of two pretrain seeds{alike}"
-            raise UserError(f"{like} in its results: name another one with --like, or state --std")
+            raise UserError(f"{like} in its results, or only equal ones: name another one with --like, or state --std")
         return found.noise, found.source
     own = _of_table(plan, table)
     if own is not None and own.num_pretrain_seeds >= ENOUGH_SEEDS:
@@ -387,8 +387,8 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore
     if not known:
         raise UserError(
             f"nothing in the store shows how much {plan.metric} of {table.transfer} varies between seeds: no "
-            f"sweep has results of a {table.protocol} with two pretrain seeds{alike}; state the standard deviation "
-            "with --std"
+            f"sweep has results of a {table.protocol} with two pretrain seeds{alike}, or they are all equal; state the "
+            "standard deviation with --std"
         )
     best = max(known, key=lambda one: one.rank)
     return best.noise, best.source

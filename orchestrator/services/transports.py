@@ -262,7 +262,7 @@ def connect(
         ControllerError: the cluster's controller serves another store.
         InfeasibleError: in the foreground, a controller or a stack runs, or may run out of sight.
     """
-    from orchestrator.controller.connect import ensure_publisher
+    from orchestrator.controller.connect import ensure_publisher, publishes_elsewhere
 
     with ExitStack() as held:
         if foreground:
@@ -273,15 +273,17 @@ def connect(
         addresses = held.enter_context(_attached(settings, store_uri, foreground=foreground))
         link = _ensure(settings, store_uri)
         publisher = ensure_publisher(store_uri, settings.tracking_uri(), settings.namespace)
+        if link.notice:
+            say(link.notice)
         # Without a setting the server is the cluster's, whichever that is.
-        for notice in filter(None, (link.notice, settings.mlflow_tracking_uri and publisher.notice)):
-            say(notice)
+        if settings.mlflow_tracking_uri and (elsewhere := publishes_elsewhere(publisher, settings.tracking_uri())):
+            say(elsewhere)
         yield RayTransport(
             settings=settings,
             store=store or open_store(store_uri),
             addresses=addresses,
             link=link,
-            publisher=publisher.handle,
+            publisher=publisher,
         )
 
 

@@ -244,7 +244,7 @@ def _presence(node: Node, idle_runners: int) -> NodePresence:
 
 # ------------------------------------------------------------------------------------------------ trouble of publishing
 class PublishingTrouble:
-    """The publisher's last problem of each sweep; use from one thread.
+    """The publisher's last problem of each sweep; use from one thread at a time.
 
     Only changes are written. When this process first publishes a sweep, it removes the problem that an earlier
     publisher has stored.
@@ -253,20 +253,32 @@ class PublishingTrouble:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
         self._problems: dict[str, str] = {}
+        self._earlier: dict[str, bool] = {}
+        """Whether an earlier publisher had a problem, of the sweeps that this one was asked about."""
+        self.servers: set[str] = set()
+        """Digests of tracking servers at which an earlier publisher hung."""
 
     def is_known(self, sweep: str) -> bool:
         """Whether a sweep has a problem, of an earlier publisher, too."""
-        if sweep not in self._problems:
-            return bool(read_trouble(self._store, sweep))
-        return self._problems[sweep] != ""
+        if sweep in self._problems:
+            return self._problems[sweep] != ""
+        if sweep not in self._earlier:
+            document = _read_publication(self._store, sweep)
+            self._earlier[sweep] = bool(document.get("problem"))
+            self.servers |= {document["server"]} if document.get("server") else set()
+        return self._earlier[sweep]
 
-    def report(self, sweep: str, why: str) -> bool:
-        """Note why a sweep is not published now; returns whether the reason is new."""
+    def report(self, sweep: str, why: str, *, server: str = "") -> bool:
+        """Note why a sweep is not published now; returns whether the reason is new.
+
+        ``server`` is a digest of the tracking server if the process ends because it hangs there.
+        """
         if self._problems.get(sweep) == why:
             return False
         self._problems[sweep] = why
+        document = {"problem": redacted(why), **({"server": server} if server else {})}
         try:
-            self._store.put(publication_name(sweep), json.dumps({"problem": redacted(why)}).encode())
+            self._store.put(publication_name(sweep), json.dumps(document).encode())
         except OrchestratorError:  # all other components report an outage of the store
             self._problems.pop(sweep)
         return True
@@ -280,8 +292,12 @@ class PublishingTrouble:
 
 def read_trouble(store: ObjectStore, sweep: str) -> tuple[str, ...]:
     """Why a sweep is not published, at most one line; empty if it is."""
-    try:
-        problem = parse_json(store.get(publication_name(sweep))).get("problem")
-    except (OrchestratorError, ValueError, AttributeError):
-        return ()  # absent in the normal case; status commands must not fail because of it
+    problem = _read_publication(store, sweep).get("problem")
     return (f"not published to MLflow: {problem}",) if problem else ()
+
+
+def _read_publication(store: ObjectStore, sweep: str) -> dict[str, Any]:
+    try:
+        return dict(parse_json(store.get(publication_name(sweep))))
+    except (OrchestratorError, ValueError, TypeError):
+        return {}  # absent in the normal case; status commands must not fail because of it

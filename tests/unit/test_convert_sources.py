@@ -99,7 +99,7 @@ def test_table_may_not_name_a_class_by_a_missing_label(source: Path, tmp_path: P
 
 def test_table_of_numbers_below_zero_names_no_classes(source: Path) -> None:
     fill(source, {"train.csv": b"path,label\ntrain/cat/0.jpg,10\ntrain/dog/1.jpg,-1\n"})
-    with pytest.raises(UserError, match="-1 is no class: numbers count classes from 0; remove the rows without"):
+    with pytest.raises(UserError, match="-1 is no class: numbers count classes from 0; remove its rows if"):
         listed(source, "csv")
 
 
@@ -373,7 +373,7 @@ def test_two_folders_of_one_split_are_refused_unless_they_are_one(source: Path) 
 def test_folders_that_look_like_splits_are_no_classes(tmp_path: Path, train: str, other: str) -> None:
     source = fill(tmp_path / "in", {f"{train}/cat/0.jpg": photo(0), f"{other}/cat/1.jpg": photo(1)})
     with pytest.raises(
-        UserError, match=rf"look like splits, not like classes; .*--split train={train}.*--split train="
+        UserError, match=rf"look like splits and not like classes: .*--split train={train}.*--split train="
     ):
         listed(source)
     chosen = ConvertRequest(source=source, splits={"train": train, "test": other})

@@ -65,13 +65,16 @@ def test_budget_of_gpu_hours_ends_the_sweep_with_its_sums() -> None:
     assert "the budget is 20 GPU-hours (policy.budget.gpu_hours): 16 GPU-hours are used" in command.reason
 
 
-@pytest.mark.parametrize(("kind", "may_go_on"), [(FailureKind.NODE_LOST, True), (FailureKind.NUMERICS, False)])
-def test_budget_counts_what_a_job_had_saved_before_its_death(kind: FailureKind, may_go_on: bool) -> None:
+@pytest.mark.parametrize(("gpu_hours", "may_go_on"), [(90.0, True), (80.0, False)])
+@pytest.mark.parametrize("kind", [FailureKind.NODE_LOST, FailureKind.STORAGE])
+def test_budget_counts_what_a_job_had_saved_before_its_death(
+    kind: FailureKind, gpu_hours: float, may_go_on: bool
+) -> None:
     job = gpu_job("pretrain/long", gpus=8)
     options: dict[str, Any] = {"nodes": gpu_nodes(8), "durations": {"s": {job.name: 10 * HOUR_S}}}
     journal = [launched(job, *["node-0000"] * 8, at_s=0.0), failed(job, kind, at_s=9 * HOUR_S)]
-    found = decide(after(plan_of("s", job, gpu_hours=100.0), *journal), now=9 * HOUR_S + 60.0, **options)
-    assert bool(of_type(found, LaunchJob)) is may_go_on  # 72 of 80 GPU-hours are used, 8 and a tenth of 80 are left
+    found = decide(after(plan_of("s", job, gpu_hours=gpu_hours), *journal), now=9 * HOUR_S + 60.0, **options)
+    assert bool(of_type(found, LaunchJob)) is may_go_on  # 72 of 80 GPU-hours are used; 8 and a tenth of 80 are left
 
 
 def test_budget_counts_elastic_jobs_by_their_gpu_hours_at_any_size() -> None:

@@ -143,12 +143,12 @@ def test_publication_of_a_sweep_that_hung_comes_last_in_the_next_process(store: 
     publication = StorePublication(store, "", lambda *_: publisher)
     publisher.failing = {"b"}
     with pytest.raises(KeyError, match="b"):
-        publication.run(on_alive=lambda: publication.note_hang(1800.0) if publication.current == "a" else None)
+        publication.run(on_alive=lambda: publication.note_hang(1800.0) if publication.current == ("a", "") else None)
     assert "made no progress for 30 min" in read_trouble(store, "a")[0]
     publisher.published.clear()
     publisher.failing.clear()
-    StorePublication(store, "", lambda *_: publisher).run()
-    assert publisher.published == ["c", "a", "b"]
+    StorePublication(store, "sqlite:////other.db", lambda *_: publisher).run()
+    assert publisher.published == ["c", "a", "b"], "c has neither a problem nor the server of one"
     assert [read_trouble(store, sweep) for sweep in SWEEPS] == [(), (), ()]
 
 

@@ -205,13 +205,18 @@ def test_node_without_room_is_avoided_by_the_next_attempt(tmp_path) -> None:
 
 def test_gang_that_found_no_room_tries_without_another_of_its_nodes_each_time(tmp_path) -> None:
     report = AttemptReport(attempt_id=ID, status=AttemptStatus.FAILED, failure=failure(FailureKind.NO_ROOM), node="n")
-    gang = replace(attempt(awaits_room=False), nodes=("n", "n", "m"), num_workers=3)
-    found = []
-    for number in range(1, 4):
-        event = judge_report(LocalStore(tmp_path), replace(gang, number=number), report, 9.0)
-        assert isinstance(event, events.AttemptFailed)
-        found.append(event.node)
-    assert found == ["n", "m", "n"]
+    gang = replace(attempt(awaits_room=False), nodes=("n", "n", "m", "m"), num_workers=4)
+    ends = [judge_report(LocalStore(tmp_path), replace(gang, number=number), report, 9.0) for number in range(1, 4)]
+    failures = [end for end in ends if isinstance(end, events.AttemptFailed)]
+    assert [end.node for end in failures] == ["m", "n", "m"]
+    died = events.AttemptFailed(
+        at_s=5.0, job=GANG.name, attempt_id=ID, kind=FailureKind.NODE_LOST, message="", node="x"
+    )
+    second = launched(GANG, "n", "m", number=2, at_s=6.0)
+    no_room = replace(failures[0], at_s=7.0, attempt_id=f"{GANG.key}.2")
+    failed = after(plan_of("s", GANG), launched(GANG, "x"), died, second, no_room).jobs[GANG.name].last_failure
+    assert failed is not None
+    assert failed.node == "m", "the lost node is avoided by itself"
 
 
 def test_placement_is_told_once_from_when_it_was_on() -> None:

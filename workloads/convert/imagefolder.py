@@ -80,10 +80,12 @@ def _refuse_likely_splits(source: Path, there: Collection[str]) -> None:
     likely = {name: split for name in folders if (split := _likely_split(name))}
     if not there and (len(likely) < len(folders) or len(folders) < 2):
         return
-    options = " ".join(f"--split {split}={name}" for name, split in likely.items())
-    message = f"{source} has no folder 'train', and {', '.join(likely)} look like splits, not like classes; name the "
-    message += f"splits, such as {options} (in a sweep: 'splits' of 'convert'), or --split train=. if they are classes"
-    raise UserError(message)
+    message = f"{source} has no folder 'train', but folders that look like splits and not like classes: "
+    message += f"{', '.join(likely)}; name the splits with --split (in a sweep: 'splits' of 'convert'), "
+    by_split = {split: name for name, split in likely.items()}
+    if "train" in by_split and len(by_split) == len(likely):
+        message += f"{' '.join(f'--split {split}={name}' for split, name in by_split.items())}, "
+    raise UserError(message + "or --split train=. if they are classes")
 
 
 def _likely_split(name: str) -> str:

@@ -128,7 +128,8 @@ class _Labels:
         """The tables with final classes. Raises ``UserError`` for labels of which some are negative numbers."""
         negative = [text for text in self._seen if text.startswith("-")]
         if negative and _are_numbers({text.removeprefix("-") for text in self._seen}):
-            raise UserError(f"{negative[0]} is no class: numbers count classes from 0; remove the rows without a label")
+            message = f"{negative[0]} is no class: numbers count classes from 0; remove its rows if it marks a missing "
+            raise UserError(message + "label, else number the classes from 0 or name them")
         if _are_numbers(self._seen):
             num_classes = 1 + max((int(text) for text in self._seen), default=-1)
             if num_classes > _MAX_CLASSES:

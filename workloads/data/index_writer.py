@@ -261,6 +261,7 @@ class SplitColumns:
     def _refuse_early_repeats(self, table: ShardTable) -> None:
         """Look at the first few shards: where keys begin anew in each, a scan of hours would end with a refusal."""
         if self.policy.policy is not BadSamplePolicy.FAIL or len(self.shards) >= _NUM_SHARDS_COMPARED:
+            self._first_shards.clear()
             return
         ends = np.cumsum(table.key_lengths).tolist()
         keys = [table.keys[first:end].tobytes() for first, end in pairwise([0, *ends])]

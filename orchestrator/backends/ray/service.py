@@ -23,6 +23,7 @@ ACTIVE_PAUSE_S = 0.1
 IDLE_PAUSE_S = 0.5
 MAX_BACKOFF_S = 10.0
 _NOTE_WITHIN_S = 30.0
+_NUM_LOOKS = 10
 _LOG = logging.getLogger(__name__)
 
 
@@ -72,11 +73,11 @@ class LoopActor:
         """Called before the process of a loop that hangs ends itself; may hang, too."""
 
     def _end_if_it_hangs(self, limit_s: float) -> None:
-        seen, since_s = self.progress(), time.monotonic()
-        while time.monotonic() - since_s <= limit_s:
-            time.sleep(limit_s / 10)
-            if (progress := self.progress()) != seen:
-                seen, since_s = progress, time.monotonic()
+        seen, num_looks = self.progress(), 0
+        while num_looks < _NUM_LOOKS:  # looks are counted, not seconds: a process that was stopped did not hang
+            time.sleep(limit_s / _NUM_LOOKS)
+            progress = self.progress()
+            seen, num_looks = progress, num_looks + 1 if progress == seen else 0
         _LOG.error(
             "%s has made no progress for %.0f s: its process ends and is started again", type(self).__name__, limit_s
         )

@@ -268,9 +268,8 @@ def _source_lines(exported: Exported) -> Iterator[str]:
         space = source.identity.get("parameters", {}).get("space")
         if space:
             yield f"  - label space: `{json.dumps(space, sort_keys=True)}`"
-    missing = {
-        role: key for role, key in exported.record.identity.get("inputs", {}).items() if role not in exported.sources
-    }
+    there = {source.key for source in exported.sources.values()}
+    missing = {role: key for role, key in exported.record.identity.get("inputs", {}).items() if key not in there}
     yield from (f"- {role}: `{key}` (no longer in the store)" for role, key in missing.items())
 
 

@@ -181,7 +181,7 @@ class Ahead:
         if self._is_closed:
             return False
         if slot is not None and slot.place is _Place.NO_ROOM:
-            # One at a time, and nobody waits for it: with thousands of such shards the queue would never end.
+            # One at a time, and until its turn its samples are read by ranges: a queue of thousands would not end.
             if not self._urgent and time.monotonic() - slot.at_s > _ASK_AGAIN_S:
                 self._urge(shard_id)
             return False
