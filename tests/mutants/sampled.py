@@ -59,7 +59,9 @@ PACKAGES = {
         code=("orchestrator/state",),
         tests=(
             *_unit("state_events", "state_transitions", "policy", "spending", "older_journals", "journal_snapshots"),
-            *_unit("node_health", "money", "wrong_numbers", "gang_blame"),
+            *_unit("node_health", "money", "wrong_numbers", "gang_blame", "waiting_for_room", "revised_budget"),
+            *_unit("cli_brief", "places_to_act", "ray_deaths", "cli_status", "cli_steering", "cli_watch"),
+            *_unit("store_faults", "controller_crashes", "controller_messages", "held_back", "report_facets"),
             *_SCHEDULER,
             *_unit("controller"),
             "tests/property/test_fold.py",

@@ -246,6 +246,22 @@ def test_retry_of_some_jobs_after_the_breaker_is_not_stopped_by_the_failures_bef
     assert {command.job for command in of_type(found, LaunchJob)} == {"pretrain/0", "pretrain/1"}
 
 
+def test_breaker_trips_again_when_retried_jobs_fail_as_before() -> None:
+    jobs = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(5)]
+    journal: list[Event] = [
+        events.SweepTripped(at_s=4.0, reason="5 failed"),
+        events.SweepFinished(at_s=5.0, status=events.SweepEnding.FAILED),
+        events.JobsRetried(at_s=6.0, message_id="r", jobs=tuple(job.name for job in jobs)),
+    ]
+    for job in jobs:
+        journal += [
+            launched(job, "node-0000", at_s=7.0, number=2),
+            failed(job, FailureKind.USER_ERROR, "no file", at_s=8.0, number=2),
+            events.JobFailed(at_s=8.0, job=job.name, reason="no file"),
+        ]
+    assert len(of_type(decide(all_failing(5, "no file", *journal), nodes=gpu_nodes(8)), TripSweep)) == 1
+
+
 def test_breaker_holds_while_failures_differ() -> None:
     words = ["alpha", "beta", "gamma", "delta", "epsilon"]
     jobs = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(5)]
