@@ -117,7 +117,10 @@ def test_failure_without_a_node_excludes_none() -> None:
     assert of_type(decide(replayed(STEP, 2 * STEP, on=("", "")), nodes=NODES, now=100.0), ExcludeNode) == []
 
 
-@pytest.mark.parametrize(("first", "later", "same"), [(10, 30, True), (10, 31, False), (10_000, 10_100, True)])
-def test_steps_near_each_other_are_the_same_failure(first: int, later: int, same: bool) -> None:
+@pytest.mark.parametrize(
+    ("first", "later", "same"),
+    [(10, 30, True), (10, 31, False), (10_000, 10_100, True), (None, None, True), (10, None, False), (None, 10, False)],
+)
+def test_steps_near_each_other_are_the_same_failure(first: int | None, later: int | None, same: bool) -> None:
     failure = Failure(attempt_id="k.1", kind=FailureKind.NUMERICS, message="", at_s=0.0, step=first)
     assert is_same_step(failure, replace(failure, step=later)) == same
