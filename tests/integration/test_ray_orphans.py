@@ -70,6 +70,7 @@ def test_gang_killed_while_there_is_no_controller_is_cleared_up_by_the_next_one(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)  # two gangs, one after the other; 40 s on two quiet cores
 def test_reservation_that_ray_gives_up_late_is_found_by_the_gang_that_waits_for_it(
     ray_cluster, namespace, store, gate, until, finish, monkeypatch
 ) -> None:
