@@ -106,6 +106,14 @@ def test_fold_durations_between_clocks_that_disagree_are_never_negative() -> Non
     assert (view.queued_s, view.ran_s, view.overhead_s) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize(("since_s", "unpaused_s"), [(1.0, 10.0), (4.0, 8.0), (10.0, 4.0)])
+def test_fold_time_without_pauses_counts_none_that_was_over_before(since_s: float, unpaused_s: float) -> None:
+    pauses = [events.SweepPaused(at_s=3.0, message_id="p"), events.SweepResumed(at_s=6.0, message_id="r")]
+    later = [events.SweepPaused(at_s=11.0, message_id="q"), events.SweepResumed(at_s=13.0, message_id="s")]
+    snapshot = fold("sweep", [ACCEPTED, *pauses, *later], lambda event: PLANS[event.revision])
+    assert snapshot.unpaused_s(since_s, 16.0) == unpaused_s
+
+
 def test_live_attempt_of_a_kept_job_survives_a_new_revision() -> None:
     plans = {**PLANS, 2: make_plan(make_job("dataset/tree"), make_job("index/tree", "dataset/tree"))}
     second = events.PlanAccepted(at_s=4.0, message_id="m2", revision=2)
