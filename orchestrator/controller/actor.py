@@ -242,7 +242,7 @@ class PublisherActor(LoopActor):
         return super().progress(), self._publication.num_written
 
     def note_hang(self) -> None:
-        """Note the sweep at which it hangs: the next process publishes that sweep last."""
+        """See ``StorePublication.note_hang``."""
         self._publication.note_hang(self.hangs_after_s)
 
 
@@ -306,7 +306,7 @@ class StorePublication:
         """Store as the current sweep's problem that it made no progress: later all sweeps of its server come last."""
         if self.current is not None:
             sweep, uri = self.current
-            why = f"its publication has made no progress for {limit_s / 60:.0f} min; it is tried again after others"
+            why = f"publication has made no progress for {limit_s / 60:.0f} min; tried again after other sweeps"
             self._trouble.report(sweep, why, server=tracking_digest(uri))
 
     def ask(self) -> list[str]:

@@ -192,9 +192,8 @@ def publishes_elsewhere(publisher: Any, tracking_uri: str) -> str:  # noqa: ANN4
     if digest == tracking_digest(tracking_uri):
         return ""
     return (
-        "sweeps that name no tracking server are published to another one than MLFLOW_TRACKING_URI says here: the "
-        "publisher that runs was started with it; name yours in the sweep (tracking: {uri: ...}), or start the stack "
-        "or cluster again"
+        "the running publisher uses another tracking server than the settings of this command: sweeps that name no "
+        "server are published there; name yours in the sweep (tracking: {uri: ...}), or restart the stack or cluster"
     )
 
 

@@ -138,7 +138,12 @@ def test_publication_of_a_sweep_that_fails_does_not_keep_the_others(store: Count
     assert publication.caught_up == set(SWEEPS)
 
 
-def test_publication_of_a_sweep_that_hung_comes_last_in_the_next_process(store: CountingStore) -> None:
+@pytest.mark.parametrize(
+    ("uri", "order"), [("sqlite:////other.db", ["c", "a", "b"]), ("", ["a", "b", "c"])], ids=["another server", "same"]
+)
+def test_publication_that_hung_comes_last_in_the_next_process_and_so_do_all_of_its_server(
+    store: CountingStore, uri: str, order: list[str]
+) -> None:
     publisher = NotingPublisher()
     publication = StorePublication(store, "", lambda *_: publisher)
     publisher.failing = {"b"}
@@ -147,8 +152,8 @@ def test_publication_of_a_sweep_that_hung_comes_last_in_the_next_process(store: 
     assert "made no progress for 30 min" in read_trouble(store, "a")[0]
     publisher.published.clear()
     publisher.failing.clear()
-    StorePublication(store, "sqlite:////other.db", lambda *_: publisher).run()
-    assert publisher.published == ["c", "a", "b"], "c has neither a problem nor the server of one"
+    StorePublication(store, uri, lambda *_: publisher).run()
+    assert publisher.published == order, "c has no problem of its own"
     assert [read_trouble(store, sweep) for sweep in SWEEPS] == [(), (), ()]
 
 

@@ -313,13 +313,11 @@ def hold_out(table: ItemTable, fraction: float, seed: int) -> dict[str, ItemTabl
     """Split off ``val``: of each class (of a sample: its first) the same fraction, chosen by the seed, at least one
     sample staying in ``train``.
     """
-    if not len(table):
-        return {"train": table.select(np.empty(0, dtype=np.int64)), "val": table.select(np.empty(0, dtype=np.int64))}
     leaves_N = table.first_leaves()
     rows_N = np.argsort(leaves_N, kind="stable")
     leaves, firsts = np.unique(leaves_N[rows_N], return_index=True)
     is_val_N = np.zeros(len(table), dtype=np.bool_)
-    for leaf, rows in zip(leaves.tolist(), np.split(rows_N, firsts[1:]), strict=True):
+    for leaf, rows in zip(leaves.tolist(), np.split(rows_N, firsts)[1:], strict=True):
         order = permutation(seed_sequence(seed, Stage.DATASET, Purpose.VAL_SPLIT, leaf + 1), len(rows))
         num_val = min(round(fraction * len(rows)), len(rows) - 1)
         is_val_N[rows[order[:num_val]]] = True
