@@ -267,7 +267,6 @@ def test_files_that_are_no_images_by_their_names_are_counted_and_told(source: Pa
         "d.gif",
     )
     fill(source / "train", dict.fromkeys(others, b"?"))
-    (source / "train/empty").mkdir()
     conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
     assert listing_digest(conversion) == before
     assert conversion.notes == {"left_out": {".tif": 2, ".jfif": 1, "": 1, ".db": 1, ".txt": 1, ".gif": 1}}
@@ -301,6 +300,35 @@ def test_class_of_which_no_file_is_an_image_is_refused_and_not_dropped(
     source = fill(tmp_path / "in", {f"train/{kept}/0.jpg": photo(0), **files})
     with pytest.raises(UserError, match=rf"in/{lost} holds .*\(.*\) and no image, .*rename them to \.jpg"):
         listed(source, converter)
+
+
+@pytest.mark.parametrize(
+    ("converter", "empty"),
+    [
+        ("imagefolder", "train/animal/dog"),
+        ("imagefolder", "val/dog"),
+        ("imagenet21k", "train/n00000002"),
+        ("imagenet1k", "val/n00000002"),
+    ],
+)
+def test_class_whose_folder_is_empty_is_refused_unless_another_split_has_its_images(
+    tmp_path: Path, converter: str, empty: str
+) -> None:
+    kept = "train/animal/cat" if converter == "imagefolder" else "train/n00000001"
+    below = {f"{kept}/sub/.hidden": b""} if converter != "imagefolder" else {}
+    source = fill(tmp_path / "in", {f"{kept}/0.jpg": photo(0), **below})
+    split, _, name = empty.partition("/")
+    (source / empty).mkdir(parents=True)
+    with pytest.raises(UserError, match=f"in/{empty} holds no image, so its class would be missing, .* remove it"):
+        listed(source, converter)
+    fill(source, {f"{'val' if split == 'train' else 'train'}/{name}/1.jpg": photo(1)})
+    assert len(listed(source, converter)) == 1 + (split == "val")
+
+
+def test_class_whose_tar_is_empty_is_refused(tmp_path: Path) -> None:
+    source = fill(tmp_path / "in", {"n00000001.tar": tar_of([("0.JPEG", photo(0))]), "n00000002.tar": tar_of([])})
+    with pytest.raises(UserError, match="in/n00000002 holds no image"):
+        listed(source, "imagenet21k")
 
 
 def test_class_in_a_tar_of_tars_of_which_no_file_is_an_image_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ other forms (Parquet, ImageFolder) are loaded by the library first, into its cac
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -65,16 +65,16 @@ def convert(request: ConvertRequest) -> Conversion:
             message += f"({', '.join(stored)}): cast all of them to one ClassLabel, and save the data set again"
             raise UserError(message)
     levels = [level for level in levels if level in request.level_columns or _numbering(stored, level) is not None]
-    listed = {split: list(_rows(found, image, (label, *levels))) for split, found in stored.items()}
-    every = [values for rows in listed.values() for *_, values in rows]
-    if not every:
+    nodes = _Nodes(features, levels)
+    splits = {split: _table(_rows(found, image, (label, *levels)), nodes, request) for split, found in stored.items()}
+    if not nodes.of_label:
         raise UserError(f"{request.source} has no images; name another data set")
-    names = _names(features[label], [values[0] for values in every])
+    names = _names(features[label], nodes)
     leaf_of = {value: leaf for leaf, value in enumerate(names)}
-    splits: dict[str, ItemTable] = {}
-    for split, rows in listed.items():
-        splits[split] = _table(rows, leaf_of, request)
-    classes = _classes(features, label, levels, names, every, is_asked=bool(request.level_columns))
+    final = {number: leaf_of[value] for number, value in enumerate(nodes.of_label)}
+    for table in splits.values():
+        table.map_leaves(final)
+    classes = _classes(features[label], names, nodes, is_asked=bool(request.level_columns))
     return Conversion(converter="huggingface", classes=classes, splits=with_val(splits, request))
 
 
@@ -219,16 +219,48 @@ def _places(pixels: Any, whole: Any, file: Path) -> tuple[NDArray[np.int64], int
     return offsets.astype(np.int64), base
 
 
-def _names(feature: Mapping[str, Any], values: Sequence[Any]) -> list[Any]:
-    """Values of the leaf classes, in the order of their numbers."""
+class _Nodes:
+    """What the columns of levels say of each label. Nothing is kept per image: there may be millions."""
+
+    def __init__(self, features: Mapping[str, Any], levels: Sequence[str]) -> None:
+        self.levels = levels
+        self._features = features
+        self.of_label: dict[Any, list[set[str | None]]] = {}
+        """Nodes of each level by label, in the order in which labels are met."""
+        self._number_of: dict[Any, int] = {}
+
+    def number(self, row: int, values: tuple[Any, ...]) -> int:
+        """A provisional class: labels are counted as they come.
+
+        Raises:
+            UserError: the image has no label, or several.
+        """
+        label, *others = values
+        if isinstance(label, list):
+            raise UserError(
+                "an image has a list of labels; convert a data set with several labels by a table: csv, parquet"
+            )
+        if is_missing(label):
+            raise UserError(f"image {row} has no label; leave images without a label out before they are saved")
+        nodes = self.of_label.setdefault(label, [set() for _ in self.levels])
+        for level, found, value in zip(self.levels, nodes, others, strict=True):
+            found.add(_shown(self._features[level], value))
+        return self._number_of.setdefault(label, len(self._number_of))
+
+
+def _names(feature: Mapping[str, Any], nodes: _Nodes) -> list[Any]:
+    """Values of the leaf classes, in the order of their numbers.
+
+    Raises:
+        UserError: an image has a number that the feature does not name.
+    """
     if feature.get("_type") == "ClassLabel" and feature.get("names"):
-        return list(range(len(feature["names"])))
-    if any(isinstance(value, list) for value in values):
-        raise UserError(
-            "an image has a list of labels; convert a data set with several labels by a table: csv, parquet"
-        )
-    known = {value for value in values if not is_missing(value)}  # `_table` refuses images without a label
-    return sorted(known, key=lambda value: (isinstance(value, str), value))
+        numbers = range(len(feature["names"]))
+        if unknown := [value for value in nodes.of_label if value not in numbers]:
+            message = f"an image has the label {unknown[0]!r}, which is none of the {len(numbers)} classes"
+            raise UserError(f"{message}; leave images without a label out before they are saved")
+        return list(numbers)
+    return sorted(nodes.of_label, key=lambda value: (isinstance(value, str), value))
 
 
 def _shown(feature: Mapping[str, Any], value: Any) -> str | None:  # noqa: ANN401 - of any column
@@ -238,25 +270,14 @@ def _shown(feature: Mapping[str, Any], value: Any) -> str | None:  # noqa: ANN40
     return str(names[value]) if isinstance(value, int) and 0 <= value < len(names) else str(value)
 
 
-def _classes(
-    features: Mapping[str, Any],
-    label: str,
-    levels: Sequence[str],
-    names: Sequence[Any],
-    every: Sequence[tuple[Any, ...]],
-    *,
-    is_asked: bool,
-) -> ClassRows:
+def _classes(feature: Mapping[str, Any], names: Sequence[Any], nodes: _Nodes, *, is_asked: bool) -> ClassRows:
     """Columns of which a class has several values are no levels."""
-    rows: ClassRows = [{"class": leaf, "name": _shown(features[label], value)} for leaf, value in enumerate(names)]
-    leaf_of = {value: leaf for leaf, value in enumerate(names)}
-    for position, level in enumerate(levels, start=1):
-        found: dict[int, set[str | None]] = {}
-        for values in every:
-            found.setdefault(leaf_of.get(values[0], -1), set()).add(_shown(features[level], values[position]))
-        if all(len(found.get(leaf, ())) == 1 for leaf in range(len(names))):
-            for leaf, row in enumerate(rows):
-                row[level_of(level)] = next(iter(found[leaf]))
+    rows: ClassRows = [{"class": leaf, "name": _shown(feature, value)} for leaf, value in enumerate(names)]
+    for position, level in enumerate(nodes.levels):
+        found = [nodes.of_label[value][position] if value in nodes.of_label else set() for value in names]
+        if all(len(values) == 1 for values in found):
+            for row, values in zip(rows, found, strict=True):
+                row[level_of(level)] = next(iter(values))
         elif is_asked:
             raise UserError(
                 f"classes have several values, or none, in column {level!r}; a level follows from the class"
@@ -265,14 +286,12 @@ def _classes(
 
 
 def _table(
-    rows: Sequence[tuple[Path, int, int, str, tuple[Any, ...]]], leaf_of: Mapping[Any, int], request: ConvertRequest
+    rows: Iterable[tuple[Path, int, int, str, tuple[Any, ...]]], nodes: _Nodes, request: ConvertRequest
 ) -> ItemTable:
+    """Images with provisional classes."""
     table, containers = ItemTable(), dict[Path, int]()
     rule = LinkRule.within(request.source, follow_links=request.follow_links)
     for number, (file, offset, size, path, values) in enumerate(rows):
-        if values[0] not in leaf_of:
-            message = f"image {number} has the label {values[0]!r}, which is none of the {len(leaf_of)} classes"
-            raise UserError(f"{message}; leave images without a label out before they are saved")
         is_whole = file == Path()
         container = request.source if is_whole else file
         if container not in containers:
@@ -280,7 +299,7 @@ def _table(
         table.add(
             _inside(path, request) if is_whole else f"{number:09d}.{_extension(file, offset)}",
             container=containers[container],
-            leaves=(leaf_of[values[0]],),
+            leaves=(nodes.number(number, values),),
             length_bytes=image_bytes(Path(path), rule) if is_whole else size,
             offset_bytes=WHOLE_FILE if is_whole else offset,
         )

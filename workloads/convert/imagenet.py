@@ -80,7 +80,7 @@ def convert_21k(request: ConvertRequest) -> Conversion:
             raise UserError(f"{message}{both}--split train={train.name}")
     rule, left_out = _link_rule(request), LeftOut()
     splits = {split: _by_synset(place, rule, left_out) for split, place in places.items()}
-    return _conversion("imagenet21k", splits, request, left_out)
+    return _conversion("imagenet21k", splits, places, request, left_out)
 
 
 def convert_1k(request: ConvertRequest) -> Conversion:
@@ -102,7 +102,7 @@ def convert_1k(request: ConvertRequest) -> Conversion:
             splits[split] = _by_synset(place, _link_rule(request), left_out)
         else:
             splits[split] = _validation(place, request, left_out)
-    return _conversion("imagenet1k", splits, request, left_out)
+    return _conversion("imagenet1k", splits, places, request, left_out)
 
 
 def _places(request: ConvertRequest, usual: Mapping[str, tuple[str, ...]]) -> dict[str, Path]:
@@ -117,7 +117,11 @@ def _places(request: ConvertRequest, usual: Mapping[str, tuple[str, ...]]) -> di
 
 
 def _conversion(
-    converter: str, splits: Mapping[str, Iterable[_Image]], request: ConvertRequest, left_out: LeftOut
+    converter: str,
+    splits: Mapping[str, Iterable[_Image]],
+    places: Mapping[str, Path],
+    request: ConvertRequest,
+    left_out: LeftOut,
 ) -> Conversion:
     seen: dict[str, int] = {}
     tables = {split: _table(images, seen) for split, images in splits.items()}
@@ -127,6 +131,7 @@ def _conversion(
         raise UserError(
             f"{request.source} has no images of synsets; it needs tars or folders named n01440764 and so on"
         )
+    left_out.check_empty(places.values(), seen, depth=1)
     synsets, names = sorted(seen), _names(request.source)
     final = {seen[synset]: leaf for leaf, synset in enumerate(synsets)}
     for table in tables.values():
@@ -180,12 +185,16 @@ def _by_synset(place: Path, rule: LinkRule, left_out: LeftOut) -> Iterator[_Imag
     kept: dict[str, tuple[int, str]] = {}
     others: dict[str, str] = {}
     for number, (name, images) in enumerate(_synsets(place, rule, left_out, others)):
+        is_empty = True
         for image in images:
+            is_empty = False
             first, held_by = kept.setdefault(image.synset, (number, name))
             if first != number:
                 message = f"{place} has images of {image.synset} in {held_by} and in {name}: they would be read twice; "
                 raise UserError(printable(f"{message}keep one of the two"))
             yield image
+        if is_empty:
+            left_out.add_empty(place / Path(name).stem)
     left_out.check_classes(place, (Path(name).name for _, name in kept.values()), depth=1)
     lost = sorted(others.keys() - kept.keys())
     if lost:

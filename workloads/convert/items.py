@@ -479,10 +479,10 @@ def _images(
     if here in above:
         raise UserError(f"{folder} is a link to a folder that holds it, so that its images have no end; remove it")
     with os.scandir(folder) as found:
-        entries = sorted(found, key=lambda entry: entry.name)
+        entries = sorted((entry for entry in found if not entry.name.startswith(".")), key=lambda entry: entry.name)
+    if not entries:
+        left_out.add_empty(folder)
     for entry in entries:
-        if entry.name.startswith("."):
-            continue
         path = folder / entry.name
         if entry.is_symlink() and (is_image(entry.name) or entry.is_dir()):
             rule.check(path)

@@ -1,14 +1,14 @@
 """Files of a source that are not converted, because their names are not those of images.
 
-They are counted, so that people are told. A class whose images are all left out would vanish, and later classes would
-get other numbers: it is refused. Only files that may be images make a class; others, such as masks in ``.npy`` files or
-a folder of annotations, lie beside the classes of many sources.
+They are counted, so that people are told. A class whose images are all left out, or whose folder is empty, would
+vanish, and later classes would get other numbers: it is refused. Only files that may be images make a class; others,
+such as masks in ``.npy`` files or a folder of annotations, lie beside the classes of many sources.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
@@ -42,6 +42,7 @@ class LeftOut:
         self._counts: Counter[str] = Counter()
         self._images: dict[Path, Counter[str]] = {}
         """Those that may be images."""
+        self._empty: list[Path] = []
 
     def add(self, folder: Path, name: str) -> None:
         """Count a file."""
@@ -51,6 +52,10 @@ class LeftOut:
         self._counts[extension] += 1
         if may_be_image(base):
             self._images.setdefault(folder, Counter())[extension] += 1
+
+    def add_empty(self, folder: Path) -> None:
+        """Note a folder that holds nothing, or a tar without images (by its name without ``.tar``)."""
+        self._empty.append(folder)
 
     def notes(self) -> dict[str, Any]:
         """For `Conversion`: number of files by extension, the most frequent first; empty if there are none."""
@@ -84,6 +89,26 @@ class LeftOut:
         message += f"({', '.join(IMAGE_EXTENSIONS)}; .jfif and .jpe are JPEGs: rename them to .jpg), unpack "
         message += "archives, complete downloads, or move it out of the source"
         raise UserError(printable(message))
+
+    def check_empty(self, roots: Collection[Path], kept: Iterable[str], *, depth: int | None = None) -> None:
+        """See that no folder of a class is empty while the class has no image in another split either.
+
+        Args:
+            roots: of the folders of the classes, one per split.
+            kept: paths of folders below any of them that hold images.
+            depth: how many parts of a path name a class; None = all of them.
+
+        Raises:
+            UserError: a class would be missing.
+        """
+        held = {str(above) for path in map(PurePosixPath, kept) for above in (path, *path.parents)}
+        for folder in sorted(self._empty):
+            parts = [folder.relative_to(root).parts[:depth] for root in roots if root in folder.parents]
+            if parts and not any(str(PurePosixPath(*name)) in held for name in parts):
+                message = (
+                    f"{folder} holds no image, so its class would be missing, and later ones would have other numbers: "
+                )
+                raise UserError(printable(f"{message}complete its download, or remove it from the source"))
 
 
 def may_be_image(name: str) -> bool:
