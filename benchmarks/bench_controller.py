@@ -37,7 +37,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.simulation.forecast import Assumptions, ControllerLoop, Pace, Workload
 from orchestrator.stack.attach import set_ray_environment
-from orchestrator.stack.environment import child_environment, ensure_token
+from orchestrator.stack.environment import child_environment, renew_token
 from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.fold import apply
@@ -310,7 +310,7 @@ def cluster() -> Iterator[Any]:
     import ray
 
     home = Path(tempfile.mkdtemp(prefix="orc-b-"))
-    ensure_token(home)
+    renew_token(home)
     set_ray_environment({**child_environment(home), "PYTHONPATH": str(Path(__file__).parents[1])})
     ray.init(
         address="local",

@@ -26,7 +26,7 @@ from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.connect import ensure_controller
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.stack.attach import set_ray_environment
-from orchestrator.stack.environment import child_environment, ensure_token
+from orchestrator.stack.environment import child_environment, renew_token
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
@@ -79,7 +79,7 @@ def cluster() -> Iterator[Any]:
     import ray
 
     home = Path(tempfile.mkdtemp(prefix="orc-b-"))
-    ensure_token(home)
+    renew_token(home)
     set_ray_environment({**child_environment(home), "PYTHONPATH": str(Path(__file__).parents[1])})
     ray.init(
         address="local",

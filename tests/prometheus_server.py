@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from orchestrator.stack.children import Child, ray_directory, ray_sessions
-from orchestrator.stack.environment import LOOPBACK
+from orchestrator.stack.description import LOOPBACK
 
 SHIPPED: Final = Path(__file__).parents[1] / "infra" / "prometheus"
 _DISCOVERY_FILE = "prom_metrics_service_discovery.json"

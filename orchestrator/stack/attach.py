@@ -65,8 +65,10 @@ def attach_stack(stack: Stack, namespace: str) -> None:
     """Connect this process to a stack's Ray.
 
     Raises:
-        ClusterError: it does not answer.
+        ClusterError: it does not answer, or is being started again.
     """
+    if stack.trouble:  # another user's program may have the port of what died, and would be shown the token
+        raise ClusterError(f"{stack.trouble}; it is being started again: wait some seconds")
     os.environ.pop("RAY_AUTH_TOKEN", None)  # it may be that of another cluster; Ray would prefer it to the file
     set_ray_environment(client_environment(stack.token_path))
     attach_cluster(stack.ray_address, namespace)

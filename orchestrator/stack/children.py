@@ -17,8 +17,8 @@ from pathlib import Path
 
 from orchestrator.core.errors import ClusterError
 from orchestrator.core.units import MIB
-from orchestrator.stack.description import LOG_FOLDER
-from orchestrator.stack.environment import LOOPBACK, child_environment, python
+from orchestrator.stack.description import LOG_FOLDER, LOOPBACK
+from orchestrator.stack.environment import child_environment, python
 
 OBJECT_STORE_BYTES = 256 * MIB  # everything large goes through the object store of the project, not through Ray's
 READY_TIMEOUT_S = 180.0

@@ -1,4 +1,12 @@
-"""``stack.json``: the description of a running stack. Every read checks that its supervisor runs."""
+"""``stack.json``: the description of a running stack. Every read checks that its supervisor runs.
+
+The directory may come from somebody else: a copied project, or a shared folder in which another user was first. So:
+
+- a directory or description of another user counts as none, and nothing is started in such a directory;
+- all addresses are of this machine, and the files that they belong to are those of the directory that was read;
+- a stack runs only if it was started since this machine has booted, which no copied file says, under the pid of a
+  process that began when the file says. Only such a process is sent a signal.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +16,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Self
@@ -17,6 +25,7 @@ from urllib.parse import urlsplit
 from orchestrator.core.errors import ClusterError
 from orchestrator.storage.files import write_private
 
+LOOPBACK = "127.0.0.1"
 STACK_FILE = "stack.json"
 TOUCH_FILE = "stack.touch"
 TOKEN_FILE = "ray_token"  # noqa: S105 - the file's name
@@ -57,7 +66,7 @@ class Stack:
     started_at_s: float
     """Unix time at which the stack was ready."""
     mlflow_token_path: str = ""
-    """Path of the file with the MLflow server's token; empty for a stack of an earlier release, which requires none."""
+    """Path of the file with the MLflow server's token."""
     s3_url: str = ""
     """Of the local S3 server; empty without one."""
     start_s: float = 0.0
@@ -67,19 +76,19 @@ class Stack:
     trouble: str = ""
     """A sentence about the part that has died and is being started again; empty while all parts run."""
     host: str = ""
-    """Where it runs; empty for a stack of an earlier release."""
+    """Where it runs."""
     boot_id: str = ""
     """Of the machine it runs on: stays as the host is renamed, or its container is made again."""
 
     @property
     def is_alive(self) -> bool:
         """Whether its supervisor runs."""
-        return start_ticks_of(self.pid) == self.pid_started_at
+        return self.boot_id == own_boot_id() and start_ticks_of(self.pid) == self.pid_started_at
 
     @property
     def is_here(self) -> bool:
         """Whether it is of this host: several may see its directory, and none sees the processes of another."""
-        return self.host in {"", socket.gethostname()} or bool(self.boot_id and self.boot_id == own_boot_id())
+        return self.host == socket.gethostname() or bool(self.boot_id and self.boot_id == own_boot_id())
 
     def browser_link(self, url: str) -> str:
         """The address of one of its MLflow pages, with the token: for its user's terminal, never to be stored."""
@@ -92,9 +101,21 @@ class Stack:
 
     @classmethod
     def from_bytes(cls, content: bytes) -> Self:
-        """Inverse of ``to_bytes``; a field of another release, which may have started the stack, is left out."""
+        """Inverse of ``to_bytes``; a field of another release, which may have started the stack, is left out.
+
+        Raises:
+            ValueError: it is no description, has an address of another machine, or a pid that no supervisor has.
+            TypeError: a field is missing.
+        """
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in dict(json.loads(content)).items() if name in known})
+        document = {name: value for name, value in dict(json.loads(content)).items() if name in known}
+        if not all(isinstance(document.get(name), int) for name in ("pid", "pid_started_at")) or document["pid"] <= 1:
+            raise ValueError("no pid of a supervisor")
+        stack = cls(**document)
+        addresses = (f"http://{stack.ray_address}", stack.dashboard_url, stack.mlflow_url, stack.s3_url)
+        if any(urlsplit(address).hostname not in {LOOPBACK, None} for address in addresses):
+            raise ValueError("an address of another machine")
+        return stack
 
     def to_bytes(self) -> bytes:
         """JSON document."""
@@ -104,10 +125,10 @@ class Stack:
 def make_private(directory: Path) -> None:
     """Make a project's own directory, or close the one that is there: other users of the machine do not enter it.
 
-    So other users cannot read the files below it, whatever their mode. A directory of another user stays as it is.
+    So other users cannot read the files below it, whatever their mode.
 
     Raises:
-        ClusterError: it cannot be made or closed.
+        ClusterError: it cannot be made or closed, or is another user's.
     """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -116,6 +137,11 @@ def make_private(directory: Path) -> None:
             directory.chmod(0o700)
     except OSError as error:
         raise unusable(directory, error) from error
+    if found.st_uid != os.getuid():
+        raise ClusterError(
+            f"{directory} is of user {found.st_uid}, who could make this process run any program; name a directory of "
+            f"your own: ORCHESTRATOR_DIRECTORY=~/.orchestrator"
+        )
 
 
 def unusable(directory: Path, error: OSError) -> ClusterError:
@@ -138,12 +164,23 @@ def read_stack(directory: Path) -> Stack | None:
 def read_description(directory: Path) -> Stack | None:
     """The last description of a stack, running or killed; a stack that ends in order removes it.
 
-    Another user's stack, whose directory is closed, counts as none.
+    One of another user, or with addresses of another machine, counts as none.
     """
     try:
-        return Stack.from_bytes((directory / STACK_FILE).read_bytes())
+        with (directory / STACK_FILE).open("rb") as file:
+            if {directory.stat().st_uid, os.fstat(file.fileno()).st_uid} != {os.getuid()}:
+                return None
+            stack = Stack.from_bytes(file.read())
     except (OSError, ValueError, TypeError):
         return None
+    home = directory.absolute()
+    return replace(
+        stack,
+        directory=str(home),
+        tracking_uri=tracking_uri(home),
+        token_path=str(home / TOKEN_FILE),
+        mlflow_token_path=str(home / MLFLOW_TOKEN_FILE),
+    )
 
 
 def remove_description(directory: Path) -> None:

@@ -14,7 +14,6 @@ from orchestrator.stack.description import MLFLOW_TOKEN_FILE, TOKEN_FILE, TOUCH_
 from orchestrator.stack.ports import free_ports
 from orchestrator.storage.files import write_private
 
-LOOPBACK = "127.0.0.1"
 STACK_VARIABLE = "ORCHESTRATOR_STACK_DIRECTORY"
 """Environment variable with the project's directory, for jobs of other machines that run on the stack."""
 MLFLOW_TOKEN_VARIABLE = "ORCHESTRATOR_MLFLOW_TOKEN_PATH"  # noqa: S105 - the variable's name
@@ -33,18 +32,11 @@ _LOGINS = frozenset(f"MLFLOW_TRACKING_{name}" for name in (
 _LOOPBACK_ONLY = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
-def ensure_token(directory: Path) -> Path:
-    """The file with the token that every client of this project's Ray must present; only the user may read it."""
-    path = directory / TOKEN_FILE
-    if not path.exists():
-        write_private(path, secrets.token_hex(32))
-    return path
-
-
 def renew_token(directory: Path) -> Path:
-    """The same file with a new token, after a Ray that did not start.
+    """The file with a new token, which every client of this directory's Ray must present; only the user may read it.
 
-    Another user's program may have taken the port before Ray did, and was then shown the token.
+    Each start of a Ray has another one: the token of the last start may have come with a copied directory, or was shown
+    to another user's program that had taken the port before Ray did.
     """
     path = directory / TOKEN_FILE
     write_private(path, secrets.token_hex(32))

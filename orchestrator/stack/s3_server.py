@@ -24,8 +24,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from orchestrator.core.errors import ClusterError
 from orchestrator.stack.children import Child
-from orchestrator.stack.description import BUCKET, CLIENT_FILE, make_private
-from orchestrator.stack.environment import LOOPBACK
+from orchestrator.stack.description import BUCKET, CLIENT_FILE, LOOPBACK, make_private
 from orchestrator.stack.ports import are_free, free_ports
 from orchestrator.storage.files import write_private
 from orchestrator.storage.s3.client import new_session

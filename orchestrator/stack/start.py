@@ -34,10 +34,12 @@ from orchestrator.stack.children import (
 )
 from orchestrator.stack.description import (
     LOG_FOLDER,
+    LOOPBACK,
     STACK_FILE,
     WITH_S3,
     Stack,
     make_private,
+    own_boot_id,
     read_description,
     read_stack,
     remove_description,
@@ -46,7 +48,7 @@ from orchestrator.stack.description import (
     unusable,
     write_stack,
 )
-from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token, python
+from orchestrator.stack.environment import child_environment, client_environment, python, renew_token
 from orchestrator.storage.files import scratch_folder
 
 START_LOCK_FILE = "stack-start.lock"
@@ -219,7 +221,9 @@ def restart_killed_stack(directory: Path) -> Stack | None:
                 pass  # held: its supervisor lives in another container, whose processes cannot be seen here
             pid = _launch(home, IDLE_TIMEOUT_S, with_s3=bool(killed.s3_url)).pid
             trouble = f"The supervisor of the local stack (pid {killed.pid}) has died"
-            write_stack(home, replace(killed, pid=pid, pid_started_at=start_ticks_of(pid) or 0, trouble=trouble))
+            started_at = start_ticks_of(pid) or 0
+            starting = replace(killed, pid=pid, pid_started_at=started_at, boot_id=own_boot_id(), trouble=trouble)
+            write_stack(home, starting)
     except (Timeout, OSError):
         return None  # another process starts it, or the disk is full or not writable
     return killed
@@ -280,16 +284,13 @@ def foreground_cluster(directory: Path, namespace: str, *, num_cpus: int | None 
     """
     home = directory.absolute()
     make_private(home)
-    ensure_token(home)
-    inherited = dict(os.environ)
-    set_ray_environment(
-        {name: value for name, value in child_environment(home).items() if inherited.get(name) != value}
-    )
-    import ray
-
-    log_raylet_messages()
     former = signal.getsignal(signal.SIGTERM)
     with scratch_folder("fg") as closed:  # its own: two of these may run at once
+        environment = {**child_environment(home), **client_environment(renew_token(closed))}
+        set_ray_environment({name: value for name, value in environment.items() if os.environ.get(name) != value})
+        import ray
+
+        log_raylet_messages()
         try:
             ray.init(
                 address="local",

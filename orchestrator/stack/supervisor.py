@@ -43,6 +43,7 @@ from orchestrator.stack.children import (
     what_died,
 )
 from orchestrator.stack.description import (
+    LOOPBACK,
     S3_FOLDER,
     WITH_S3,
     Stack,
@@ -56,7 +57,7 @@ from orchestrator.stack.description import (
     tracking_uri,
     write_stack,
 )
-from orchestrator.stack.environment import LOOPBACK, ensure_token, renew_mlflow_token, renew_token
+from orchestrator.stack.environment import renew_mlflow_token, renew_token
 from orchestrator.stack.ports import are_free, free_ports, listen_on_loopback
 
 if TYPE_CHECKING:
@@ -177,7 +178,7 @@ class Supervisor:
         """
         started_s = time.monotonic()
         touch_stack(self._directory)
-        token_path, mlflow_token_path = ensure_token(self._directory), renew_mlflow_token(self._directory)
+        token_path, mlflow_token_path = renew_token(self._directory), renew_mlflow_token(self._directory)
         make_ray_directory(self._home)
         listener = self._mlflow_listener = listen_on_loopback()
         self._ray_ports = free_ports(3)

@@ -13,7 +13,7 @@ from ray._private.node import Node
 from ray._private.parameter import RayParams
 
 from orchestrator.core.units import MIB
-from orchestrator.stack.environment import LOOPBACK
+from orchestrator.stack.description import LOOPBACK
 
 READY = "the node is up"
 _POLL_S = 0.2

@@ -17,7 +17,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from orchestrator.core.units import MIB
-from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
+from orchestrator.stack.description import LOOPBACK
+from orchestrator.stack.environment import child_environment, renew_token
 from orchestrator.stack.ports import free_ports
 from tests.chaos.member import READY
 
@@ -35,7 +36,7 @@ class RayNodes:
         self.home = home
         self.names = [f"node{number + 1}" for number in range(num_nodes)]
         self._dashboard = dashboard
-        ensure_token(home)
+        renew_token(home)
         (home / "gcs").mkdir()
         self._port, self._dashboard_port = free_ports(2)
         self.environment = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.backends.protocol import AttemptReport, AttemptStatus, Backend
-from orchestrator.stack.environment import child_environment, ensure_token
+from orchestrator.stack.environment import child_environment, renew_token
 from orchestrator.storage.local import LocalStore
 from tests.integration.ray_jobs import Gate, look
 from tests.shared_cluster import enter_cluster, leave_cluster
@@ -34,7 +34,7 @@ def ray_cluster():
         return
     # Not pytest's own directory: a socket's path may have 107 characters.
     home = Path(tempfile.mkdtemp(prefix="orc-t-"))
-    ensure_token(home)
+    renew_token(home)
     # As a node of Slurm has it: whoever was assigned no GPU must not see one.
     enter_cluster({**child_environment(home), "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0,1"})
     ray.init(

@@ -22,7 +22,8 @@ import yaml
 
 from orchestrator.backends.ray.capacity import GROUPS_VARIABLE
 from orchestrator.core.units import MIB
-from orchestrator.stack.environment import LOOPBACK, child_environment, ensure_token
+from orchestrator.stack.description import LOOPBACK
+from orchestrator.stack.environment import child_environment, renew_token
 from orchestrator.stack.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,7 @@ class FakeAutoscaler:
     def __init__(self, max_nodes: int) -> None:
         # A path of a socket may have 107 characters.
         self.home = Path(tempfile.mkdtemp(prefix="orc-a-"))
-        ensure_token(self.home)
+        renew_token(self.home)
         (self._port,) = free_ports(1)
         self._config, groups = self.home / "cluster.yaml", self.home / "groups.yaml"
         self.allow(0)

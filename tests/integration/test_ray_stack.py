@@ -20,15 +20,20 @@ from orchestrator.stack import ensure_stack, read_stack, stop_stack
 from orchestrator.stack.attach import attach_cluster
 from orchestrator.stack.children import ray_directory
 from orchestrator.stack.description import (
+    MLFLOW_TOKEN_FILE,
     STACK_FILE,
+    TOKEN_FILE,
     Stack,
+    make_private,
+    own_boot_id,
     own_identity,
     start_ticks_of,
     touch_stack,
     touched_at_s,
+    tracking_uri,
     write_stack,
 )
-from orchestrator.stack.environment import ensure_token, python_path
+from orchestrator.stack.environment import python_path, renew_token
 from orchestrator.stack.ports import FIRST_PORT, LAST_PORT, free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -43,11 +48,14 @@ def described(tmp_path):
         ray_address="127.0.0.1:1",
         dashboard_url="http://127.0.0.1:2",
         mlflow_url="http://127.0.0.1:3",
-        tracking_uri="sqlite:///x.db",
-        token_path="token",  # noqa: S106 - a path
+        tracking_uri=tracking_uri(tmp_path),
+        token_path=str(tmp_path / TOKEN_FILE),
+        mlflow_token_path=str(tmp_path / MLFLOW_TOKEN_FILE),
         pid=pid,
         pid_started_at=pid_started_at,
         started_at_s=1.0,
+        host=socket.gethostname(),
+        boot_id=own_boot_id(),
     )
     write_stack(tmp_path, stack)
     return stack
@@ -94,12 +102,43 @@ def test_touch_moves_the_last_use(tmp_path):
     assert touched_at_s(tmp_path) > 1.0
 
 
-def test_token_is_for_the_user_alone_and_stays(tmp_path):
-    path = ensure_token(tmp_path)
+def test_token_is_for_the_user_alone_and_another_one_at_each_start(tmp_path):
+    path = tmp_path / TOKEN_FILE
+    path.write_text("0" * 64)  # it came with a copied project
+    assert renew_token(tmp_path) == path
     token = path.read_text()
     assert path.stat().st_mode & 0o777 == 0o600
     assert len(token) == 64
-    assert ensure_token(tmp_path).read_text() == token
+    assert renew_token(tmp_path).read_text() != token
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        {"pid": -1, "pid_started_at": None, "boot_id": own_boot_id()},
+        {"pid": 1, "pid_started_at": start_ticks_of(1), "boot_id": own_boot_id()},
+        {"boot_id": "of another machine"},
+        {"boot_id": ""},
+        {"ray_address": "192.0.2.1:6379"},
+        {"mlflow_url": "http://192.0.2.1:5000"},
+        {"s3_url": "https://192.0.2.1"},
+    ],
+    ids=str,
+)
+def test_description_in_a_copied_directory_is_of_no_stack(described, tmp_path, forged):
+    """`down` would send signals to any process, and others would show the token to a foreign server."""
+    document = json.loads((tmp_path / STACK_FILE).read_text())
+    (tmp_path / STACK_FILE).write_text(json.dumps(document | forged))
+    assert read_stack(tmp_path) is None
+    (tmp_path / STACK_FILE).write_text(json.dumps(document | {"token_path": "/secret", "tracking_uri": "http://x"}))
+    assert read_stack(tmp_path) == described
+
+
+def test_directory_and_description_of_another_user_count_as_none(described, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.getuid", lambda: os.geteuid() + 1)
+    assert read_stack(tmp_path) is None
+    with pytest.raises(ClusterError, match=rf"{tmp_path} is of user {os.geteuid()}, .* ORCHESTRATOR_DIRECTORY="):
+        make_private(tmp_path)
 
 
 def test_ports_are_distinct_free_and_outside_of_rays_own():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,16 +138,13 @@ def test_gate_with_an_empty_token_is_not_built() -> None:
 
 def test_link_for_a_browser_has_the_token_before_the_page(tmp_path: Path) -> None:
     write_private(tmp_path / "mlflow_token", TOKEN)
-    earlier = Stack(
+    stack = Stack(
         directory="", ray_address="", dashboard_url="", tracking_uri="", token_path="", pid=1, pid_started_at=1,
-        started_at_s=0.0, mlflow_url="http://127.0.0.1:5000",
+        started_at_s=0.0, mlflow_url="http://127.0.0.1:5000", mlflow_token_path=str(tmp_path / "mlflow_token"),
     )  # fmt: skip
-    stack = replace(earlier, mlflow_token_path=str(tmp_path / "mlflow_token"))
     page = stack.browser_link("http://127.0.0.1:5000/#/experiments/1/runs?compareRunsMode=CHART")
     assert page == f"http://127.0.0.1:5000/?token={TOKEN}#/experiments/1/runs?compareRunsMode=CHART"
     assert stack.browser_link("http://127.0.0.1:5000") == f"http://127.0.0.1:5000/?token={TOKEN}"
-    # One that an earlier release has started asks for nothing.
-    assert earlier.browser_link("http://127.0.0.1:5000") == "http://127.0.0.1:5000"
 
 
 @pytest.mark.parametrize("mode", [None, 0o755, 0o777, 0o711])

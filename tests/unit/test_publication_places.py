@@ -14,7 +14,7 @@ from orchestrator.cli.commands import doctor, publish
 from orchestrator.controller.actor import StorePublication
 from orchestrator.core.errors import StorageDeniedError
 from orchestrator.services.settings import Settings
-from orchestrator.stack.description import Stack, own_identity, write_stack
+from orchestrator.stack.description import Stack, own_boot_id, own_identity, tracking_uri, write_stack
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.storage.open import VARIABLE, check_tracking
 from orchestrator.sweeps import client
@@ -217,14 +217,15 @@ def test_sweep_that_names_the_stacks_own_server_is_written_to_its_database(
     pid, pid_started_at = own_identity()
     stack = Stack(
         directory=str(tmp_path), ray_address="", dashboard_url="", mlflow_url="http://127.0.0.1:5000", token_path="",
-        tracking_uri="sqlite:////own.db", pid=pid, pid_started_at=pid_started_at, started_at_s=0.0,
+        tracking_uri="", pid=pid, pid_started_at=pid_started_at, started_at_s=0.0, boot_id=own_boot_id(),
     )  # fmt: skip
+    own = tracking_uri(tmp_path)
     write_stack(tmp_path, stack)
     monkeypatch.setenv(STACK_VARIABLE, str(tmp_path))
     publishers = Publishers()
-    StorePublication(asked.store, "sqlite:////own.db", publishers).run()
-    assert publishers.uris == ["sqlite:////own.db"]
+    StorePublication(asked.store, own, publishers).run()
+    assert publishers.uris == [own]
     settings = Settings(directory=tmp_path)
-    assert settings.tracking_uri("http://127.0.0.1:5000") == "sqlite:////own.db"
+    assert settings.tracking_uri("http://127.0.0.1:5000") == own
     assert settings.tracking_uri("http://127.0.0.1:5001") == "http://127.0.0.1:5001"
     assert settings.tracking_uri("https://mlflow.lab:5000") == "https://mlflow.lab:5000"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,13 +25,16 @@ from orchestrator.services.stack_transport import StackTransport
 from orchestrator.services.status import SweepStatus
 from orchestrator.stack.children import LOCK_FILE
 from orchestrator.stack.description import (
+    MLFLOW_TOKEN_FILE,
     STACK_FILE,
+    TOKEN_FILE,
     Stack,
     own_boot_id,
     own_identity,
     read_description,
     read_stack,
     remove_description,
+    tracking_uri,
     write_stack,
 )
 from orchestrator.stack.environment import METRICS_VARIABLE, child_environment
@@ -72,11 +76,14 @@ def stack(tmp_path, monkeypatch):
         ray_address="127.0.0.1:1",
         dashboard_url="http://127.0.0.1:2",
         mlflow_url="http://127.0.0.1:3",
-        tracking_uri="sqlite:///x.db",
-        token_path="token",  # noqa: S106 - a path
+        tracking_uri=tracking_uri(tmp_path),
+        token_path=str(tmp_path / TOKEN_FILE),
+        mlflow_token_path=str(tmp_path / MLFLOW_TOKEN_FILE),
         pid=pid,
         pid_started_at=pid_started_at,
         started_at_s=1.0,
+        host=socket.gethostname(),
+        boot_id=own_boot_id(),
     )
     write_stack(tmp_path, described)
     monkeypatch.setattr(module, "ensure_stack", lambda home: read_stack(home) or pytest.fail("no stack"))
@@ -277,7 +284,7 @@ def test_store_on_the_s3_server_of_a_killed_stack_is_waited_for(stack, tmp_path,
     assert not stores.revive_killed_store("s3://orchestrator/x")  # the stack has no such server
     write_stack(tmp_path, replace(stack, s3_url=url))
     assert not stores.revive_killed_store("s3://orchestrator/x")  # it runs
-    write_stack(tmp_path, replace(stack, pid=ended_pid(), s3_url=url, host="another"))
+    write_stack(tmp_path, replace(stack, pid=ended_pid(), s3_url=url, host="another", boot_id="another's"))
     assert not stores.revive_killed_store("s3://orchestrator/x")  # it may run where this host cannot see it
     assert restart_killed_stack(tmp_path) is None
     write_stack(tmp_path, replace(stack, pid=ended_pid(), s3_url=url))

@@ -297,7 +297,10 @@ def test_stack_of_a_deleted_directory_ends_by_itself_and_takes_nothing_of_the_ne
 def test_description_of_another_stack_is_not_taken_back(directory, run):
     running = run()
     (directory / "stack.lock").unlink()
-    other = Stack(**{name: getattr(read_stack(directory), name) for name in Stack.__slots__} | {"mlflow_url": "other"})
+    other = Stack(
+        **{name: getattr(read_stack(directory), name) for name in Stack.__slots__}
+        | {"mlflow_url": "http://127.0.0.1:1"}
+    )
     write_stack(directory, other)
     running.thread.join(WITHIN_S)
     assert (directory / STACK_FILE).exists()
