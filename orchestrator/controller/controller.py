@@ -43,7 +43,7 @@ from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweepfile.policy import POLICY_RANGES, policy_problem
 from orchestrator.sweepfile.values import Policy
 from orchestrator.sweeps.drain import Drain, note_drained, read_drain
-from orchestrator.sweeps.lease import Lease, StaleLeaseError, read_lease
+from orchestrator.sweeps.lease import Lease, LeaseLostError, StaleLeaseError, read_lease
 from orchestrator.sweeps.ledger import list_sweeps
 from orchestrator.sweeps.quotas import UNREAD, Quotas, read_quotas
 from orchestrator.sweeps.request_handling import handle_request
@@ -67,7 +67,7 @@ class Controller:
 
     ``holder`` names this very incarnation (host, pid, something random); ``now`` is the clock in unix seconds.
     ``max_live_attempts`` bounds how many attempts run at once, whatever fits. ``on_alive`` is called again and again
-    within a tick that takes long because it reads many sweeps. ``limits`` say what attempts are allowed.
+    within a tick that takes long because of many sweeps or a slow store. ``limits`` say what attempts are allowed.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Controller:
             StorageError: the store does not answer; call again later. What is known in memory stays true.
         """
         owned = self._start() if self._owned is None else self._owned
-        self._lease.keep()
+        self._lease.keep(self._on_alive)
         before = owned.num_appends
         owned.reload()
         self._release_ended(owned)
@@ -234,7 +234,7 @@ class Controller:
     def _stay_alive(self) -> None:
         """A round of many requests may outlast a lease; whoever sees an expired one would replace this controller."""
         self._on_alive()
-        self._lease.keep()
+        self._lease.keep(self._on_alive)
 
     def _release_ended(self, owned: OwnedSweeps) -> None:
         """An end may be in the journal and its runner not released: the writer died, or lost the acknowledgement."""
@@ -263,7 +263,7 @@ class Controller:
             self._settle_messages(owned, sorted(woken), set)
             return
         self._inbox_at_s = self._now() + INBOX_EVERY_S
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._stay_alive) as batch:
             find, drain = batch.start(self._find_messages, woken), batch.start(self._read_drain)
             quotas = batch.start(self._read_quotas)
 
@@ -362,7 +362,7 @@ class Controller:
         self, owned: OwnedSweeps, owned_sweeps: Sequence[OwnedSweep], reports: Mapping[str, AttemptReport]
     ) -> None:
         news: list[_News] = []
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._stay_alive) as batch:
             verdicts: _Verdicts = {
                 attempt.attempt_id: batch.start(judge_report, self._store, attempt, report, self._now())
                 for owned_sweep in owned_sweeps
@@ -525,7 +525,7 @@ class Controller:
         owned.fenced.clear()
 
     def _show_progress(self, owned: OwnedSweeps) -> None:
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._stay_alive) as batch:
             writes: dict[str, Callable[[], None]] = {}
             for owned_sweep in owned.all():
                 sweep, board = owned_sweep.snapshot.sweep, owned_sweep.board
@@ -536,6 +536,8 @@ class Controller:
             for sweep, write in writes.items():
                 try:
                     write()
+                except LeaseLostError:
+                    raise
                 except OrchestratorError as error:
                     _LOG.warning("progress of sweep %s is not shown: %s", sweep, error)
 

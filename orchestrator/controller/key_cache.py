@@ -46,7 +46,7 @@ class KeyCache:
         self._store = store
         self.pool = pool
         self._on_alive = on_alive
-        self._claims = Claims(store, cluster, pool)
+        self._claims = Claims(store, cluster, pool, on_alive)
         self._num_needed = 0
         self._absent: set[str] = set()
         self.committed: set[str] = set()

@@ -90,7 +90,8 @@ class _Delay:
 class OwnedSweeps:
     """Sweeps by name: those adopted, and finished ones that may be reopened.
 
-    ``on_alive`` is called again and again while sweeps are read: many of them take long.
+    ``on_alive`` is called again and again while sweeps are read and written: many of them take long, and so does a
+    single request to a store that throttles or does not answer.
     """
 
     def __init__(
@@ -251,7 +252,7 @@ class OwnedSweeps:
     def check_fences(self, sweeps: Collection[str]) -> None:
         """Of these sweeps, and of those with messages to other clusters, drop those that another cluster has taken."""
         wanted = [one for one in self.active() if one.snapshot.sweep in sweeps or self._ignored.get(one.snapshot.sweep)]
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._on_alive) as batch:
             checks = [(owned_sweep, batch.start(owned_sweep.ledger.check_fence)) for owned_sweep in wanted]
             for owned_sweep, check in checks:
                 with self.guard(owned_sweep.snapshot.sweep):
@@ -259,14 +260,15 @@ class OwnedSweeps:
 
     def append(self, owned_sweep: OwnedSweep, events: Sequence[Event]) -> None:
         """Journal some events of a sweep; use inside ``guard``."""
-        self._finish_append(owned_sweep, partial(owned_sweep.ledger.append, events))
+        with self._pool.batch(self._on_alive) as batch:
+            self._finish_append(owned_sweep, batch.start(owned_sweep.ledger.append, events))
 
     def append_each(self, news: Sequence[tuple[OwnedSweep, Sequence[Event]]]) -> set[str]:
         """Journal events of several sweeps side by side, each sweep once; use outside of ``guard``. Sweeps whose events
         are durable.
         """
         durable: set[str] = set()
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._on_alive) as batch:
             writes = [(owned_sweep, batch.start(owned_sweep.ledger.append, events)) for owned_sweep, events in news]
             for owned_sweep, write in writes:
                 with self.guard(owned_sweep.snapshot.sweep):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Self
 
@@ -83,12 +83,20 @@ class _Wait:
 class Claims:
     """The claims of one cluster's controller. A fresh claim of its own costs no request.
 
-    ``take`` may be called for several keys at a time, by several threads.
+    ``take`` may be called for several keys at a time, by several threads. ``on_alive`` is called again and again while
+    claims are renewed or released, and what it raises is raised.
     """
 
-    def __init__(self, store: ObjectStore, cluster: str, pool: RequestPool | None = None) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        cluster: str,
+        pool: RequestPool | None = None,
+        on_alive: Callable[[], None] = lambda: None,
+    ) -> None:
         self._store = store
         self._pool = pool or RequestPool(1)
+        self._on_alive = on_alive
         self._cluster = cluster
         self._held: dict[str, _HeldClaim] = {}
         self._waits: dict[str, _Wait] = {}
@@ -130,12 +138,12 @@ class Claims:
         return over
 
     def keep(self, live: Mapping[str, str], now: float) -> None:
-        """Renew the claims of keys with a live attempt, given with the sweep that it belongs to. Raises nothing.
+        """Renew the claims of keys with a live attempt, given with the sweep that it belongs to. Raises nothing itself.
 
         A claim that cannot be renewed expires, and then the work may be done twice.
         """
         stale = [key for key in live if not self._is_kept(key, now)]
-        with self._pool.batch() as batch:
+        with self._pool.batch(self._on_alive) as batch:
             writes = {key: batch.start(self._write, key, live[key], now) for key in stale[:_RENEWALS_PER_CALL]}
             for key, write in writes.items():
                 try:
@@ -148,8 +156,8 @@ class Claims:
                     self._contested[key] = now + CLAIM_DURATION_S / 2
 
     def release(self, *keys: str) -> None:
-        """Release the claims of keys. Raises nothing: a claim that stays expires."""
-        with self._pool.batch() as batch:
+        """Release the claims of keys. Raises nothing itself: a claim that stays expires."""
+        with self._pool.batch(self._on_alive) as batch:
             for done in [batch.start(self._release, key) for key in keys]:
                 done()
 

@@ -25,6 +25,7 @@ from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import lease_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.storage.seals import check_nonce, sealed_nonce
 
 LEASE_DURATION_S = 15.0
@@ -132,6 +133,7 @@ class Lease:
         self._cluster = cluster
         self._holder = holder
         self._now = now
+        self._pool = RequestPool.of(store.uri)
         self._renew_at_s = 0.0
         self.epoch = 0
         """0 until acquired."""
@@ -154,14 +156,15 @@ class Lease:
         message = f"{_MAX_TRIES} other controllers of cluster {self._cluster} started meanwhile; start only one"
         raise LeaseLostError(message)
 
-    def keep(self) -> None:
-        """Renew the lease if due.
+    def keep(self, on_alive: Callable[[], None] = lambda: None) -> None:
+        """Renew the lease if due. ``on_alive`` is called again and again while the store does not answer.
 
         Raises:
             LeaseLostError: a controller with a higher epoch holds it.
         """
         if is_time(self._renew_at_s, self._now(), RENEW_EVERY_S):
-            self.verify()
+            with self._pool.batch(on_alive) as batch:
+                batch.start(self.verify)()
 
     def verify(self) -> None:
         """Renew the lease now. Raises ``LeaseLostError`` as ``keep`` does."""

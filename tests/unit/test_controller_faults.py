@@ -236,7 +236,7 @@ def test_reading_many_sweeps_at_the_start_tells_that_it_goes_on(tmp_path: Path) 
         world.store, world.backend, "cluster-b", "h", world.clock, on_alive=lambda: stamps.append(world.clock())
     )
     controller.tick()
-    assert len(stamps) == 6  # for each sweep as it is read, and for its inbox
+    assert len(stamps) == 9  # for each sweep as it is read, and for its inbox; for markers, drain and quotas
 
 
 @pytest.mark.parametrize("harm", ["priority", "weight", "negative weight", "budget", "workers"])

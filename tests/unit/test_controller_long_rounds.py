@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from orchestrator.storage.layout import MARKERS, sweep_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.sweeps import client
-from orchestrator.sweeps.lease import LEASE_DURATION_S, Lease, LeaseLostError, read_lease
+from orchestrator.sweeps.lease import LEASE_DURATION_S, RENEW_EVERY_S, Lease, LeaseLostError, read_lease
 from orchestrator.testing import FakeClock, Hang, ScriptedBackend
 from tests.scripted_sweep import CLUSTER, World, make_job
 
@@ -140,6 +141,47 @@ def test_long_look_for_the_records_of_a_sweep_that_is_submitted_again_keeps_the_
     assert len(looked) == NUM_JOBS
     assert late == []
     assert world.longest_silence_s() < LEASE_DURATION_S
+
+
+@pytest.mark.parametrize(
+    ("how", "within"), [("put_if_absent", "/journal/"), ("put_if_absent", "/snapshots/"), ("put_if_match", "/lease")]
+)
+def test_one_write_that_waits_for_the_store_shows_signs_of_life_and_keeps_the_lease(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, within: str
+) -> None:
+    monkeypatch.setattr(request_pool, "_LOCAL", ())
+    monkeypatch.setattr(request_pool, "_ALIVE_EVERY_S", 0.001)
+    world = SlowWorld(tmp_path)
+    write, waited, expired = getattr(world.store, how), list[str](), list[float]()
+
+    def wait_first(name: str, *arguments: Any) -> Any:
+        """The first such write takes 30 s of the world's clock, which goes on as the controller shows signs of life."""
+        if within in name and not waited:
+            waited.append(name)
+            for _ in range(30):
+                world.clock.advance(1.0)
+                wait_for_sign_of_life(world)
+                lease = read_lease(LocalStore(tmp_path), CLUSTER)
+                if within != "/lease" and (lease is None or lease.expires_at_s <= world.clock()):
+                    expired.append(world.clock())
+        return write(name, *arguments)
+
+    monkeypatch.setattr(world.store, how, wait_first)
+    world.controller.tick()
+    world.clock.advance(RENEW_EVERY_S)
+    world.submit(make_job("probe/0"))
+    world.finish()
+    assert len(waited) == 1
+    assert expired == []
+    assert world.longest_silence_s() < LEASE_DURATION_S
+
+
+def wait_for_sign_of_life(world: SlowWorld) -> None:
+    """Wait for one of now, but not long: a controller that shows none waits for the caller."""
+    for _ in range(50):
+        if world.signs_at_s[-1:] == [world.clock()]:
+            return
+        time.sleep(0.001)
 
 
 @pytest.mark.parametrize("slow", ["controller.controller.estimate", "scheduling.scheduler.SweepIndex"])
