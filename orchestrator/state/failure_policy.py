@@ -101,7 +101,9 @@ POLICY: dict[FailureKind, FailureRule] = {
     ),
     # Neither a full disk nor a store that refuses is the job's fault, and a person needs some minutes to repair both:
     # the seven waits add up to ten. Objects that are missing or damaged are bad data: waiting does not help. A job of
-    # weeks meets more than one such time, but a store that stays full must not repeat its long epochs for ever.
+    # weeks meets more than one such time, but a store that stays full must not repeat its long epochs for ever. It may
+    # blame the node: one whose disk is full is always free, and every ready job would fail there. If the store is out
+    # of reach, jobs fail on the other nodes, too.
     FailureKind.STORAGE: FailureRule(
         charge=Charge.CLUSTER,
         max_failures_of_kind=8,
@@ -109,6 +111,7 @@ POLICY: dict[FailureKind, FailureRule] = {
         backoff_s=5.0,
         waits_for="the store (or the disk of a node) to work again",
         is_deadly=True,
+        may_blame_node=True,
     ),
     FailureKind.UNKNOWN: FailureRule(
         action=FailureAction.RETRY_ELSEWHERE, backoff_s=1.0, is_deadly=True, may_blame_node=True

@@ -1,6 +1,7 @@
 """Bounds, budgets, breakers, excluded nodes and orders of clients: one decision each."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -296,6 +297,29 @@ def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
     gone = failing_on("a-spot-node", 40, kind=FailureKind.NODE_LOST, sweep="t")
     found = decide(gone, failing_on("node-0002", 3), nodes=gpu_nodes(80))
     assert [command.node for command in of_type(found, ExcludeNode)] == ["node-0002"]
+
+
+@pytest.mark.parametrize(
+    ("failures", "excluded"),
+    [
+        ((0, 4), ["node-0001"]),
+        ((2, 7), ["node-0001"]),
+        ((4, 4), []),
+        ((2, 6), []),
+        ((0, 0, 3, *[0] * 7), ["node-0002"]),
+        ([8] * 10, []),
+        ([1, 2, 3, 4, 3, 2, 1, 2, 3, 4], []),
+    ],
+)
+def test_node_on_which_jobs_lose_the_store_is_excluded_and_none_if_the_store_is_out_of_reach(
+    failures: Sequence[int], excluded: list[str]
+) -> None:
+    snapshots = [
+        failing_on(f"node-{node:04d}", num_jobs, "no answer", FailureKind.STORAGE, sweep=f"s{node}")
+        for node, num_jobs in enumerate(failures)
+    ]
+    found = of_type(decide(*snapshots, nodes=gpu_nodes(8 * len(failures))), ExcludeNode)
+    assert [command.node for command in found] == excluded
 
 
 def test_node_whose_hardware_is_named_is_excluded_at_once() -> None:

@@ -192,15 +192,13 @@ def test_node_without_room_is_avoided_by_the_next_attempt(tmp_path) -> None:
     failed = snapshot.jobs[GANG.name].last_failure
     assert failed is not None
     assert (failed.node, failed.kind) == ("n", FailureKind.NO_ROOM)
-    hung = events.AttemptFailed(
-        at_s=5.0, job=GANG.name, attempt_id=ID, kind=FailureKind.HANG, message="hangs", node="broken"
-    )
     busy = replace(event, attempt_id=f"{GANG.key}.2")
-    journal = [launched(GANG, "broken"), hung, launched(GANG, "n", number=2, at_s=6.0), busy]
-    snapshot = after(plan_of("s", GANG), *journal)
-    failed = snapshot.jobs[GANG.name].last_failure
-    assert failed is not None
-    assert failed.node == "broken"
+    for kind, avoided in ((FailureKind.HANG, "broken"), (FailureKind.NODE_LOST, "n"), (FailureKind.STORAGE, "n")):
+        ended = events.AttemptFailed(at_s=5.0, job=GANG.name, attempt_id=ID, kind=kind, message="ended", node="broken")
+        journal = [launched(GANG, "broken"), ended, launched(GANG, "n", number=2, at_s=6.0), busy]
+        failed = after(plan_of("s", GANG), *journal).jobs[GANG.name].last_failure
+        assert failed is not None
+        assert failed.node == avoided
 
 
 def test_gang_that_found_no_room_tries_without_another_of_its_nodes_each_time(tmp_path) -> None:
