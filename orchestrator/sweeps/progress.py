@@ -15,6 +15,7 @@ from orchestrator.core.contract import Progress
 from orchestrator.core.errors import NotFoundError, OrchestratorError
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.core.security.redaction import redacted
+from orchestrator.core.units import format_duration
 from orchestrator.metrics.sweeps import SlowRank
 from orchestrator.state.codec import decode_value
 from orchestrator.state.nodes import Node
@@ -26,6 +27,10 @@ WRITE_EVERY_S = 1.0
 SLOW_FROM = 1.5
 """A rank is slow if its own time per step is at least so many times that of the others."""
 _UNCOMPILED = " runs without torch.compile, although compute.compile asks for it: its log says why"
+_UNSAVED = (
+    "{}: no checkpoint could be saved for {}: the store is out of reach from its node; the training goes on, and the "
+    "work since then is lost if the attempt ends"
+)
 PRESENCE_EVERY_S = 5.0
 
 
@@ -121,8 +126,12 @@ class ProgressBoard:
             others = f" and {len(self._quarantined) - 1} more jobs" if len(self._quarantined) > 1 else ""
             found.append(f"{job}{others} did without samples that cannot be read: {'; '.join(samples)}")
         slow = [f"{job}: {one}" for job, one in self._slowest.items() if one.slowdown >= SLOW_FROM]
-        uncompiled = [job for job, one in self.running.items() if one.counters.get("uncompiled")]
-        self._warnings = (*found, *_first(slow, ""), *_first(uncompiled, _UNCOMPILED))
+        counters = {job: one.counters for job, one in self.running.items()}
+        uncompiled = [job for job, one in counters.items() if one.get("uncompiled")]
+        unsaved = {job: one["unsaved_s"] for job, one in counters.items() if "unsaved_s" in one}
+        longest = sorted(unsaved, key=lambda job: -unsaved[job])
+        lost = [_UNSAVED.format(job, format_duration(unsaved[job])) for job in longest]
+        self._warnings = (*found, *_first(slow, ""), *_first(lost, ""), *_first(uncompiled, _UNCOMPILED))
 
     def quarantine(self, job: str, samples: tuple[str, ...]) -> None:
         """Note that a job has replaced unreadable samples; this stays."""

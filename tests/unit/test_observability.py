@@ -324,6 +324,17 @@ def test_board_warns_of_slow_ranks_and_of_code_that_is_not_compiled(tmp_path: Pa
     assert read_warnings(store, "s") == ("its clock was set back",)
 
 
+def test_board_warns_of_work_that_no_checkpoint_holds(tmp_path: Path) -> None:
+    board, store = ProgressBoard(LocalStore(tmp_path), "s"), LocalStore(tmp_path)
+    for name, unsaved_s in (("pretrain/a", 90.0), ("pretrain/b", 7800.0)):
+        board.show(name, f"{name}.1", Progress(phase="train", counters={"unsaved_s": unsaved_s}))
+    board.warn("")
+    board.flush(1.0)
+    (unsaved,) = read_warnings(store, "s")
+    assert unsaved.startswith("pretrain/b: no checkpoint could be saved for 2h10m: the store is out of reach from its")
+    assert unsaved.endswith("the work since then is lost if the attempt ends (and 1 more)")
+
+
 def test_sweep_that_is_gone_is_forgotten() -> None:
     metrics, sweep = SweepMetrics(Remembered()), Sweep()
     metrics.follow([sweep.snapshot], 0.0)

@@ -65,6 +65,10 @@ class CheckpointWriter:
         self._flight: Future[float] | None = None
         self._is_closing = Event()
         self._num_written = 0
+        self._is_failing = False
+        """Whether the store was out of reach for the checkpoint in flight."""
+        self._saved_at_s = time.monotonic()
+        """When the newest committed checkpoint was copied; before the first one, when this attempt began."""
         self._stall_s = self._write_s = 0.0
         self.stalled_s = 0.0
         """Seconds that callers have waited here, in all."""
@@ -73,6 +77,13 @@ class CheckpointWriter:
     def cost_s(self) -> float:
         """Seconds of training that a checkpoint costs, by the newest one; 0 before the first."""
         return self._stall_s + _SLOWDOWN * self._write_s
+
+    @property
+    def unsaved_s(self) -> float:
+        """Seconds of work that no checkpoint holds, while one cannot be written because the store is out of reach; 0
+        otherwise.
+        """
+        return time.monotonic() - self._saved_at_s if self._is_failing else 0.0
 
     def has_room(self, when_busy: WhenBusy) -> bool:
         """Whether a save can begin at once; with ``WAIT``, always.
@@ -171,11 +182,13 @@ class CheckpointWriter:
     def _start_writing(self, before: Mapping[str, bytes] | None, protected: AbstractSet[int]) -> Future[float]:
         """A thread per checkpoint: none is left idle in a runner that stays warm."""
         flight: Future[float] = Future()
+        copied_at_s = time.monotonic()
 
         def write() -> None:
             try:
                 started_s = time.perf_counter()
                 self._folder.commit(self._snapshot, before=before, protected=protected, persist=self._persist)
+                self._saved_at_s, self._is_failing = copied_at_s, False
                 flight.set_result(time.perf_counter() - started_s)
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that trains
                 flight.set_exception(error)
@@ -193,6 +206,7 @@ class CheckpointWriter:
             except OUTAGE as error:
                 if self._is_closing.is_set():
                     raise
+                self._is_failing = True
                 _LOG.warning(
                     "writing the checkpoint of step %d is tried again in %.1f s; training goes on without newer ones: "
                     "%s",

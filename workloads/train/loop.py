@@ -154,10 +154,11 @@ class TrainingLoop:
         """Sums of this attempt for metrics, see ``Progress.counters``."""
         stats = self._task.stats()
         read = {"cache_hits", "cache_misses"} & stats.keys()
-        slowest = self._update.times.slowest()
+        slowest, unsaved_s = self._update.times.slowest(), self._saver.unsaved_s
         return {
             **(slowest.counters() if slowest is not None else {}),
             **({"uncompiled": 1.0} if self.notes else {}),
+            **({"unsaved_s": unsaved_s} if unsaved_s else {}),
             **self._clock.counters(),
             **{name: stats[name] for name in read},
             **({"bad_samples": stats["bad_samples"] - self._num_recalled} if "bad_samples" in stats else {}),

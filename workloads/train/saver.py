@@ -63,6 +63,11 @@ class Saver:
         """Seconds that training has stood still for checkpoints."""
         return self._writer.stalled_s
 
+    @property
+    def unsaved_s(self) -> float:
+        """See ``CheckpointWriter.unsaved_s``."""
+        return self._writer.unsaved_s
+
     def load(self) -> Checkpoint | None:
         """The checkpoint to resume from, the same on all ranks; the attempt's metrics begin there.
 
