@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -123,24 +124,34 @@ def _fits(seal: object, document: Mapping[str, Any]) -> bool:
     return bool(seal == sha256_hex(canonical_json(document)))
 
 
-class ArtifactWriter:
-    """Collects the parts of one attempt and commits them; use once."""
+def _once(work: Callable[[], object]) -> None:
+    work()
 
-    def __init__(self, store: ObjectStore, request: JobRequest) -> None:
+
+class ArtifactWriter:
+    """Collects the parts of one attempt and commits them; use once.
+
+    ``persist`` does each operation of the store; it may repeat it, which writes the same bytes under the same names.
+    """
+
+    def __init__(
+        self, store: ObjectStore, request: JobRequest, *, persist: Callable[[Callable[[], object]], object] = _once
+    ) -> None:
         self._store = store
         self._request = request
+        self._persist = persist
         self._folder = parts_folder(request.key, request.attempt_number, secrets.token_hex(8))
         self._parts: dict[str, Part] = {}
 
     def add(self, name: str, content: bytes) -> None:
         """Write a part from memory."""
-        self._store.put(f"{self._folder}/{name}", content)
+        self._persist(partial(self._store.put, f"{self._folder}/{name}", content))
         self._remember(name, len(content), digests_of(content))
 
     def add_file(self, name: str, path: Path) -> Part:
         """Write a part from a local file."""
         digests = file_digests(path)
-        self._store.put_file(f"{self._folder}/{name}", path)
+        self._persist(partial(self._store.put_file, f"{self._folder}/{name}", path))
         return self._remember(name, path.stat().st_size, digests)
 
     def alias(self, name: str, other: str) -> None:
@@ -169,7 +180,7 @@ class ArtifactWriter:
             IdentityMismatchError: the committed record of this key has another identity.
             StorageError: parts are gone, or the record is too large to be read again; nothing is committed.
         """
-        self._check_parts()
+        self._persist(self._check_parts)
         request = self._request
         record = Record(
             key=request.key,
@@ -187,9 +198,9 @@ class ArtifactWriter:
         check_writable(name, len(content), RECORD_BYTES, "give it fewer parts or a shorter summary")
         try:
             # All parts are durable before the record names them: a crash before this line leaves only garbage.
-            self._store.put_if_absent(name, content)
+            self._persist(partial(self._store.put_if_absent, name, content))
         except PreconditionFailedError:
-            read_record(self._store, request.key, identity=request.identity)
+            self._persist(partial(read_record, self._store, request.key, identity=request.identity))
             return Outcome.ALREADY_COMMITTED
         return Outcome.COMMITTED
 

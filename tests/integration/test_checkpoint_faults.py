@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.core.contract import Execution
+from orchestrator.core.contract import Execution, Outcome, Progress
 from orchestrator.core.errors import PreemptedError, StorageDeniedError, StorageThrottledError, StorageTimeoutError
 from orchestrator.storage.artifacts import read_record
+from orchestrator.storage.layout import metrics_segment, record_name
 from orchestrator.storage.local import LocalStore
+from orchestrator.storage.protocol import ObjectStat
 from tests.checkpoint_cases import (
     KEY,
     PARTS,
@@ -35,7 +37,7 @@ from tests.s3_server import s3_server, s3_store
 from tests.tiny_training import TinyTraining
 from workloads.checkpoint.store import CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter
-from workloads.train import saver
+from workloads.train import saver, step_metrics
 
 __all__ = ["s3_server"]
 
@@ -88,6 +90,32 @@ def test_training_over_a_store_that_throttles_or_forgets_ends_with_the_same_weig
     assert _weights(troubled, result.key) == _weights(plain, expected.key)
 
 
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_training_whose_store_is_out_of_reach_at_its_end_commits_its_result(
+    fresh: Callable[[], tuple[TinyTraining, HookedStore]], moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "CheckpointWriter", partial(CheckpointWriter, first_pause_s=0.001))
+    monkeypatch.setattr("workloads.checkpoint.writer._FIRST_PAUSE_S", 0.001)
+    (plain, _), (troubled, store) = fresh(), fresh()
+    expected, request = plain.run(plain.training()), troubled.training()
+    faults = FirstTries([StorageThrottledError("slow down"), StorageTimeoutError("no answer")])
+    setattr(store, moment, faults)
+    put_if_absent = store.put_if_absent
+
+    def put_record(name: str, content: bytes) -> ObjectStat:
+        store.before(name)
+        stat = put_if_absent(name, content)
+        store.after(name)
+        return stat
+
+    monkeypatch.setattr(store, "put_if_absent", put_record)
+    result = troubled.run(request)
+    assert result.outcome is Outcome.COMMITTED
+    assert {record_name(request.key), metrics_segment(request.key, 1, 12, 15)} <= faults.failed
+    assert {name.rpartition("/")[2] for name in faults.failed if "/parts/" in name} >= {"backbone.safetensors"}
+    assert _weights(troubled, result.key) == _weights(plain, expected.key)
+
+
 def test_training_in_an_outage_goes_on_and_stops_with_its_last_step_saved(
     fresh: Callable[[], tuple[TinyTraining, HookedStore]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +135,47 @@ def test_training_in_an_outage_goes_on_and_stops_with_its_last_step_saved(
         tiny.run(request, should_stop=should_stop)
     # The first one was in flight all the time and the eight after it were skipped.
     assert committed_steps(store, request.key) == [1, 9]
+
+
+def test_training_reports_how_long_its_work_is_not_saved_while_the_store_is_out_of_reach(
+    fresh: Callable[[], tuple[TinyTraining, HookedStore]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "CheckpointWriter", partial(CheckpointWriter, first_pause_s=0.001, allowance_s=0.0))
+    monkeypatch.setattr(step_metrics, "_REPORT_EVERY_S", 0.0)
+    tiny, store = fresh()
+    outage, told = Outage(CHECKPOINTS), dict[int, list[float]]()
+
+    def report(progress: Progress) -> None:
+        if progress.phase == "train":
+            told.setdefault(progress.step, []).append(progress.counters.get("unsaved_s", 0.0))
+            if progress.step == 4:
+                assert outage.reached.wait(60)
+            if progress.step == 8:
+                outage.is_over.set()
+                _let_writes_end()
+
+    request = tiny.training(execution=Execution(checkpoint_every_steps=3))
+    store.before = outage
+    tiny.run(request, report=report)
+    unsaved_s = {step: max(found) for step, found in told.items()}
+    assert [step for step, found in unsaved_s.items() if found and step not in {3, 4}] == [5, 6, 7, 8]
+    assert unsaved_s[5] < unsaved_s[8], "it grows with the work that would be lost"
+
+
+class Outage:
+    """Refuses all names that have ``within`` until it is over; ``reached`` once it was tried again."""
+
+    def __init__(self, within: str) -> None:
+        self._within = within
+        self._num_refused = 0
+        self.reached, self.is_over = threading.Event(), threading.Event()
+
+    def __call__(self, name: str) -> None:
+        if self._within in name and not self.is_over.is_set():
+            self._num_refused += 1
+            if self._num_refused > 1:
+                self.reached.set()
+            raise StorageTimeoutError("no answer")
 
 
 def test_training_whose_checkpoints_are_refused_ends_within_a_step(

@@ -33,7 +33,7 @@ from tests.checkpoint_cases import (
     resident_bytes,
 )
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
-from workloads.checkpoint.writer import CheckpointWriter, WhenBusy
+from workloads.checkpoint.writer import CheckpointWriter, WhenBusy, retry_in_outage
 
 SEGMENT = "metrics/key/000001/000000000000-000000000003.jsonl"
 MIB = 1024**2
@@ -281,6 +281,30 @@ def test_writer_needs_memory_for_one_copy_of_the_state(tmp_path: Path) -> None:
     assert max(peaks) - before <= (96 + 64) * MIB
     assert max(peaks) - before >= 96 * MIB  # or this test does not see the copy at all
     assert resident_bytes() - before <= 64 * MIB
+
+
+@pytest.mark.parametrize(
+    ("error", "patience_s", "num_tries"),
+    [(StorageTimeoutError("no answer"), 60.0, 3), (StorageTimeoutError("no"), 0.0, 1), (NoSpaceError("full"), 60.0, 1)],
+)
+def test_what_may_be_repeated_is_repeated_while_the_store_is_out_of_reach_and_patience_lasts(
+    monkeypatch: pytest.MonkeyPatch, error: StorageError, patience_s: float, num_tries: int
+) -> None:
+    monkeypatch.setattr("workloads.checkpoint.writer._FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr("workloads.checkpoint.writer._PATIENCE_S", patience_s)
+    tries, errors = list[int](), Errors([error] * 2)
+
+    def work() -> str:
+        tries.append(1)
+        errors("record.json")
+        return "done"
+
+    if num_tries == 1:
+        with pytest.raises(type(error)):
+            retry_in_outage(work)
+    else:
+        assert retry_in_outage(work) == "done"
+    assert len(tries) == num_tries
 
 
 def test_writer_cost_is_known_after_the_first_checkpoint(writer: CheckpointWriter) -> None:

@@ -15,12 +15,14 @@ from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, wait
 from enum import StrEnum
 from threading import Event, Thread
+from typing import TypeVar
 
 from orchestrator.core.errors import StorageError
 from workloads.checkpoint.snapshot import Checkpoint, Snapshot
 from workloads.checkpoint.store import OUTAGE, CheckpointFolder, Write
 
 _LOG = logging.getLogger(__name__)
+Result = TypeVar("Result")
 _PATIENCE_S = 300.0
 """A longer outage is the controller's: it can wait without holding a device."""
 _LOOK_EVERY_S = 1.0
@@ -215,6 +217,24 @@ class CheckpointWriter:
                     error,
                 )
             self._is_closing.wait(pause_s)
+
+
+def retry_in_outage(work: Callable[[], Result]) -> Result:
+    """Result of what may be repeated; it is, for as long as a save that must wait, while the store is out of reach.
+
+    Raises:
+        StorageError: the store is still out of reach after that time. Any other error is raised at once.
+    """
+    started_s, pauses_s = time.monotonic(), _pauses_s(_FIRST_PAUSE_S)
+    while True:
+        try:
+            return work()
+        except OUTAGE as error:
+            if time.monotonic() - started_s >= _PATIENCE_S:
+                raise
+            pause_s = next(pauses_s)
+            _LOG.warning("the store is out of reach; it is tried again in %.1f s: %s", pause_s, error)
+        time.sleep(pause_s)
 
 
 def _pauses_s(first_s: float) -> Iterator[float]:

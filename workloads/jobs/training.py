@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.checkpoint.retention import add_kept_parts
 from workloads.checkpoint.snapshot import Checkpoint
+from workloads.checkpoint.writer import retry_in_outage
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
 from workloads.runtime.fingerprint import deterministic_numerics
 from workloads.runtime.precision import Arithmetic, keep_compiled_code
@@ -167,7 +169,8 @@ def _write(
     told: Progress,
 ) -> Outcome:
     state, context = loop.state, job.context
-    writer = ArtifactWriter(context.store, job.request)
+    # The training is done: all of it since the newest checkpoint would be repeated, on all devices.
+    writer = ArtifactWriter(context.store, job.request, persist=retry_in_outage)
     for name, content in {**_parts(job, task), **outcomes}.items():
         writer.add(name, content)
     # The record hashes the final weights; kept ones are loaded over them.
@@ -193,7 +196,7 @@ def _add_kept(writer: ArtifactWriter, task: TrainedModel, loop: TrainingLoop, te
         loop.keeper,
         final_step=loop.state.step,
         final_parts=tuple(_weights(task)),
-        load=loop.load_kept,
+        load=lambda kept: retry_in_outage(partial(loop.load_kept, kept)),
         parts_of=parts_of,
     )
 

@@ -20,7 +20,7 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import write_at
 from orchestrator.storage.digests import Digests
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
-from workloads.checkpoint.writer import AutoInterval, CheckpointWriter, WhenBusy
+from workloads.checkpoint.writer import AutoInterval, CheckpointWriter, WhenBusy, retry_in_outage
 from workloads.data.cache.folder import Pin, go_on
 from workloads.data.cache.objects import ObjectCache, Wanted
 from workloads.runtime.ranks import Ranks
@@ -153,7 +153,7 @@ class Saver:
         self.drain()
         if self._ranks.is_first:
             with self._ranks.activity.during(Activity.STORE):
-                self._log.close_segment(step)
+                self._log.close_segment(step, retry_in_outage)
 
     def close(self) -> None:
         """Let the write in flight end. Raises nothing."""

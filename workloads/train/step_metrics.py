@@ -16,8 +16,9 @@ import math
 import resource
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, Self, TypeVar
 
 import torch
@@ -149,10 +150,12 @@ class MetricsLog:
         self._lines, self._from_step = [], step
         return {name: seal(name, content)}
 
-    def close_segment(self, step: int) -> None:
-        """Write the lines so far."""
+    def close_segment(
+        self, step: int, persist: Callable[[Callable[[], object]], object] = lambda write: write()
+    ) -> None:
+        """Write the lines so far. ``persist`` makes the write; it may repeat it."""
         for name, content in self.seal(step).items():
-            self._store.put(name, content)
+            persist(partial(self._store.put, name, content))
 
 
 class Clock:
