@@ -7,6 +7,7 @@ from enum import IntEnum
 
 from orchestrator.core.errors import InfeasibleError, NotFoundError, OrchestratorError, SpecError, UsageError
 from orchestrator.core.security.redaction import redacted
+from orchestrator.core.units import printable
 
 
 class ExitCode(IntEnum):
@@ -35,6 +36,6 @@ def exit_code_of(error: OrchestratorError) -> ExitCode:
 
 
 def complain(message: str) -> None:
-    """Write an error to stderr, without secrets; stdout stays for results."""
-    message = redacted(message)
+    """Write an error to stderr, without secrets and control characters; stdout stays for results."""
+    message = printable(redacted(message))
     sys.stderr.write(f"error: {message}\n" if "\n" not in message else f"errors:\n{message}\n")

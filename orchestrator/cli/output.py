@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from orchestrator.services.terminal import PIPE_WIDTH
+from orchestrator.services.terminal import plain_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -50,7 +50,4 @@ def print_document(document: Mapping[str, Any] | Sequence[Any], form: DocumentFo
 
 def stdout_console() -> Console:
     """The console for a command's result. It honours NO_COLOR, and prints plain text on a pipe."""
-    from rich.console import Console  # see stderr_console
-
-    console = Console(highlight=False, soft_wrap=True)
-    return console if console.is_terminal else Console(highlight=False, soft_wrap=True, width=PIPE_WIDTH)
+    return plain_console(soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Conversions between the units in names (``_bytes``, ``_gib``, ``_s``) and text for people."""
+"""Text for people: of the units in names (``_bytes``, ``_gib``, ``_s``), and of names that others have chosen."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ _CENT = 0.01
 _LEAST_DAYS = 4
 _YEAR_DAYS = 365
 _LEAST_MONEY = 1e-6
+_ESCAPES = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+"""C0 and C1 without newline and tab: terminals obey them."""
 _BYTE_STEPS = ((1024**6, "EiB"), (1024**5, "PiB"), (1024**4, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB"))
 
 
@@ -50,3 +52,11 @@ def format_money(amount: float) -> str:
 def format_percent(fraction: float, *, digits: int = 2) -> str:
     """Render a fraction in [0, 1] as a percentage; fractions are the only form that is ever stored."""
     return f"{100 * fraction:.{digits}f}"
+
+
+def printable(text: str) -> str:
+    """Text with its control characters, such as ESC, and lone surrogates as the escapes that stand for them in Python.
+
+    Names in tars may be any bytes. Records, logs and terminals take UTF-8 alone, and terminals obey control characters.
+    """
+    return text.translate(_ESCAPES).encode(errors="backslashreplace").decode()

@@ -1,15 +1,23 @@
-"""Messages and questions on the terminal, on stderr: commands print only results on stdout."""
+"""Messages and questions on the terminal, on stderr: commands print only results on stdout.
+
+Names of classes, samples and files, and reasons of failures, are printed as they are: neither rich nor the terminal
+may take a part of them for an instruction.
+"""
 
 from __future__ import annotations
 
 import shlex
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
+from orchestrator.core.units import printable
 from orchestrator.services.settings_sources import CONTEXT_FLAG, flagged_context
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+    from rich.text import Text
 
 PIPE_WIDTH = 10_000
 """A pipe or a file has no width of its own: tables keep all columns, and sentences stay on one line."""
@@ -17,7 +25,7 @@ PIPE_WIDTH = 10_000
 
 def say(text: str) -> None:
     """One line, never wrapped: terminals do that, and pipes must not."""
-    sys.stderr.write(f"{text}\n")
+    sys.stderr.write(f"{printable(text)}\n")
 
 
 def command_line(*words: str, store: str = "") -> str:
@@ -34,17 +42,38 @@ def command_line(*words: str, store: str = "") -> str:
 
 def stderr_console() -> Console:
     """The console for progress and messages. It honours NO_COLOR, and prints plain text on a pipe."""
+    return plain_console(stderr=True)
+
+
+def plain_console(*, stderr: bool = False, soft_wrap: bool = False) -> Console:
+    """A console without markup and emoji names, also in cells of tables; see ``printable`` for control characters.
+
+    Args:
+        stderr: print there instead of on stdout.
+        soft_wrap: leave it to the terminal to wrap lines.
+    """
     from rich.console import Console  # a tenth of the time of commands that print one plain line
 
-    console = Console(stderr=True, highlight=False)
-    return console if console.is_terminal else Console(stderr=True, highlight=False, width=PIPE_WIDTH)
+    class PlainConsole(Console):
+        def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - as rich names them
+            return super().render_str(printable(text), **options)  # columns get the width of what is shown
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                # Control segments are rich's own: they move the cursor.
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    console = PlainConsole(stderr=stderr, soft_wrap=soft_wrap, highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console.width = PIPE_WIDTH
+    return console
 
 
 def show(*renderables: RenderableType) -> None:
     """Tables and lines, as wide as the terminal."""
     console = stderr_console()
     for renderable in renderables:
-        console.print(renderable, markup=False)
+        console.print(renderable)
 
 
 def confirmed(question: str, *, subject: str) -> bool:
@@ -57,7 +86,7 @@ def confirmed(question: str, *, subject: str) -> bool:
     if not sys.stdin.isatty():
         say(f"error: {subject}; there is no terminal to ask, so pass -y")
         return False
-    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.write(f"{printable(question)} [y/N] ")
     sys.stderr.flush()
     try:
         return input().strip().lower() in {"y", "yes"}

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from rich.tree import Tree
 
 from orchestrator.cli.app import COMMANDS, load_command
+from orchestrator.cli.exits import complain
+from orchestrator.cli.output import stdout_console
+from orchestrator.services.terminal import say, stderr_console
 from orchestrator.storage.local import LocalStore
 from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep
@@ -146,3 +153,29 @@ def test_store_and_form_stand_before_or_behind_the_command_and_the_latter_counts
     quotas = run_command(capsys, "--store", store, "-o", "json", "quota", "show")
     assert quotas == run_command(capsys, "quota", "show", "--store", store, "-o", "json")
     assert "--store" in run_command(capsys, "--store", store, "up").err  # has no such option
+
+
+HOSTILE = "crane [bird] [/x] :smile: \x1b[2J\x9b1m\udc80"
+SHOWN = "crane [bird] [/x] :smile: \\x1b[2J\\x9b1m\\udc80"
+
+
+@pytest.mark.parametrize("console", [stdout_console, stderr_console])
+def test_names_of_others_are_printed_as_they_are_and_move_no_cursor(
+    console: Callable[[], Console], capsys: pytest.CaptureFixture[str]
+) -> None:
+    table, tree = Table(HOSTILE, title=HOSTILE), Tree(HOSTILE)
+    table.add_row(HOSTILE)
+    table.caption = HOSTILE
+    tree.add(HOSTILE)
+    for part in (HOSTILE, Text(HOSTILE), table, tree):
+        console().print(part)
+    printed = capsys.readouterr()
+    told = printed.out + printed.err
+    assert told.count(SHOWN) == 1 + 1 + 4 + 2
+    assert told.replace("\n", "").isprintable()
+
+
+@pytest.mark.parametrize("write", [say, complain])
+def test_messages_move_no_cursor(write: Callable[[str], None], capsys: pytest.CaptureFixture[str]) -> None:
+    write(f"{HOSTILE}\n\tnext")
+    assert capsys.readouterr().err.endswith(f"{SHOWN}\n\tnext\n")

@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from orchestrator.core.errors import UserError
+from orchestrator.core.units import printable
 from orchestrator.storage.dataset_files import ClassRows
 from orchestrator.storage.files import open_regular, read_regular
 from workloads.convert.imagefolder import with_val
 from workloads.convert.items import Conversion, ConvertRequest, ItemTable, LinkRule, folder_images, is_image
 from workloads.convert.left_out import LeftOut, may_be_image
 from workloads.convert.matlab import read_matlab
-from workloads.data.reasons import printable
 from workloads.data.scan import DamagedArchiveError, check_end
 
 SYNSET = re.compile(r"n\d{8}")

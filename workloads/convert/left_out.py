@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from orchestrator.core.errors import UserError
-from workloads.data.reasons import printable
+from orchestrator.core.units import printable
 from workloads.data.scan import IMAGE_EXTENSIONS, SPARE_IMAGE_EXTENSIONS
 
 _FIELD: Final = "left_out"

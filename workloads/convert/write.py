@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import NotFoundError, UserError
+from orchestrator.core.units import printable
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,
@@ -47,7 +48,6 @@ from workloads.convert.items import (
     row_of_offset,
 )
 from workloads.data.images import is_image_form
-from workloads.data.reasons import printable
 from workloads.data.shards import shard_name, write_shard
 from workloads.runtime.processes import owned_pool
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError, UserError
+from orchestrator.core.units import printable
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import Record, part_object, read_part, read_record
 from orchestrator.storage.digests import Digests
 from orchestrator.storage.listing import folder_shards
 from orchestrator.storage.open import find_objects
 from workloads.data.cache.objects import ObjectCache, opened_store
-from workloads.data.reasons import printable
 
 INDEX_PART: Final = "index.json"
 CLASSES_PART: Final = "classes.json"

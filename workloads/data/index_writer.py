@@ -16,9 +16,10 @@ from numpy.lib.format import write_array_header_1_0
 from numpy.typing import NDArray
 
 from orchestrator.core.errors import BadDataError
+from orchestrator.core.units import printable
 from orchestrator.storage.digests import Digests
 from workloads.data.index import NO_LEAF, NO_SUBSET, BadSamplePolicy, BadSamples, Column
-from workloads.data.reasons import NUM_NAMED, OF_ARCHIVES, BadCount, BadSample, Reason, printable
+from workloads.data.reasons import NUM_NAMED, OF_ARCHIVES, BadCount, BadSample, Reason
 from workloads.data.scan import ClassRule, ShardTable
 
 _MAX_UINT32 = 2**32 - 1

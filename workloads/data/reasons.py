@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
+from orchestrator.core.units import printable
+
 NUM_NAMED: Final = 10
 """Samples that are named for each reason; the others are counted."""
 
@@ -44,11 +46,6 @@ class BadSampleError(Exception):
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(reason, message)
         self.reason, self.message = reason, message
-
-
-def printable(text: str) -> str:
-    """Text that can be encoded: names in tars may be any bytes, and records, logs and terminals take UTF-8 alone."""
-    return text.encode(errors="backslashreplace").decode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,9 +21,10 @@ from typing import Any, BinaryIO, Final, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from orchestrator.core.units import printable
 from orchestrator.storage.digests import Digests, DoubleHasher
 from workloads.data.images import IMAGE_ERRORS, MAX_IMAGE_BYTES, MAX_PIXELS, ImageCheck, check_image, check_of
-from workloads.data.reasons import BadSample, BadSampleError, Reason, printable
+from workloads.data.reasons import BadSample, BadSampleError, Reason
 
 __all__ = ["IMAGE_ERRORS", "IMAGE_EXTENSIONS", "MAX_PIXELS", "ShardTable", "scan_shard"]
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
@@ -45,8 +44,8 @@ def config(
     for column in ("setting", "value", *(("from",) if origin else ()), "meaning"):
         table.add_column(column, overflow="fold")
     for each in found:
-        origin_cell = (escape(each.origin),) if origin else ()
-        table.add_row(each.setting.name, escape(_shown(each)) or "-", *origin_cell, each.setting.meaning)
+        origin_cell = (each.origin,) if origin else ()
+        table.add_row(each.setting.name, _shown(each) or "-", *origin_cell, each.setting.meaning)
     stdout_console().print(table)
 
 
@@ -64,7 +63,7 @@ def contexts(*, output: DocumentOption = DocumentForm.TABLE) -> None:
         table.add_column(column, overflow="fold")
     for name, context in found.items():
         settings = "\n".join(f"{setting} = {value}" for setting, value in context["settings"].items())
-        table.add_row("*" if context["in_use"] else "", name, escape(settings))
+        table.add_row("*" if context["in_use"] else "", name, settings)
     stdout_console().print(table)
     if choice is not None:
         say(f"{choice.name} is in effect: {choice.place} names it.")

@@ -33,7 +33,7 @@ from orchestrator.core.data_plane import (
 )
 from orchestrator.core.units import MIB, format_bytes
 from orchestrator.planning.graph.data_checks import SPREAD_FIELD, ClassSpread, Shuffle
-from orchestrator.services.terminal import stderr_console
+from orchestrator.services.terminal import say, stderr_console
 from orchestrator.stack.children import bound_to_parent
 from orchestrator.sweepfile.datasets import FORMATS_OF_FIELDS, ConversionSpec
 
@@ -138,7 +138,7 @@ def shard(  # noqa: PLR0913 - one argument per option
     found = _run(SHARD, ConvertRequest(converter=converter.value, source=wanted, write=write))
     _show(found, output, f"datasets:\n  my-data: {{from: {found['uri']}}}")
     for note in found.get("notes", ()):
-        typer.echo(f"note: {note}", err=True)
+        say(f"note: {note}")
 
 
 @data.command()
@@ -169,12 +169,11 @@ def index(  # noqa: PLR0913 - see shard
     found["warnings"] = [*found.get("warnings", ()), *_mixing_warnings(found)]
     _show(found, output, _yaml({"datasets": {"my-data": found["entry"]}}))
     for warning in found["warnings"]:
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}")
     if output is DocumentForm.TABLE and "val" not in found["splits"]:
-        typer.echo(
+        say(
             "note: a sweep needs a split 'val', and the digest is of all splits together: index them in one command, "
-            "with --split train=... --split val=...",
-            err=True,
+            "with --split train=... --split val=..."
         )
 
 
@@ -248,7 +247,7 @@ def _run(question: Question[Asked, Told], request: Asked) -> Told:
             question, request, terminal=Terminal.SHARED, wrap=lambda command: bound_to_parent(command, signal.SIGINT)
         )
     except NoAnswerError as error:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error}")
         raise typer.Exit(error.exit_code) from error
 
 

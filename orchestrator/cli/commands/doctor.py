@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from orchestrator.backends.ray.settings import CACHE_VARIABLE, cache_directory
 from orchestrator.cli.arguments import ExaminedStore
@@ -121,9 +121,8 @@ def _table(results: Sequence[CheckResult]) -> Table:
     for column in ("check", "where", "", "found", "what to do"):
         table.add_column(column, overflow="fold")
     for where, result in _grouped(results):
-        style = _STYLES[result.verdict]
-        verdict = f"[{style}]{result.verdict.value}[/{style}]"
-        table.add_row(result.name, escape(where), verdict, escape(redacted(result.detail)), escape(result.remedy))
+        verdict = Text(result.verdict.value, style=_STYLES[result.verdict])
+        table.add_row(result.name, where, verdict, redacted(result.detail), result.remedy)
     return table
 
 

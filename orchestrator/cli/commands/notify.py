@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.arguments import StoreOption, complete_sweep
@@ -80,7 +79,7 @@ def try_channels(file: str, form: DocumentForm) -> ExitCode:
             table.add_column(column, overflow="fold")
         for result in results:
             verdict = "sent" if result["sent"] else "failed"
-            table.add_row(escape(str(result["channel"])), verdict, escape(str(result["error"])))
+            table.add_row(str(result["channel"]), verdict, str(result["error"]))
         stdout_console().print(table)
     return ExitCode.OK if all(result["sent"] for result in results) else ExitCode.FAILURE
 
@@ -124,5 +123,5 @@ def _table(sweep: str, entries: Sequence[Entry]) -> Table:
         for one in entry.deliveries:
             when = format_time(entry.notice.at_s)[:19].replace("T", " ")
             cells = (entry.notice.title, describe_channel(one.channel), one.state.value, str(one.num_tries), one.error)
-            table.add_row(when, *(escape(cell) for cell in cells))
+            table.add_row(when, *cells)
     return table

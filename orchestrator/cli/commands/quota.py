@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.arguments import StoreOption
@@ -265,11 +264,11 @@ def _users(quotas: Quotas, use: _ClusterUse) -> dict[str, Mapping[str, Any]]:
 
 
 def _table(cluster: str, users: Mapping[str, Mapping[str, Any]]) -> Table:
-    table = Table(title=f"Quotas of cluster {escape(cluster)}", title_justify="left")
+    table = Table(title=f"Quotas of cluster {cluster}", title_justify="left")
     for column in _COLUMNS:
         table.add_column(column, justify="left" if column == "user" else "right")
     for name, row in users.items():
-        shown = _OTHERS if name == ANYBODY else escape(name)
+        shown = _OTHERS if name == ANYBODY else name
         bounds = [_cell(row["max_gpus"]), _cell(row["max_concurrent"])]
         table.add_row(shown, *bounds, _cell(row.get("gpus"), ""), _cell(row.get("attempts"), ""))
     table.caption, table.caption_justify = (None if users else "no user has limits"), "left"

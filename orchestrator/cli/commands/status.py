@@ -8,7 +8,6 @@ from statistics import median
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from orchestrator.cli.arguments import (
@@ -105,7 +104,7 @@ def status_table(status: SweepStatus, *, tells_failures: bool = True, store: str
         table.add_row(kind, *(str(counts[state] or "-") for state in seen), *_median_phases(views))
     failures = failure_lines(snapshot, store) if tells_failures else ()
     notes = [*status_lines(status, store), *running_lines(status), *failures]
-    table.caption, table.caption_justify = escape("\n".join(notes)) or None, "left"
+    table.caption, table.caption_justify = "\n".join(notes) or None, "left"
     return table
 
 
@@ -134,10 +133,10 @@ def _show_all(store: ObjectStore, form: DocumentForm) -> ExitCode:
         table.add_column(column)
     for name, found in states.items():
         if isinstance(found, OrchestratorError):
-            table.add_row(name, "unreadable", "", escape(str(found)))
+            table.add_row(name, "unreadable", "", str(found))
             continue
         counts = ", ".join(f"{count} {state.value}" for state, count in found.counts.items())
-        table.add_row(name, found.outcome, escape(found.plan.owner) if found.plan else "", counts)
+        table.add_row(name, found.outcome, found.plan.owner if found.plan else "", counts)
     stdout_console().print(table)
     return ExitCode.OK
 
