@@ -13,6 +13,7 @@ import shutil
 import signal
 import sysconfig
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -276,12 +277,12 @@ def _shell_lines(variables: dict[str, str]) -> str:
 
 
 def _ensure_ports(path: Path) -> _Ports:
-    """The ports of the last start if they are free, so that addresses outlive a restart."""
-    if path.exists():
+    """The ports of the last start if they are free, so that addresses outlive a restart; a damaged file has none."""
+    with suppress(OSError, ValueError, TypeError):
         ports = _Ports(**json.loads(path.read_text(encoding="utf-8")))
         if are_free(ports.all):
             return ports
     while not are_free((ports := _Ports(**dict(zip(_Ports.__slots__, free_ports(_NUM_PORTS), strict=True)))).all):
         continue  # the port that cannot be chosen was taken
-    path.write_text(json.dumps(asdict(ports)), encoding="utf-8")
+    write_private(path, json.dumps(asdict(ports)))
     return ports

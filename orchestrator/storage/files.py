@@ -220,3 +220,25 @@ def write_private(path: Path, text: str) -> None:
     """Replace a file by one that only the user may read; it is never open to others, not even for a moment."""
     with replaced_file(path, 0o600) as file:
         file.write(text.encode())
+
+
+def rewrite_text(path: Path, text: str) -> None:
+    """Write a file of the user: all of it, or after an error (a full disk) nothing of it.
+
+    A file that is there keeps its mode; a link stays, and the file that it leads to is replaced.
+
+    Raises:
+        OSError: it cannot be written, or is write-protected; with ``path`` as its name.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        mode = stat.S_IMODE(real.stat().st_mode) if real.exists() else None
+        if mode is not None and not os.access(real, os.W_OK):  # else it would be replaced all the same
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        with replaced_file(real, 0o666 if mode is None else mode) as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)  # the umask does not count
+            file.write(text.encode())
+    except OSError as error:
+        error.filename = str(path)  # not that of the new file
+        raise

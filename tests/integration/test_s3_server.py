@@ -18,7 +18,7 @@ from orchestrator.core.errors import NotFoundError, StorageDeniedError, StorageE
 from orchestrator.stack import ensure_stack, stop_stack
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER
 from orchestrator.stack.ports import free_ports
-from orchestrator.stack.s3_server import S3Server, find_binary
+from orchestrator.stack.s3_server import S3Server, _ensure_ports, find_binary
 from orchestrator.storage.open import is_initialised
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.s3.settings import S3Settings
@@ -122,6 +122,13 @@ def test_server_of_a_former_directory_keeps_its_address_and_keys(own_server) -> 
     own_server.kill()
     again = S3Server(own_server.log_path.parents[1])
     assert again.client_environment == own_server.client_environment
+
+
+@pytest.mark.parametrize("damaged", ['{"s3": 1', "[]", "null", '{"s3": 1}'])
+def test_damaged_file_of_ports_counts_as_none(damaged: str, tmp_path: Path) -> None:
+    (tmp_path / "ports.json").write_text(damaged)
+    ports = _ensure_ports(tmp_path / "ports.json")
+    assert _ensure_ports(tmp_path / "ports.json") == ports
 
 
 FORK = """

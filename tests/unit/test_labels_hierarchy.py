@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +248,34 @@ def test_entry_names_a_table_and_levels_that_yaml_would_read_as_something_else(
     run_command(capsys, "labels", "hierarchy", str(tmp_path / "sweep.yaml"), "x", "--add", "--out", str(out))
     entry = yaml.safe_load((tmp_path / "sweep.yaml").read_text())["labels"]["hierarchy"]
     assert entry == {"dataset": "photos", "taxonomy": {"table": out.name, "levels": levels}}
+
+
+@pytest.mark.usefixtures("answered")
+def test_levels_are_added_to_a_sweep_at_once_or_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    real, sweep, out = tmp_path / "real.yaml", tmp_path / "sweep.yaml", tmp_path / "table.csv"
+    text = "version: 1\nname: s\n" + SWEEP.partition("\n")[2]
+    real.write_text(text)
+    real.chmod(0o664)
+    sweep.symlink_to(real)
+    monkeypatch.setattr(labels, "_dataset_of", lambda *_: ("photos", {}))
+    arguments = ("labels", "hierarchy", str(sweep), "wordnet", "--add", "--out", str(out))
+
+    def full_at_the_sweep(descriptor: int, mode: int) -> None:  # only a file that is there has a mode to keep
+        os.write(descriptor, b"version: 1")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fchmod", full_at_the_sweep)
+        refused = run_command(capsys, *arguments)
+    assert (refused.code, real.read_text()) == (1, text)
+    assert f"{sweep} cannot be written: No space left on device" in refused.message
+    assert run_command(capsys, *arguments).code == 0
+    assert sweep.is_symlink()
+    assert yaml.safe_load(real.read_text())["labels"]["hierarchy"]["dataset"] == "photos"
+    assert real.stat().st_mode & 0o777 == 0o664
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["real.yaml", "sweep.yaml", "table.csv"]
 
 
 @pytest.mark.usefixtures("answered")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -84,6 +85,19 @@ def test_init_keeps_a_file_that_is_there() -> None:
     assert Path("sweep.yaml").read_text(encoding="utf-8") == "mine"
     run("init", "--force")
     assert "mine" not in Path("sweep.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.usefixtures("_here")
+def test_init_that_cannot_write_leaves_the_file_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("sweep.yaml").write_text("mine", encoding="utf-8")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(UserError, match=r"schema\.json cannot be written: No space left on device; choose another"):
+        run("init", "--force")
+    assert Path("sweep.yaml").read_text(encoding="utf-8") == "mine"
 
 
 @pytest.mark.usefixtures("_here")

@@ -13,6 +13,7 @@ from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
 from orchestrator.core.errors import UsageError, UserError
 from orchestrator.services.settings import Settings
 from orchestrator.services.terminal import stderr_console
+from orchestrator.storage.files import rewrite_text
 from orchestrator.sweepfile.json_schema import shipped_schema
 from orchestrator.sweepfile.templates import template_text
 
@@ -52,9 +53,9 @@ def init(
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         schema.parent.mkdir(parents=True, exist_ok=True)
-        schema.write_text(shipped_schema(), encoding="utf-8")
+        rewrite_text(schema, shipped_schema())
         relative = os.path.relpath(schema, file.absolute().parent)
-        file.write_text(f"# yaml-language-server: $schema={relative}\n{text}", encoding="utf-8")
+        rewrite_text(file, f"# yaml-language-server: $schema={relative}\n{text}")
     except OSError as error:
         raise UserError(f"{error.filename} cannot be written: {error.strerror}; choose another place") from error
     after = f"orchestrator submit {file}" if source else f"orchestrator validate {file}; orchestrator plan {file}"

@@ -23,6 +23,7 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.services.first_sweep import quoted, with_label_entry
 from orchestrator.services.settings import Settings
+from orchestrator.services.terminal import say
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.dataset_files import (
     CLASSES_FILE,
@@ -32,6 +33,7 @@ from orchestrator.storage.dataset_files import (
     read_class_table,
     read_dataset_file,
 )
+from orchestrator.storage.files import rewrite_text
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import is_name
 from orchestrator.sweepfile import load_sweep
@@ -134,17 +136,21 @@ def hierarchy(
     added = with_label_entry(Path(reference).read_text(encoding="utf-8"), reference, entry) if add else ""
     _write_rows(out, found["rows"], force=force)
     if add:
-        Path(reference).write_text(added, encoding="utf-8")
+        try:
+            rewrite_text(Path(reference), added)
+        except OSError as error:
+            message = f"{reference} cannot be written: {error.strerror}; the table is there, add to labels: {entry}"
+            raise UserError(message) from error
     if output is not DocumentForm.TABLE:
         print_document({**found, "table": str(out), "entry": entry}, output)
         return
     paths = [{"path": [row[level] for level in found["levels"]] + [row["name"]], "num": 1} for row in found["rows"]]
     stdout_console().print(_drawn(f"{name}: classes", paths, {}))
     for note in found["notes"]:
-        typer.echo(f"note: {note}", err=True)
-    typer.echo(f"Wrote {out}.", err=True)
+        say(f"note: {note}")
+    say(f"Wrote {out}.")
     if add:
-        typer.echo(f"Added to {reference}: {entry}", err=True)
+        say(f"Added to {reference}: {entry}")
     else:
         typer.echo(f'labels:\n  {entry}\npretrain:\n  labels: ["hierarchy/*", ...]')
 
@@ -174,7 +180,7 @@ def _write_rows(path: Path, rows: Sequence[Mapping[str, str]], *, force: bool) -
             raise UserError(
                 f"{path} is there already and would be lost; name another table with --out, or pass --force"
             )
-        path.write_text(text.getvalue(), encoding="utf-8")
+        rewrite_text(path, text.getvalue())
     except OSError as error:
         raise UserError(f"{path} cannot be written: {error.strerror}; choose another place with --out") from error
 
@@ -228,14 +234,13 @@ def _of_folder(uri: str, targets: Sequence[str] | None) -> dict[str, dict[str, A
     counts = level_counts(rows)
     problems = {level: level_problem(rows, level) for level, count in counts.items() if count > 1}
     for problem in filter(None, problems.values()):
-        typer.echo(f"note: a level is left out: {problem}", err=True)
+        say(f"note: a level is left out: {problem}")
     levels = sorted((level for level, problem in problems.items() if not problem), key=counts.__getitem__)
     if not levels:
         why = f"{CLASSES_FILE} has no level at which every class has a value, and not all the same"
-        typer.echo(
+        say(
             f"note: there is no label space to show: {why}. Complete it, or make levels for a sweep: orchestrator "
-            f"labels hierarchy {uri} wordnet (or a table of the classes' parents in place of wordnet)",
-            err=True,
+            f"labels hierarchy {uri} wordnet (or a table of the classes' parents in place of wordnet)"
         )
     return {
         uri: {

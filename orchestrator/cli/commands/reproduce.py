@@ -16,6 +16,7 @@ from orchestrator.core.errors import NotFoundError, UserError
 from orchestrator.services import reproduction
 from orchestrator.services.reproduction import Reproduction
 from orchestrator.services.settings import Settings
+from orchestrator.storage.files import rewrite_text
 from orchestrator.storage.open import open_store
 from orchestrator.sweeps.client import load_plan
 from orchestrator.tracking.provenance import requirements_text
@@ -83,7 +84,7 @@ def _save(folder: Path, files: Mapping[str, str], *, force: bool) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in files.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            rewrite_text(folder / name, text)
     except OSError as error:
         raise UserError(f"{folder} cannot be written: {error.strerror}; name another folder with --into") from error
 
