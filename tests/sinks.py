@@ -42,8 +42,11 @@ def webhook_sink() -> Iterator[Webhook]:
     found = Webhook(url="")
 
     class Handler(BaseHTTPRequestHandler):
+        def do_CONNECT(self) -> None:  # of a client that takes it for its proxy
+            self.do_POST()
+
         def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
+            body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
             found.requests.append(({name.lower(): value for name, value in self.headers.items()}, body))
             self.send_response(found.statuses.pop(0) if found.statuses else 200)
             for name, value in {"Content-Length": "0", **found.headers}.items():

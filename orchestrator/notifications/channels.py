@@ -19,6 +19,7 @@ import http.client
 import ipaddress
 import json
 import os
+import re
 import signal
 import smtplib
 import socket
@@ -34,7 +35,7 @@ from email.message import EmailMessage
 from email.utils import formatdate
 from hashlib import sha256
 from typing import Any, Self
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from orchestrator.core.errors import OrchestratorError, UserError
@@ -59,6 +60,8 @@ _APPRISE_FAILURES = {
 }
 _SLACK_SECTION_CHARS = 2900
 """Slack refuses a section of more than 3,000 characters."""
+_TUNNEL_REFUSED = re.compile(r"Tunnel connection failed: (\d{3})")
+"""What ``http.client`` raises if a proxy does not connect."""
 _PREFIX = "whsec_"
 """Of keys as the Standard Webhooks specification writes them: what follows is base64."""
 
@@ -160,15 +163,13 @@ def _connection(parts: SplitResult, deadline: Deadline) -> http.client.HTTPConne
     host = str(parts.hostname)
     is_secure = parts.scheme == "https"
     port = parts.port or (_HTTPS_PORT if is_secure else _HTTP_PORT)
-    proxy = None if proxy_bypass(host) else getproxies().get("https")
-    if is_secure and proxy:
+    if proxy := _proxy_to(parts):
         # The proxy resolves the name, and so has to refuse metadata services itself.
-        way = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         tunnel = http.client.HTTPSConnection(
-            str(way.hostname), way.port or _HTTP_PORT, timeout=deadline.timeout_s, context=ssl.create_default_context()
+            proxy.host, proxy.port, timeout=deadline.timeout_s, context=ssl.create_default_context()
         )
         setattr(tunnel, "_create_connection", deadline.connect)  # noqa: B010 - the seam of http.client for this
-        tunnel.set_tunnel(host, port)
+        tunnel.set_tunnel(host, port, headers=proxy.headers)
         return tunnel
     address = checked_address(host, port)
     if is_secure:
@@ -177,6 +178,29 @@ def _connection(parts: SplitResult, deadline: Deadline) -> http.client.HTTPConne
         message = f"the webhook of {host} is asked over http, which everybody on the way reads; use https"
         raise UserError(message)
     return _To(host, port, address, deadline)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Proxy:
+    """A proxy of the environment."""
+
+    host: str
+    port: int
+    headers: dict[str, str]
+    """Its login; empty if its URL has none."""
+
+
+def _proxy_to(parts: SplitResult) -> _Proxy | None:
+    """The proxy through which a receiver is reached; None = there is none, or it is not for this one."""
+    url = getproxies().get("https")
+    if parts.scheme != "https" or not url or proxy_bypass(str(parts.hostname)):
+        return None
+    way = urlsplit(url if "://" in url else f"http://{url}")
+    headers = {}
+    if way.username is not None:
+        login = f"{unquote(way.username)}:{unquote(way.password or '')}"
+        headers["Proxy-Authorization"] = f"Basic {base64.b64encode(login.encode()).decode()}"
+    return _Proxy(host=str(way.hostname), port=way.port or _HTTP_PORT, headers=headers)
 
 
 class DeliveryError(OrchestratorError):
@@ -361,8 +385,11 @@ def _post(url: str, request: Signed) -> None:
         status = post(url, request.body, request.headers, timeout_s=TIMEOUT_S)
     except OSError as error:
         # Not the error itself, which may quote the URL.
-        message = f"the receiver does not answer ({type(error).__name__}: {error.strerror or 'no connection'})"
-        raise DeliveryError(message) from None
+        refused = _TUNNEL_REFUSED.match(str(error))
+        reason = error.strerror or (f"the proxy answers with HTTP {refused[1]}" if refused else "no connection")
+        proxy = _proxy_to(urlsplit(url))
+        through = f" through the proxy {proxy.host}:{proxy.port} of HTTPS_PROXY" if proxy else ""
+        raise DeliveryError(f"the receiver does not answer{through} ({type(error).__name__}: {reason})") from None
     if status == _GONE:
         raise RefusedForeverError("the receiver answers with HTTP 410: it wants no more")
     if not 200 <= status < 300:

@@ -118,6 +118,19 @@ def test_mail_server_that_refuses_the_password_is_told_without_it(mailbox: Mailb
     assert "a-wrong-password-9" not in str(caught.value)
 
 
+def test_proxy_gets_its_login_and_is_named_without_it(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = hook.url.split("/")[2]
+    monkeypatch.setenv("HTTPS_PROXY", f"http://ann:p%40ss-of-the-proxy@{place}")
+    monkeypatch.setenv("NO_PROXY", "")
+    hook.statuses = [407]
+    with pytest.raises(DeliveryError) as refused:
+        deliver(trial_notice(0.0), Channel(webhook="https://receiver.example.org/hook"))
+    [(headers, _)] = hook.requests
+    assert headers["proxy-authorization"] == f"Basic {base64.b64encode(b'ann:p@ss-of-the-proxy').decode()}"
+    assert f"through the proxy {place} of HTTPS_PROXY (OSError: the proxy answers with HTTP 407)" in str(refused.value)
+    assert "ss-of-the-proxy" not in str(refused.value)
+
+
 @pytest.mark.parametrize(
     ("scheme", "first"),
     [
