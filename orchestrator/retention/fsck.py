@@ -369,7 +369,7 @@ def _planned_again(store: ObjectStore, sweep: str, event: PlanAccepted, found: S
         with tempfile.TemporaryDirectory(prefix="orchestrator-repair-") as folder:
             file = Path(folder, f"{sweep}.yaml")
             file.write_text(text, encoding="utf-8")
-            loaded = load_all(str(file), Changes())
+            loaded = load_all(str(file), Changes(), code_below=Path.cwd())
     except (OrchestratorError, ValueError):
         return
     document = build_plan(loaded.sweep, store_uri=store.uri).to_json()

@@ -81,7 +81,8 @@ def reproduce(store: ObjectStore, sweep: str, revision: int) -> Reproduction:
 
     Raises:
         NotFoundError: there is no such revision.
-        SpecError: its text cannot be planned here, such as for want of its data.
+        SpecError: its text cannot be planned here, such as for want of its data, or because it names a Python file
+            outside of the current directory.
     """
     snapshot = load_snapshot(store, sweep)
     submitted = read_plan(store, sweep, revision, snapshot.documents)
@@ -89,7 +90,8 @@ def reproduce(store: ObjectStore, sweep: str, revision: int) -> Reproduction:
     with tempfile.TemporaryDirectory(prefix="orchestrator-reproduce-") as folder:
         file = Path(folder, f"{sweep}.yaml")
         file.write_text(text, encoding="utf-8")
-        loaded = load_all(str(file), Changes(overrides=tuple(dict.fromkeys(_pins(submitted, text)))))
+        pins = tuple(dict.fromkeys(_pins(submitted, text)))
+        loaded = load_all(str(file), Changes(overrides=pins), code_below=Path.cwd())
     planned = build_plan(loaded.sweep, store_uri=submitted.store_uri)
     return Reproduction(
         submitted=submitted,

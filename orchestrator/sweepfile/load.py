@@ -7,6 +7,7 @@ import os
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import yaml
 
 from orchestrator.core.errors import SpecError
 from orchestrator.core.plugins import GROUPS, SIMULATIONS, InstalledPlugins
+from orchestrator.core.simulation_files import file_reference
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.datasets import Surveys
 from orchestrator.sweepfile.labels import LabelSources
@@ -75,8 +77,15 @@ def load_sweep(reference: str, overrides: Sequence[str] = (), *, scale: str = ""
     return loaded.sweep, loaded.text
 
 
-def load_all(reference: str, changes: Changes) -> Loaded:
-    """As ``load_sweep``, with both texts."""
+def load_all(reference: str, changes: Changes, *, code_below: Path | None = None) -> Loaded:
+    """As ``load_sweep``, with both texts.
+
+    Args:
+        reference: path or name.
+        changes: from outside the file.
+        code_below: the folder in which plain Python files of simulations must lie, for a text that the user has not
+            written: they are imported. None = anywhere.
+    """
     path = find_sweep(reference)
     shown = _shown_path(path)
     text, home = read_text(str(path), shown), str(path.resolve().parent)
@@ -102,11 +111,27 @@ def load_all(reference: str, changes: Changes) -> Loaded:
         plugins=PluginSources(installed=installed, check=check_plugins),
         labels=labels,
         check_models=check_models,
-        simulations=SimulationSources(check=check_simulations, plugins=installed[SIMULATIONS], folder=home),
+        simulations=SimulationSources(
+            check=check_simulations,
+            plugins=installed[SIMULATIONS],
+            refusal=None if code_below is None else partial(_code_outside, home=home, folder=code_below.resolve()),
+            folder=home,
+        ),
     )
     canonical = canonical_text(document.portable, sweep.recipes)
     kept = text if document.is_own_text else canonical
     return Loaded(sweep=sweep, canonical=canonical, text=kept, scales=document.scales, tree=tree)
+
+
+def _code_outside(run: str, *, home: str, folder: Path) -> str:
+    reference = file_reference(run)
+    path = Path(os.path.realpath(Path(home, reference[0]))) if reference is not None else folder
+    if path.is_relative_to(folder):
+        return ""
+    return (
+        f"{path} is outside of the current directory, and the store alone names it: its code is not run here. Read the "
+        "file; then run this command in a directory above it, or copy it into your project and submit from there"
+    )
 
 
 def canonical_text(document: Mapping[str, Any], recipes: Mapping[str, Mapping[str, Any]]) -> str:

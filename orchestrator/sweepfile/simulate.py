@@ -166,6 +166,8 @@ class SimulationSources:
     """Asks the data plane, see ``workloads.commands.simulations``; None: parameters are taken as they are."""
     plugins: Mapping[str, str] = field(default_factory=dict)
     """Installed ones of other packages: name -> reference, see ``orchestrator.core.plugins``."""
+    refusal: Callable[[str], str] | None = None
+    """Why the plain file of a ``run`` must not be imported, or nothing; None: all may be."""
     folder: str = ""
     """Of the sweep file; paths of plain files are relative to it."""
 
@@ -175,6 +177,9 @@ def resolve_simulations(
 ) -> tuple[Simulation, ...]:
     """All simulations; complains of what is wrong and goes on."""
     checks = [_SimulationCheck.of(name, spec, complaints) for name, spec in specs.items()]
+    for one in checks:
+        if sources.refusal is not None and (why := sources.refusal(one.spec.run)):
+            complaints.add((*one.path, "run"), why)
     if not checks or sources.check is None or any(complaints.doubts(one.path) for one in checks):
         return tuple(one.resolved() for one in checks)
     reply = sources.check([one.request(sources) for one in checks])

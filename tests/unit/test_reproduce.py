@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -14,6 +16,7 @@ from typer.testing import CliRunner
 from orchestrator.cli.app import app
 from orchestrator.controller.run_inprocess import run_sweep_inprocess
 from orchestrator.core.code import package_digest
+from orchestrator.core.errors import SpecError
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.reproduction import reproduce
@@ -147,6 +150,35 @@ def test_reproduce_finds_the_file_of_a_simulation(
     found = reproduce(store, "again", 1)
     assert found.is_exact
     assert f"{lab}/walks.py:simulate" in found.text
+
+
+def test_reproduce_runs_no_python_file_outside_of_the_current_directory(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever may write the store chooses its path."""
+    asked = []
+
+    def counted(simulations: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        asked.append(simulations)
+        return check({"simulations": simulations})
+
+    monkeypatch.setattr(load, "check_simulations", counted)
+    lab, elsewhere = tmp_path / "lab", tmp_path / "elsewhere"
+    lab.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "link").symlink_to(lab)
+    (lab / "walks.py").write_text("def simulate(parameters, seeds, context):\n    yield from ({} for _ in seeds)\n")
+    (lab / "again.yaml").write_text(SIMULATED)
+    sweep, text = load_sweep(str(lab / "again.yaml"))
+    asked.clear()
+    monkeypatch.chdir(elsewhere)
+    for path in (lab / "walks.py", elsewhere / "link" / "walks.py"):
+        named = text.replace(f"{lab}/walks.py", str(path))
+        kept = LocalStore(tmp_path / f"store-{path.parent.name}")
+        run_sweep_inprocess(kept, build_plan(sweep, store_uri=kept.uri), named, backend=ScriptedBackend(kept))
+        with pytest.raises(SpecError, match=r"walks\.py is outside of the current directory.*Read the file"):
+            reproduce(kept, "again", 1)
+    assert not asked
 
 
 def test_reproduce_files_that_are_there_are_kept(
