@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import NamedTuple
 
@@ -184,14 +185,15 @@ def answer_power(
         known = ", ".join(dict.fromkeys(table.transfer for table in tables)) or "none"
         what = f"transfer {question.transfer!r}" if question.transfer else "transfer of two label spaces"
         raise NotFoundError(f"sweep {plan.sweep!r} has no {what} to compare; its transfers are: {known}")
-    answers = [_answer(plan, table, question, estimates, store) for table in wanted]
+    sweeps = _StoreSweeps(store, plan.metric)
+    answers = [_answer(plan, table, question, estimates, sweeps) for table in wanted]
     return list(_with_effects(plan, report, question, list(zip(wanted, answers, strict=True))))
 
 
 def _answer(
-    plan: Plan, table: Table, question: PowerQuestion, estimates: Estimates, store: ObjectStore | None
+    plan: Plan, table: Table, question: PowerQuestion, estimates: Estimates, sweeps: _StoreSweeps
 ) -> PowerAnswer:
-    noise, source = _noise(plan, table, question, store)
+    noise, source = _noise(plan, table, question, sweeps)
     comparisons, unpaired = planned_comparisons(table), _unpaired(plan, table)
     is_paired = _is_paired(plan, table)
     planned = _planned_design(plan, table, is_paired=is_paired)
@@ -363,14 +365,44 @@ class _KnownNoise(NamedTuple):
         return self.is_of_target and num_seeds >= ENOUGH_SEEDS, num_seeds
 
 
-def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore | None) -> tuple[Noise, str]:
+class _StoreSweeps:
+    """The sweeps of a store; each is read once for all tables of a question.
+
+    Args:
+        store: None = there is none.
+        metric: what they are compared by.
+    """
+
+    def __init__(self, store: ObjectStore | None, metric: str) -> None:
+        self._store, self._metric = store, metric
+        self._read: dict[str, tuple[Plan, Sequence[Table]] | None] = {}
+
+    @cached_property
+    def names(self) -> Sequence[str]:
+        """Of all sweeps."""
+        return list_sweeps(self._store) if self._store else []
+
+    def tables_of(self, sweep: str) -> tuple[Plan, Sequence[Table]] | None:
+        """Its plan and the tables of its report. None: it is damaged, which fsck reports. Raises ``NotFoundError``."""
+        if self._store is None or sweep not in self.names:
+            raise NotFoundError(f"the store has no sweep {sweep!r} to take the noise from")
+        if sweep not in self._read:
+            try:
+                plan = replace(load_plan(self._store, sweep), metric=self._metric)
+                self._read[sweep] = plan, build_report(self._store, plan).headlines
+            except OrchestratorError:
+                self._read[sweep] = None
+        return self._read[sweep]
+
+
+def _noise(plan: Plan, table: Table, question: PowerQuestion, sweeps: _StoreSweeps) -> tuple[Noise, str]:
     """The noise and where it comes from: what was stated, a named sweep, this sweep, or the best known other one."""
     if question.std is not None:
         stated = Noise(pretrain_std=question.std, transfer_std=None, num_pretrain_seeds=0, freedom=math.inf)
         return stated, "stated by --std"
     alike = "" if _is_paired(plan, table) else " and, as here, rows that share only the number of the seed"
     if question.like:
-        found = _of_sweep(store, question.like, table, plan)
+        found = _of_sweep(sweeps, question.like, table, plan)
         if found is None:
             like = f"sweep {question.like!r} has no {table.protocol} with {plan.metric} of two pretrain seeds{alike}"
             raise UserError(f"{like} in its results, or only equal ones: name another one with --like, or state --std")
@@ -379,9 +411,7 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore
     if own is not None and own.num_pretrain_seeds >= ENOUGH_SEEDS:
         return own, "measured in this sweep"
     others = [
-        found
-        for sweep in (list_sweeps(store) if store else [])
-        if sweep != plan.sweep and (found := _of_sweep(store, sweep, table, plan))
+        found for sweep in sweeps.names if sweep != plan.sweep and (found := _of_sweep(sweeps, sweep, table, plan))
     ]
     known = ([_KnownNoise(own, "measured in this sweep")] if own else []) + others
     if not known:
@@ -394,24 +424,17 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, store: ObjectStore
     return best.noise, best.source
 
 
-def _of_sweep(store: ObjectStore | None, sweep: str, table: Table, plan: Plan) -> _KnownNoise | None:
+def _of_sweep(sweeps: _StoreSweeps, sweep: str, table: Table, plan: Plan) -> _KnownNoise | None:
     """Of a sweep's transfers by the same protocol: to the same target if that has noise, else the best known one.
 
     What pairs vary by says nothing of independent samples, and the other way round.
     """
-    if store is None or sweep not in list_sweeps(store):
-        raise NotFoundError(f"the store has no sweep {sweep!r} to take the noise from")
-    try:
-        known = replace(load_plan(store, sweep), metric=plan.metric)
-        report = build_report(store, known)
-    except OrchestratorError:  # a damaged sweep is skipped; fsck reports the damage
+    read = sweeps.tables_of(sweep)
+    if read is None:
         return None
+    known, tables = read
     is_paired = _is_paired(plan, table)
-    alike = [
-        other
-        for other in report.headlines
-        if other.protocol == table.protocol and _is_paired(known, other) is is_paired
-    ]
+    alike = [other for other in tables if other.protocol == table.protocol and _is_paired(known, other) is is_paired]
     found = [
         _KnownNoise(noise, f"measured in {sweep}{'' if is_same else f' (on the other target {other.target})'}", is_same)
         for other in alike

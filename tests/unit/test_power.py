@@ -38,6 +38,7 @@ from orchestrator.report.statistics.summaries import SeedPair, noise_of
 from orchestrator.services.power import JobCost, PowerQuestion, _added, _of_table, _prices, _with_effects, answer_power
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile.load import parse_sweep
+from orchestrator.sweeps.client import load_plan
 from tests.power_simulation import Truth, effect_shares, found_share, runs_of
 from tests.report_sweeps import StudyPlan, accept
 from tests.sample_sweep import commit, sample_metrics, sample_plan
@@ -440,8 +441,8 @@ def store(tmp_path, monkeypatch):
     return LocalStore(tmp_path / "store")
 
 
-def measured(store, *, sweep="sample", seeds=(0, 1, 2), target=""):
-    plan = sample_plan(store.uri, sweep=sweep, seeds=seeds, transfers=("superclass",))
+def measured(store, *, sweep="sample", seeds=(0, 1, 2), target="", transfers=("superclass",)):
+    plan = sample_plan(store.uri, sweep=sweep, seeds=seeds, transfers=transfers)
     if target:
         jobs = (replace(job, facets={**job.facets, "target": target}) for job in plan.jobs if "target" in job.facets)
         plan = replace(plan, jobs=(*[job for job in plan.jobs if "target" not in job.facets], *jobs))
@@ -513,6 +514,22 @@ def test_power_command_of_a_new_sweep_takes_the_noise_of_an_earlier_one(store, c
     assert {answer["source"] for answer in json.loads(capsys.readouterr().out)} == {"stated by --std"}
     show_power(*asked(store, "next", like="earlier"))
     assert {answer["source"] for answer in json.loads(capsys.readouterr().out)} == {"measured in earlier"}
+
+
+def test_power_command_reads_each_other_sweep_once_for_all_tables(store, capsys, monkeypatch):
+    transfers = ("superclass", "superclass-probe")
+    measured(store, sweep="earlier", transfers=transfers)
+    accept(store, sample_plan(store.uri, sweep="next", seeds=(5, 6), transfers=transfers))
+    read = []
+
+    def counted(store, sweep):
+        read.append(sweep)
+        return load_plan(store, sweep)
+
+    monkeypatch.setattr("orchestrator.services.power.load_plan", counted)
+    show_power(*asked(store, "next"))
+    assert [answer["transfer"] for answer in json.loads(capsys.readouterr().out)] == list(transfers)
+    assert read == ["earlier"]
 
 
 def test_power_command_takes_the_noise_of_the_same_target_before_that_of_more_seeds(store, capsys):
