@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.services.settings import Settings
-from orchestrator.services.stack_transport import addresses_of
+from orchestrator.services.stack_transport import addresses_of, shown_link
 from orchestrator.stack.description import read_stack
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.links import find_compare_link
@@ -40,9 +40,10 @@ def compare_link(store: ObjectStore, plan: Plan) -> str:
 
 
 def compare_line(store: ObjectStore, plan: Plan) -> str:
-    """``Compare the levels in MLflow: http://...``, or nothing, for a terminal: the link gives access to MLflow."""
-    link = compare_link(store, plan)
-    stack = read_stack(Settings().home)
+    """``Compare the levels in MLflow: http://...`` for stdout, or nothing; with the token, or where that is."""
+    link = shown = compare_link(store, plan)
+    stack, token = read_stack(Settings().home), ""
     if stack is not None and link.startswith(f"{stack.mlflow_url}/"):
-        link = stack.browser_link(link)
-    return f"Compare the levels in MLflow: {link}" if link else ""
+        shown = shown_link(stack, link)
+        token = f" (its token: {stack.mlflow_token_path})" if stack.mlflow_token_path and shown == link else ""
+    return f"Compare the levels in MLflow: {shown}{token}" if link else ""

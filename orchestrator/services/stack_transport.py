@@ -6,6 +6,7 @@ makes its calls. So it survives failures of the stack, reports them, and starts 
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -66,11 +67,6 @@ class StackTransport:
         if self._store is None:
             self._store = open_store(self._services.store_uri)
         return self._store
-
-    @property
-    def addresses(self) -> dict[str, str]:
-        """What people may open, by name."""
-        return addresses_of(self._stack) if self._stack is not None else {}
 
     def open(self) -> None:
         """Find or start a stack with a controller and a publisher.
@@ -242,13 +238,23 @@ def _session(stack: Stack) -> tuple[int, int, int]:
 
 
 def addresses_of(stack: Stack) -> dict[str, str]:
-    """What people open or connect to. Holds the token of MLflow's pages: for the user's terminal alone."""
+    """What people open or connect to, to be printed on stdout."""
     addresses = {
         "Ray dashboard": stack.dashboard_url,
         "Ray dashboard's token": stack.token_path,
-        "MLflow": stack.browser_link(stack.mlflow_url),
+        "MLflow": shown_link(stack, stack.mlflow_url),
     }
+    if stack.mlflow_token_path and addresses["MLflow"] == stack.mlflow_url:
+        addresses["MLflow's token"] = stack.mlflow_token_path
     if stack.s3_url:
         environment = Path(stack.directory, S3_FOLDER, CLIENT_FILE)
         addresses["S3"] = f"{stack.s3_url} (bucket {BUCKET}; first: source {environment})"
     return addresses
+
+
+def shown_link(stack: Stack, url: str) -> str:
+    """The address of one of its MLflow pages as stdout may have it: with the token on a terminal alone.
+
+    Others read files and the logs of CI.
+    """
+    return stack.browser_link(url) if sys.stdout.isatty() else url

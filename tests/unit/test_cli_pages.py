@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import sys
+from dataclasses import asdict, replace
 
 import pytest
 
 from orchestrator.cli.commands.report import ReportOptions, show_report
 from orchestrator.cli.commands.status import show_status
-from orchestrator.cli.output import DocumentForm
-from orchestrator.cli.pages import compare_line, tracking_and_pages
+from orchestrator.cli.output import DocumentForm, print_document
+from orchestrator.cli.pages import address_lines, compare_line, tracking_and_pages
+from orchestrator.stack.description import Stack, own_identity, tracking_uri, write_stack
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.probe import probe_store
 from orchestrator.tracking.links import compare_url
@@ -61,3 +63,27 @@ def test_status_and_report_end_with_the_link_once_the_sweep_is_published(store, 
     assert capsys.readouterr().out.endswith(told)
     simulated = make_job("theory/gran/seeds0-9", facets={"simulation": "gran"})
     assert compare_line(store, replace(plan, jobs=(simulated,))) == ""
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_token_of_the_stacks_pages_is_printed_on_a_terminal_alone(
+    store, plan, tmp_path, monkeypatch, capsys, *, is_terminal
+):
+    monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
+    (tmp_path / "mlflow_token").write_text("the-token")
+    pid, pid_started_at = own_identity()
+    stack = Stack(
+        directory=str(tmp_path), ray_address="", dashboard_url="", mlflow_url="http://127.0.0.1:5000",
+        tracking_uri=tracking_uri(tmp_path), token_path="", mlflow_token_path=str(tmp_path / "mlflow_token"),
+        pid=pid, pid_started_at=pid_started_at, started_at_s=0.0,
+    )  # fmt: skip
+    write_stack(tmp_path, stack)
+    MemoryFile(store, plan.sweep, stack.tracking_uri).save(Memory(experiment_id="7"))
+    told = [*address_lines(""), compare_line(store, plan)]
+    assert len([line for line in told if "http://127.0.0.1:5000/?token=the-token" in line]) == 2 * is_terminal
+    assert len([line for line in told if stack.mlflow_token_path in line]) == 2 * (not is_terminal)
+    capsys.readouterr()
+    show_status(plan.sweep, store.uri, DocumentForm.JSON)
+    print_document(asdict(stack), DocumentForm.JSON)  # as `up -o json`
+    assert "the-token" not in capsys.readouterr().out
