@@ -58,7 +58,7 @@ def accept(request: SubmitRequest, folder: Path, environment: Mapping[str, str])
     Raises:
         OrchestratorError: it cannot be submitted.
     """
-    from orchestrator.controller.connect import ensure_controller, ensure_publisher, find_controller
+    from orchestrator.controller.connect import ensure_services, find_controller
     from orchestrator.stack.attach import attach_cluster
 
     packages = brought_simulations(request.plan, folder)
@@ -81,12 +81,17 @@ def accept(request: SubmitRequest, folder: Path, environment: Mapping[str, str])
         from orchestrator.backends.ray.simulation_packages import keep_packages
 
         keep_packages(packages)
-    link = ensure_controller(uri, cluster, settings.namespace)
-    ensure_publisher(uri, settings.tracking_uri(), settings.namespace)
-    notices += (link.notice,) if link.notice else ()
+    services = ensure_services(
+        uri,
+        cluster,
+        settings.namespace,
+        settings.tracking_uri(),
+        compares_tracking=bool(settings.mlflow_tracking_uri),
+    )
+    notices += services.notices
     ledger = SweepLedger(store, plan.sweep)
     message = deliver(request, store, cluster)
-    link.wake(plan.sweep)
+    services.link.wake(plan.sweep)
     counts = Counter(disposition.value for disposition in found.dispositions.values())
     answer = replace(_settled(ledger, message), counts=dict(counts))
     return replace(answer, notices=notices, store_uri=uri, cluster=cluster)

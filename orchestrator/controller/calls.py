@@ -64,29 +64,18 @@ class ServiceCalls:
             )
         threading.Thread(target=self._read, name="calls", daemon=True).start()
 
-    def ensure(self) -> str:
-        """Find or create a controller and a publisher; returns a notice for the user, usually empty.
-
-        Raises:
-            ControllerError: the namespace's controller serves another store or cluster.
-            CallsLostError: Ray has died meanwhile.
-            ClusterError: they do not come up.
-        """
-        self.send("ensure")
-        return str(self.wait(ANSWER_TIMEOUT_S)["notice"])
-
     def wake(self, sweep: str) -> None:
-        """Make the controller read a sweep's inbox now. Raises as ``ensure``."""
+        """Make the controller read a sweep's inbox now. Raises as ``wait``."""
         self.send("wake", sweep=sweep)
         self.wait(ANSWER_TIMEOUT_S)
 
     def has_published(self, sweep: str) -> bool:
-        """Whether the publisher has all of an ended sweep. Raises as ``ensure``."""
+        """Whether the publisher has all of an ended sweep. Raises as ``wait``."""
         self.send("has_published", sweep=sweep)
         return bool(self.wait(4 * _PING_TIMEOUT_S)["is_caught_up"])
 
     def send(self, call: str, **arguments: str) -> None:
-        """Begin a call. Raises ``CallsLostError``."""
+        """Begin a call, such as "ensure": find or create a controller and a publisher. Raises ``CallsLostError``."""
         line = json.dumps({"call": call, **arguments, "settings": asdict(self._settings)})
         if self._process.stdin is None:  # pragma: no cover - it is a pipe
             raise AssertionError
@@ -97,14 +86,20 @@ class ServiceCalls:
             raise CallsLostError("the connection to Ray has ended") from error
 
     def poll(self) -> dict[str, Any] | None:
-        """The answer to the call that was begun; ``None`` if it is not there yet. Raises as ``ensure``."""
+        """The answer to the call that was begun; ``None`` if it is not there yet. Raises as ``wait``."""
         try:
             return self._decoded(self._answers.get_nowait())
         except queue.Empty:
             return None
 
     def wait(self, timeout_s: float) -> dict[str, Any]:
-        """The answer to the call that was begun. Raises as ``ensure``."""
+        """The answer to the call that was begun.
+
+        Raises:
+            ControllerError: the namespace's controller serves another store or cluster.
+            CallsLostError: Ray has died meanwhile, or does not answer in time.
+            ClusterError: the services do not come up.
+        """
         try:
             return self._decoded(self._answers.get(timeout=timeout_s))
         except queue.Empty:
@@ -188,14 +183,12 @@ def _attach(directory: Path, namespace: str) -> None:
 
 
 def _ensure(directory: Path, settings: ServiceSettings, _: str) -> dict[str, Any]:
-    from orchestrator.controller.connect import ensure_controller, ensure_publisher, publishes_elsewhere
+    from orchestrator.controller.connect import ensure_services
 
-    link = ensure_controller(settings.store_uri, settings.cluster, settings.namespace)
-    publisher = ensure_publisher(settings.store_uri, settings.tracking_uri, settings.namespace)
-    elsewhere = publishes_elsewhere(publisher, settings.tracking_uri)
-    if not elsewhere:  # what starts again with Ray publishes where it did
+    services = ensure_services(settings.store_uri, settings.cluster, settings.namespace, settings.tracking_uri)
+    if not services.elsewhere:  # what starts again with Ray publishes where it did
         remember_service(directory, asdict(settings))
-    return {"notice": "; ".join(filter(None, (link.notice, elsewhere)))}
+    return {"notice": "; ".join(services.notices)}
 
 
 def _wake(_directory: Path, settings: ServiceSettings, sweep: str) -> dict[str, Any]:

@@ -60,6 +60,21 @@ class ControllerLink:
         self.handle.wake.remote(sweep)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """A controller that has just answered, and the publisher beside it."""
+
+    link: ControllerLink
+    publisher: ActorHandle[Any]
+    elsewhere: str
+    """A notice for the user: the publisher uses another tracking server; empty = none."""
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """All that the user should know of them."""
+        return tuple(filter(None, (self.link.notice, self.elsewhere)))
+
+
 class WatchdogActor(LoopActor):
     """Replaces a controller that does not answer: Ray restarts a dead one, but not one that hangs or is stopped."""
 
@@ -90,6 +105,27 @@ def _has_expired(settings: ControllerSettings, *, without: bool = False) -> bool
         _LOG.warning("whether the controller's lease has expired is unknown: %s", error)
         return False
     return without if lease is None else time.time() > lease.expires_at_s
+
+
+def ensure_services(
+    store_uri: str, cluster: str, namespace: str, tracking_uri: str, *, compares_tracking: bool = True
+) -> Services:
+    """A namespace's controller and its publisher. Both at once: a replaced controller ends the publisher, too.
+
+    Args:
+        store_uri: of the controller.
+        cluster: its name in leases.
+        namespace: of the actors.
+        tracking_uri: where a new publisher publishes sweeps that name no server.
+        compares_tracking: whether to ask a running publisher for its server; false where nobody has named one.
+
+    Raises:
+        ControllerError, ClusterError: as ``ensure_controller``.
+    """
+    link = ensure_controller(store_uri, cluster, namespace)
+    publisher = ensure_publisher(store_uri, tracking_uri, namespace)
+    elsewhere = publishes_elsewhere(publisher, tracking_uri) if compares_tracking else ""
+    return Services(link=link, publisher=publisher, elsewhere=elsewhere)
 
 
 def ensure_controller(

@@ -58,10 +58,10 @@ FIRST_DELAY_S, LAST_DELAY_S = 5.0, 3600.0
 GIVE_UP_S = 3 * 24 * 3600.0
 _LOG = logging.getLogger(__name__)
 _SAVE_EVERY = 64
+"""Segments of the journal between two notes of how far it was read: what a restart reads again."""
 _PASSED_AT_ONCE = 20
 _PASSED_AFTER_S = 3600.0
 """After its end. Until then the file of the channels may not be readable yet."""
-"""Segments of the journal between two notes of how far it was read: what a restart reads again."""
 _NUM_SENDERS = 4
 _MOVED = "the cluster's file no longer has this receiver; what waited for it goes to those that are new there"
 

@@ -72,9 +72,9 @@ class Dashboard:
         parts = urlsplit(self.address)
         return bool(self._token) and parts.scheme == "http" and parts.hostname not in _LOOPBACK
 
-    def version(self) -> str:
-        """Ray's version there; the first request, as it shows whether address and token are right."""
-        return str(self._document("/api/version").get("ray_version", ""))
+    def check(self) -> None:
+        """Ask it for something. Raises ``ClusterError``: it does not answer, or address or token are wrong."""
+        self._document("/api/version")
 
     def upload(self, name: str, content: bytes) -> str:
         """Store a package there unless it is there already; returns its URI for ``runtime_env``."""

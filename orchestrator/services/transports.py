@@ -34,7 +34,7 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.lease import LEASE_DURATION_S, read_lease
 
 if TYPE_CHECKING:
-    from orchestrator.controller.connect import ControllerLink  # with Ray, which takes a second
+    from orchestrator.controller.connect import ControllerLink, Services  # with Ray, which takes a second
 
 
 _CHECK_EVERY_S = 5.0
@@ -57,10 +57,6 @@ class Submitter(Protocol):
     def store(self) -> ObjectStore | None:
         """None = only the cluster can access it."""
 
-    @property
-    def addresses(self) -> dict[str, str]:
-        """What people may open, by name."""
-
     def submit(self, request: SubmitRequest) -> str:
         """Submit; returns the message's id."""
 
@@ -77,7 +73,6 @@ class StoreTransport:
 
     settings: Settings
     store: ObjectStore
-    addresses: dict[str, str] = field(default_factory=dict)
 
     def submit(self, request: SubmitRequest) -> str:
         """Leave the message; prints a warning if no controller runs."""
@@ -90,6 +85,7 @@ class StoreTransport:
                 f"No controller of cluster {cluster} runs{since}: the sweep waits in the store until one does. One "
                 "starts with a submit on the cluster itself, or through its dashboard."
             )
+        _say_whose_tracking(self.settings, request)
         return message
 
     def keep_alive(self) -> None:
@@ -107,7 +103,6 @@ class DashboardTransport:
     settings: Settings
     store: ObjectStore | None
     asks: Callable[[str], bool] = field(default=lambda question: confirmed(question, subject="a changed sweep"))
-    addresses: dict[str, str] = field(default_factory=dict)
     dashboard: Dashboard = field(init=False)
 
     def __post_init__(self) -> None:
@@ -118,8 +113,7 @@ class DashboardTransport:
                 f"warning: the token is sent to {self.dashboard.address} unencrypted, and anyone on the network "
                 "path can submit as you; use https, or a tunnel: ssh -L 8265:localhost:8265 HEAD"
             )
-        self.dashboard.version()
-        self.addresses = {"Ray dashboard": self.dashboard.address}
+        self.dashboard.check()
 
     def submit(self, request: SubmitRequest) -> str:
         """Send it, and again with the user's consent where it replaces another plan.
@@ -138,6 +132,7 @@ class DashboardTransport:
         counts = ", ".join(f"{number} {what}" for what, number in answer.counts.items())
         waits = "" if answer.verdict is SubmitVerdict.ACCEPTED else "; its controller is busy, and takes it in its turn"
         say(f"Cluster {answer.cluster} has it ({counts}; store {answer.store_uri}){waits}.")
+        _say_whose_tracking(self.settings, request)
         return request.message_id
 
     def keep_alive(self) -> None:
@@ -154,10 +149,26 @@ class DashboardTransport:
         code = (request.program.release, request.program.digest) if self.settings.code is Code.WHEEL else None
         simulations = simulation_packages(request.plan)
         job_id = start_job(self.dashboard, job_id, request.to_bytes(), code=code, simulations=simulations)
-        answer = wait_for_answer(self.dashboard, job_id, SubmitAnswer.find, say=say)
+        try:
+            answer = wait_for_answer(self.dashboard, job_id, SubmitAnswer.find, say=say)
+        except KeyboardInterrupt:
+            say(
+                f"\nThe cluster goes on without this command: its job {job_id} submits the sweep, or is refused. "
+                "Repeat the command to see its answer and to follow the sweep; nothing is submitted twice."
+            )
+            raise
         for notice in answer.notices:
             say(f"note: {notice}")
         return answer
+
+
+def _say_whose_tracking(settings: Settings, request: SubmitRequest) -> None:
+    """Say that a tracking server which is only set on this machine is not that of a cluster elsewhere."""
+    if settings.mlflow_tracking_uri and not request.plan.tracking_uri:
+        say(
+            "note: MLFLOW_TRACKING_URI is set here, but the cluster publishes to its own tracking server: only "
+            "tracking: {uri: ...} in the sweep file counts there"
+        )
 
 
 def _raise_refusal(answer: SubmitAnswer) -> None:
@@ -175,8 +186,6 @@ class RayTransport:
 
     settings: Settings
     store: ObjectStore
-    addresses: dict[str, str]
-    """What people may open, by name."""
     link: ControllerLink
     publisher: Any
     """Handle of the publisher's actor."""
@@ -196,11 +205,12 @@ class RayTransport:
         self.link.wake(sweep)
 
     def keep_alive(self) -> None:
-        """Every few seconds: restart a controller that does not answer, and mark the stack as used."""
+        """Every few seconds: restart a controller that does not answer, and a publisher that has ended."""
         if time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
             return
         try:
-            self.link = _ensure(self.settings, self.store.uri)
+            services = _ensure(self.settings, self.store.uri, compares_tracking=False)
+            self.link, self.publisher = services.link, services.publisher
         except OrchestratorError as error:
             say(f"{error}; the sweep waits in the store, trying again")
         self._checked_at_s = time.monotonic()
@@ -262,28 +272,22 @@ def connect(
         ControllerError: the cluster's controller serves another store.
         InfeasibleError: in the foreground, a controller or a stack runs, or may run out of sight.
     """
-    from orchestrator.controller.connect import ensure_publisher, publishes_elsewhere
-
     with ExitStack() as held:
         if foreground:
             from orchestrator.stack.start import no_stack
 
             held.enter_context(no_stack(settings.home))
             _check_unserved(settings, store_uri)
-        addresses = held.enter_context(_attached(settings, store_uri, foreground=foreground))
-        link = _ensure(settings, store_uri)
-        publisher = ensure_publisher(store_uri, settings.tracking_uri(), settings.namespace)
-        if link.notice:
-            say(link.notice)
-        # Without a setting the server is the cluster's, whichever that is.
-        if settings.mlflow_tracking_uri and (elsewhere := publishes_elsewhere(publisher, settings.tracking_uri())):
-            say(elsewhere)
+        held.enter_context(_attached(settings, store_uri, foreground=foreground))
+        # Without a setting the tracking server is the cluster's, whichever that is.
+        services = _ensure(settings, store_uri, compares_tracking=bool(settings.mlflow_tracking_uri))
+        for notice in services.notices:
+            say(notice)
         yield RayTransport(
             settings=settings,
             store=store or open_store(store_uri),
-            addresses=addresses,
-            link=link,
-            publisher=publisher,
+            link=services.link,
+            publisher=services.publisher,
         )
 
 
@@ -320,17 +324,17 @@ def _check_unserved(settings: Settings, store_uri: str) -> None:
 
 
 @contextmanager
-def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[dict[str, str]]:
+def _attached(settings: Settings, store_uri: str, *, foreground: bool) -> Iterator[None]:
     if foreground:
         from orchestrator.stack.start import foreground_cluster
 
         with foreground_cluster(settings.home, settings.namespace):
-            yield {}
+            yield
         return
     attach_cluster(settings.driver_address, settings.namespace, token=settings.read_token())
     _check_reach(settings, store_uri)
     try:
-        yield {}
+        yield
     finally:
         detach()
 
@@ -354,7 +358,13 @@ def _check_reach(settings: Settings, store_uri: str) -> None:
         raise ClusterError(message)
 
 
-def _ensure(settings: Settings, store_uri: str) -> ControllerLink:
-    from orchestrator.controller.connect import ensure_controller
+def _ensure(settings: Settings, store_uri: str, *, compares_tracking: bool) -> Services:
+    from orchestrator.controller.connect import ensure_services
 
-    return ensure_controller(store_uri, settings.cluster, settings.namespace)
+    return ensure_services(
+        store_uri,
+        settings.cluster,
+        settings.namespace,
+        settings.tracking_uri(),
+        compares_tracking=compares_tracking,
+    )

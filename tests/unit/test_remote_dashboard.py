@@ -192,7 +192,7 @@ def test_job_whose_answer_got_lost_is_not_started_twice(cluster: Cluster, dashbo
 @pytest.mark.parametrize("page", ["<html>\n<body>Sign in</body>", '["ray"]', "{"])
 def test_server_that_is_no_dashboard_is_told_from_one(cluster: Cluster, dashboard: Dashboard, page: str) -> None:
     cluster.page = page
-    for ask in (dashboard.version, lambda: dashboard.state("a"), lambda: dashboard.log("a")):
+    for ask in (dashboard.check, lambda: dashboard.state("a"), lambda: dashboard.log("a")):
         with pytest.raises(ClusterError, match="does not answer as a Ray dashboard does"):
             ask()
 
@@ -208,14 +208,14 @@ def test_proxy_that_loses_the_dashboard_for_a_moment_is_asked_again(cluster: Clu
 @pytest.mark.parametrize(("token", "told"), [("", "asks for a token"), ("wrong", "refuses the token")])
 def test_missing_and_wrong_tokens_are_told_apart_and_never_shown(cluster: Cluster, token: str, told: str) -> None:
     with pytest.raises(ClusterError, match=told) as refused:
-        Dashboard(cluster.address, token).version()
+        Dashboard(cluster.address, token).check()
     assert not token or token not in str(refused.value).replace("wrong token", "")
 
 
 def test_token_does_not_follow_a_redirect(cluster: Cluster, dashboard: Dashboard) -> None:
     cluster.leads_to = "http://127.0.0.1:9/elsewhere"
     with pytest.raises(ClusterError, match="leads elsewhere"):
-        dashboard.version()
+        dashboard.check()
 
 
 def test_this_machine_is_asked_without_a_proxy(
@@ -223,12 +223,12 @@ def test_this_machine_is_asked_without_a_proxy(
 ) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "")
-    assert Dashboard(cluster.address, TOKEN).version() == dashboard.version()
+    Dashboard(cluster.address, TOKEN).check()
 
 
 def test_dashboard_that_is_not_there_is_said_not_to_answer() -> None:
     with pytest.raises(ClusterError, match=r"http://127\.0\.0\.1:9 does not answer"):
-        Dashboard("http://127.0.0.1:9", TOKEN).version()
+        Dashboard("http://127.0.0.1:9", TOKEN).check()
 
 
 @pytest.mark.parametrize("address", ["ftp://ray", "http://169.254.169.254", "http://ann:pw@ray:8265", "ray:8265"])
@@ -294,6 +294,32 @@ def test_changed_sweep_is_shown_and_replaced_once_the_user_agrees(
     told = capsys.readouterr().err
     assert "2 added" in told
     assert "note: the cluster has torch 1, here is 2" in told
+
+
+def test_submit_says_once_that_a_tracking_server_of_this_machine_does_not_count_there(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "only tracking: {uri: ...} in the sweep file counts there"
+    cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.DIFFERS), SubmitAnswer(verdict=SubmitVerdict.ACCEPTED)] * 2
+    submitter(cluster, tmp_path, agrees=True).submit(request())
+    assert told not in capsys.readouterr().err
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.lab")
+    submitter(cluster, tmp_path, agrees=True).submit(request())
+    assert capsys.readouterr().err.count(told) == 1
+
+
+def test_ctrl_c_while_the_cluster_works_on_it_names_the_job_that_goes_on(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("orchestrator.services.transports.wait_for_answer", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        submitter(cluster, tmp_path, agrees=True).submit(request())
+    (job,) = cluster.jobs
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"its job {job} submits the sweep, or is refused. Repeat the command" in told
 
 
 def test_changed_sweep_stays_as_it_is_unless_the_user_agrees(cluster: Cluster, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -29,6 +31,7 @@ from orchestrator.services.artifact_lookup import lookup_artifacts
 from orchestrator.services.settings import UNKNOWN_STORE, Settings
 from orchestrator.services.submit import (
     PreviousRevision,
+    Program,
     SubmitAnswer,
     SubmitCheck,
     SubmitRequest,
@@ -36,7 +39,7 @@ from orchestrator.services.submit import (
     check_code_versions,
     check_submit,
 )
-from orchestrator.services.transports import StoreTransport, open_submitter
+from orchestrator.services.transports import RayTransport, StoreTransport, open_submitter
 from orchestrator.stack.environment import STACK_VARIABLE
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import inbox_folder
@@ -47,6 +50,8 @@ from orchestrator.sweeps.lease import LEASE_DURATION_S, Lease
 from orchestrator.testing import FakeClock
 from tests.commands import run_command
 from tests.report_sweeps import accept
+from tests.sample_journal import SampleJournal
+from tests.sample_sweep import sample_plan
 from tests.scripted_sweep import CLUSTER, World, diamond, make_plan
 
 
@@ -82,6 +87,38 @@ def test_submit_to_a_store_nobody_serves_waits_there_and_says_so(
     assert result.code == 0
     assert f"No controller of cluster {CLUSTER} runs" in result.message
     assert len(world.store.list_children(inbox_folder("quickstart"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "count"), [((), 1), (("--set", "tracking.uri=https://mlflow.elsewhere"), 0)], ids=["unnamed", "named"]
+)
+def test_submit_through_the_store_says_once_that_a_tracking_server_of_this_machine_does_not_count(
+    overrides: tuple[str, ...],
+    count: int,
+    world: World,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.lab")
+    result = run_command(capsys, "submit", "quickstart", "-y", "--no-wait", *overrides)
+    assert result.code == 0, result.err
+    assert result.message.count("only tracking: {uri: ...} in the sweep file counts there") == count
+
+
+def test_ctrl_c_while_mlflow_is_waited_for_says_how_to_publish(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> bool:
+        raise KeyboardInterrupt
+
+    plan = sample_plan(world.store.uri, spaces=("levels/depth1",), seeds=(0,), transfers=("superclass",))
+    SampleJournal(world.store, plan).run_all()
+    monkeypatch.setattr(StoreTransport, "wait_for_publisher", interrupt)
+    connection = StoreTransport(settings=Settings(), store=world.store)
+    options = submit_command.SubmitOptions()
+    code = submit_command.conclude(world.store, plan, world.snapshot(plan.sweep), options, connection=connection)
+    assert code == 130
+    assert f"To publish them now: orchestrator publish {plan.sweep}" in capsys.readouterr().err
 
 
 @pytest.fixture
@@ -311,6 +348,33 @@ def test_request_from_elsewhere_is_taken_where_the_cluster_keeps_its_store(world
     assert (answer.verdict, answer.store_uri, answer.cluster) == (SubmitVerdict.ACCEPTED, world.store.uri, CLUSTER)
     assert answer.counts == {"new": len(request.plan.jobs)}
     assert world.snapshot("quickstart").handled == {"1"}
+
+
+@pytest.mark.parametrize(("own", "noticed"), [("", ()), ("https://mlflow.lab", ("the publisher uses another one",))])
+def test_cluster_whose_publisher_has_another_tracking_server_than_its_environment_says_so(
+    own: str, noticed: tuple[str, ...], world: World, here: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", own)
+    monkeypatch.setattr(
+        "orchestrator.controller.connect.publishes_elsewhere", lambda *_: "the publisher uses another one"
+    )
+    request = payload(replace(quickstart(), store_uri=world.store.uri))
+    before = tuple(request.program.differences(Program.here()))
+    assert submit_here(request, Path(), here).notices == (*before, *noticed)
+
+
+def test_connection_has_a_publisher_again_after_its_controller_was_replaced(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``ensure_controller`` ends the publisher along with an idle controller of other code."""
+    link: Any = SimpleNamespace(notice="")
+    monkeypatch.setattr("orchestrator.controller.connect.ensure_controller", lambda *_: link)
+    monkeypatch.setattr("orchestrator.controller.connect.ensure_publisher", lambda *_: "another publisher")
+    connection = RayTransport(
+        settings=Settings(), store=world.store, link=link, publisher="the ended one", _checked_at_s=-math.inf
+    )
+    connection.keep_alive()
+    assert connection.publisher == "another publisher"
 
 
 def test_request_over_damaged_records_is_refused_as_on_the_command_line(

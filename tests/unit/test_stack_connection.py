@@ -151,8 +151,9 @@ def test_lost_calls_are_made_again(connection, stack):
 def test_calls_without_a_stack_say_so(tmp_path):
     calls = ServiceCalls(tmp_path, SETTINGS)
     try:
+        calls.send("ensure")
         with pytest.raises(ClusterError, match="no stack runs"):
-            calls.ensure()
+            calls.wait(60.0)
     finally:
         calls.close()
 
@@ -161,7 +162,7 @@ def test_calls_whose_process_is_killed_are_lost(tmp_path):
     calls = ServiceCalls(tmp_path, SETTINGS)
     calls.kill()
     with pytest.raises(CallsLostError):
-        calls.ensure()
+        calls.wake("sweep")
 
 
 def test_killed_stack_is_started_once_however_many_commands_ask(stack, tmp_path, monkeypatch):

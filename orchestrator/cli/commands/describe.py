@@ -9,14 +9,13 @@ from typing import Any
 
 from orchestrator.cli.arguments import JobName, StoreOption, SweepName
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
+from orchestrator.cli.pages import tracking_and_pages
 from orchestrator.core.errors import NotFoundError, OrchestratorError
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.core.units import format_bytes, format_duration
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.services.artifact_lookup import read_artifact_summary
-from orchestrator.services.settings import Settings
 from orchestrator.services.stores import open_existing_store, require_sweep
-from orchestrator.stack.description import read_stack
 from orchestrator.state.snapshot import JobView
 from orchestrator.storage.layout import (
     artifact_folder,
@@ -140,11 +139,7 @@ def _places(store: ObjectStore, plan: Plan, job: Job) -> dict[str, str]:
 
 def _mlflow_link(store: ObjectStore, plan: Plan, job: Job) -> str:
     """The job's MLflow page; empty if it is not published, or if no server shows MLflow's pages."""
-    settings = Settings()
-    uri = settings.tracking_uri(plan.tracking_uri)
-    stack = read_stack(settings.home)
-    pages = uri if uri.startswith("http") else stack.mlflow_url if stack else ""
     try:
-        return find_run_links(store, plan, uri, pages).get(job.name, "")
+        return find_run_links(store, plan, *tracking_and_pages(plan)).get(job.name, "")
     except OrchestratorError:
         return ""

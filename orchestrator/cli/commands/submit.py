@@ -278,7 +278,11 @@ def conclude(
             ended = _judged(report)
     elif options.form is not DocumentForm.TABLE:
         print_document(status_document(SweepStatus(snapshot=snapshot, now=time.time())), options.form)
-    if not connection.wait_for_publisher(planned.sweep):
+    try:
+        is_published = connection.wait_for_publisher(planned.sweep)
+    except KeyboardInterrupt:
+        is_published, ended = False, ExitCode.INTERRUPTED
+    if not is_published:
         publish = status_command(connection.settings, planned, "publish")
         hint = f"MLflow does not have all results yet; they follow. To publish them now: {publish}"
         stderr_console().print(hint, markup=False, soft_wrap=True)
