@@ -116,7 +116,10 @@ def test_ctrl_c_while_mlflow_is_waited_for_says_how_to_publish(
     monkeypatch.setattr(StoreTransport, "wait_for_publisher", interrupt)
     connection = StoreTransport(settings=Settings(), store=world.store)
     options = submit_command.SubmitOptions()
-    code = submit_command.conclude(world.store, plan, world.snapshot(plan.sweep), options, connection=connection)
+    try:
+        code = submit_command.conclude(world.store, plan, world.snapshot(plan.sweep), options, connection=connection)
+    except KeyboardInterrupt:  # would end all tests
+        pytest.fail("Ctrl-C ended the command without a word")
     assert code == 130
     assert f"To publish them now: orchestrator publish {plan.sweep}" in capsys.readouterr().err
 
