@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations
 from typing import Any
@@ -17,17 +17,37 @@ from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 from torch import nn
 
 from orchestrator.core.errors import CorruptObjectError, PreemptedError, UserError
-from workloads.analysis import geometry
-from workloads.analysis.features import ArrayStream, SampleClasses, class_moments
+from workloads.analysis import fine_structure, geometry, units
+from workloads.analysis.features import SampleClasses, class_moments
 from workloads.analysis.fine_structure import ProbedSamples, best_mapping, cluster_and_probe, linear_probe
 from workloads.analysis.layers import ActivityCounter
-from workloads.analysis.measures import AnalyzedFeatures, measure
+from workloads.analysis.measures import AnalyzedFeatures, Findings, ProbeInputs, measure
 from workloads.analysis.similarity import linear_cka
 from workloads.analysis.units import feature_ranks, purities, sparsity, top_samples
 from workloads.models.build import FrozenForward
 from workloads.runtime import plugin_arguments
 
 C, PER_CLASS = 5, 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ArrayStream:
+    """Features (N, D) that are in memory, as a ``FeatureStream``."""
+
+    features_ND: NDArray[Any]
+    rows_at_once: int = 8192
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.features_ND)
+
+    @property
+    def dim(self) -> int:
+        return int(self.features_ND.shape[1])
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        for start in range(0, self.num_samples, self.rows_at_once):
+            yield self.features_ND[start : start + self.rows_at_once]
 
 
 def rng(seed: int = 0) -> np.random.Generator:
@@ -186,7 +206,8 @@ def test_distances_are_means_over_all_pairs_of_samples() -> None:
     assert (within.num_pairs, between.num_pairs) == (8, 22)
     assert within.mean == pytest.approx(dense[same].mean())
     assert between.mean == pytest.approx(dense[off & ~same].mean())
-    assert geometry.msdr(moments, groups_C) == pytest.approx(dense[same].mean() / np.diag(dense).mean())
+    msdr = geometry.msdr(within, geometry.self_distance(moments))
+    assert msdr == pytest.approx(dense[same].mean() / np.diag(dense).mean())
 
 
 def test_distances_by_common_ancestor_take_the_deepest_level() -> None:
@@ -205,7 +226,9 @@ def test_distances_by_common_ancestor_take_the_deepest_level() -> None:
 
 def test_msdr_of_trained_classes_with_one_class_each_has_no_value() -> None:
     features, classes, _ = blobs()
-    assert geometry.msdr(class_moments(ArrayStream(features_ND=features), classes), np.arange(6)) is None
+    moments = class_moments(ArrayStream(features_ND=features), classes)
+    within, _ = geometry.distances_by_group(moments, np.arange(6))
+    assert geometry.msdr(within, geometry.self_distance(moments)) is None
 
 
 def dense_debiased_cka(x: NDArray[Any], y: NDArray[Any]) -> float:
@@ -225,7 +248,9 @@ def test_cka_of_independent_gaussians_is_near_zero_only_without_bias() -> None:
     streams = [ArrayStream(features_ND=x, rows_at_once=50), ArrayStream(features_ND=y, rows_at_once=50)]
     assert linear_cka(streams)[0, 1] == pytest.approx(-0.0024, abs=1e-4)
     # In expectation D / (D + N) for N samples of D features, which are independent.
-    assert linear_cka(streams, debiased=False)[0, 1] == pytest.approx(512 / (512 + 256), abs=0.002)
+    x, y = x - x.mean(0), y - y.mean(0)
+    biased = (np.linalg.norm(x.T @ y) ** 2) / (np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y))
+    assert biased == pytest.approx(512 / (512 + 256), abs=0.002)
     others = [
         linear_cka([ArrayStream(features_ND=rng(seed).normal(size=(256, 512))) for seed in (first, first + 1)])[0, 1]
         for first in (3, 5, 7, 9)
@@ -281,9 +306,76 @@ def test_fine_structure_that_is_there_is_found_and_noise_is_not() -> None:
         return [ProbedSamples(features_ND=features[p], classes_N=ids[p], trained_N=ids[p] % 2) for p in parts]
 
     for reduce in ("none", "pca"):
-        assert cluster_and_probe(*halves(fine), reduce=reduce, seed=0) > 0.95
-    assert cluster_and_probe(*halves(collapsed), reduce="none", seed=0) < 0.7
-    assert linear_probe(*halves(fine)) > 0.95
+        assert cluster_and_probe(*halves(fine), reduce=reduce, seed=0).accuracy > 0.95
+    assert cluster_and_probe(*halves(collapsed), reduce="none", seed=0).accuracy < 0.7
+    train, test = halves(fine)
+    assert linear_probe(train, test) > 0.95
+
+
+def probed_noise(part: int, *, num_samples: int = 400, num_classes: int = 32) -> ProbedSamples:
+    """Two trained classes that features tell apart, each of ``num_classes / 2`` classes that they do not."""
+    ids = np.arange(num_samples) % num_classes
+    features = rng(part).normal(size=(num_samples, 6)) + 9 * (ids % 2)[:, None]
+    return ProbedSamples(features_ND=features.astype(np.float32), classes_N=ids, trained_N=ids % 2)
+
+
+def test_chance_of_clusters_is_what_the_best_mapping_finds_in_noise() -> None:
+    """One in sixteen is .0625, but the mapping is chosen on the samples that are judged."""
+    found = cluster_and_probe(probed_noise(1), probed_noise(2), reduce="none", seed=0)
+    assert found.chance > 0.12
+    assert found.accuracy == pytest.approx(found.chance, abs=0.02)
+
+
+def test_chance_of_clusters_permutes_predictions_within_each_trained_class_alone() -> None:
+    groups_N = rng(1).integers(0, 3, size=300)
+    values_N = 10 * groups_N + rng(2).integers(0, 10, size=300)
+    permuted_N = fine_structure._permuted_within(values_N, groups_N, rng(3))
+    assert (permuted_N // 10 == groups_N).all()
+    assert (permuted_N != values_N).mean() > 0.8
+    assert np.array_equal(np.sort(permuted_N), np.sort(values_N))
+
+
+def test_chance_of_clusters_that_are_the_trained_classes_is_their_accuracy() -> None:
+    train, test = (replace(noise, classes_N=noise.trained_N) for noise in (probed_noise(1), probed_noise(2)))
+    found = cluster_and_probe(train, test, reduce="none", seed=0)
+    assert found.chance == found.accuracy == 1
+
+
+def test_probe_of_many_classes_stops_between_the_iterations_of_its_fit() -> None:
+    """A fit of thousands of classes takes hours."""
+    left = [20]  # of 32
+
+    def tick() -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise PreemptedError("asked to stop")
+
+    with pytest.raises(PreemptedError):
+        linear_probe(probed_noise(1), probed_noise(2), tick)
+
+
+def clp_of(train: ProbedSamples, test: ProbedSamples) -> Findings:
+    classes = SampleClasses.of(test.classes_N, [str(number) for number in range(32)])
+    subject = AnalyzedFeatures(
+        features=ArrayStream(features_ND=test.features_ND),
+        classes=classes,
+        trained=SampleClasses.of(test.trained_N, "ab"),
+        levels={},
+        probe_inputs=lambda _: ProbeInputs(train=train, test=test),
+    )
+    return measure(subject, "clp", {"reduce": "none", "seeds": [0, 1]})
+
+
+def test_probe_of_classes_without_training_samples_says_what_it_cannot_exceed() -> None:
+    train, test = probed_noise(1, num_samples=24), probed_noise(2, num_samples=64)
+    found = clp_of(train, test)
+    (note,) = found.notes
+    assert "the median class has 1 training samples, and 25.0 % of the test samples are of classes without any" in note
+    assert "lpo_accuracy is at most 75.0 %; raise `samples`" in note
+    assert found.metrics["lpo_accuracy"] <= 0.75
+    enough = clp_of(probed_noise(1, num_samples=640), test)
+    assert enough.notes == ()
+    assert {"clp_accuracy", "clp_chance_accuracy", "clp_std", "lpo_accuracy"} == enough.metrics.keys()
 
 
 def test_ranks_of_flat_and_single_spectra() -> None:
@@ -318,6 +410,21 @@ def test_purity_of_all_samples_is_no_more_than_chance() -> None:
     assert purities(np.arange(20)[:, None], {"class": ids})["class"].above_chance == 0
 
 
+def test_purity_of_many_groups_draws_a_few_sets_at_a_time_with_equal_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    top = rng(1).integers(0, 300, size=(20, 4))
+    ids = {"class": rng(2).integers(0, 150, 300), "half": rng(3).integers(0, 2, 300)}
+    at_once = purities(top, ids)
+    monkeypatch.setattr(units, "_NUMBERS_AT_ONCE", 7 * 150)
+    assert purities(top, ids) == at_once
+
+
+def test_purity_of_classes_of_one_sample_draws_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """1,000 sets of a million classes took 8 GB."""
+    monkeypatch.setattr(units, "_RANDOM_SETS", 0)
+    found = purities(np.arange(40).reshape(20, 2), {"class": np.arange(10**6)})["class"]
+    assert found.chance == found.mean == 1 / 20
+
+
 def test_fine_structure_of_noise_depends_on_the_seed_of_tsne() -> None:
     noise = [
         ProbedSamples(
@@ -328,7 +435,7 @@ def test_fine_structure_of_noise_depends_on_the_seed_of_tsne() -> None:
         for part in (1, 2)
     ]
     with threadpool_limits(limits=1):  # as in a job of one thread; more of them wait for each other most of the time
-        found = [cluster_and_probe(noise[0], noise[1], reduce="tsne", seed=seed) for seed in (0, 0, 1, 2)]
+        found = [cluster_and_probe(noise[0], noise[1], reduce="tsne", seed=seed).accuracy for seed in (0, 0, 1, 2)]
     assert found[0] == found[1]
     assert len(set(found)) > 1
 

@@ -225,7 +225,15 @@ def test_analysis_commits_numbers_matrices_and_pictures(backbones: Backbones) ->
     result = backbones.analyze(ALL, {"labels": backbones.labels, **backbones.features[0]})
     found = dict(result.metrics)
     assert found["distance_self"] < found["distance_other"]
-    assert {"nc1", "original_nc1", "msdr", "clp_accuracy", "clp_raw_accuracy", "rankme", "active_share"} <= found.keys()
+    assert {
+        "nc1",
+        "original_nc1",
+        "msdr",
+        "clp_chance_accuracy",
+        "clp_raw_accuracy",
+        "rankme",
+        "active_share",
+    } <= found.keys()
     assert {"distance_depth1", "distance_root", "purity_depth1", "purity_class"} <= found.keys()
     # Of 2 x 2 leaf classes the pairs of one trained class are those that share depth1.
     assert found["distance_same"] == pytest.approx(found["distance_depth1"])

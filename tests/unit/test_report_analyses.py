@@ -138,6 +138,18 @@ def test_rows_are_means_over_seeds_with_an_interval_by_label_space_and_checkpoin
     assert found.summary.low == 0.0  # and below, though scatter is never negative
 
 
+def test_chance_of_clusters_is_explained_and_absent_from_older_results() -> None:
+    found = committed()
+    for name, one in found.items():
+        if "clp_accuracy" in one.metrics and "seed0" not in name:
+            found[name] = replace(one, metrics={**one.metrics, "clp_chance_accuracy": 0.25})
+    table = next(analysis_tables(compute_report(plan(), found).analyses[0]))
+    rows = [row for row in table.rows if row[0] == "clp_chance_accuracy"]
+    assert [row[3] for row in rows] == ["25.00 ± 0.00"] * 2
+    assert {row[-1] for row in rows} == {"2/3 runs"}
+    assert "clp_chance: the same with predictions permuted" in table.caption
+
+
 def test_rows_say_which_runs_are_missing() -> None:
     found = report(lacking="analyze/structure/levels/depth1/seed2/epoch1")
     row = next(

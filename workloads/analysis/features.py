@@ -36,29 +36,6 @@ class FeatureStream(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ArrayStream:
-    """Features (N, D) that are in memory."""
-
-    features_ND: NDArray[Any]
-    rows_at_once: int = ROWS_AT_ONCE
-
-    @property
-    def num_samples(self) -> int:
-        """N."""
-        return len(self.features_ND)
-
-    @property
-    def dim(self) -> int:
-        """D."""
-        return int(self.features_ND.shape[1])
-
-    def __iter__(self) -> Iterator[NDArray[Any]]:
-        """See ``FeatureStream``."""
-        for start in range(0, self.num_samples, self.rows_at_once):
-            yield self.features_ND[start : start + self.rows_at_once]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampleClasses:
     """Which class each sample of a stream has; every class has at least one sample."""
 
@@ -104,7 +81,7 @@ class ClassMoments:
 def class_moments(stream: FeatureStream, classes: SampleClasses) -> ClassMoments:
     """Two passes: means, then what is left around them, which loses no digits to large means."""
     counts_C = classes.counts_C
-    means_CD = _sums(stream, classes, classes.num_classes) / counts_C[:, None]
+    means_CD = _sums(stream, classes) / counts_C[:, None]
     squares_C = np.zeros(classes.num_classes)
     within_DD = np.zeros((stream.dim, stream.dim))
     weights_C = 1 / np.sqrt(counts_C * float(classes.num_classes))
@@ -144,8 +121,8 @@ def drawn_rows(num_samples: int, most: int) -> NDArray[np.int64]:
     return np.sort(np.argsort(permutation(stream, num_samples))[:most])
 
 
-def _sums(stream: FeatureStream, classes: SampleClasses, num_classes: int) -> NDArray[np.float64]:
-    sums_CD = np.zeros((num_classes, stream.dim))
+def _sums(stream: FeatureStream, classes: SampleClasses) -> NDArray[np.float64]:
+    sums_CD = np.zeros((classes.num_classes, stream.dim))
     for ids_B, features_BD in _chunks(stream, classes):
         order = np.argsort(ids_B, kind="stable")
         there, firsts = np.unique(ids_B[order], return_index=True)

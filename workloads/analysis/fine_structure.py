@@ -4,12 +4,15 @@ The protocol of "Are Neurons Actually Collapsed?", section 4.3: within every tra
 clustered into as many clusters as it holds original classes; a linear classifier learns the clusters from the features
 themselves; on other samples it is right where the cluster it names is mapped to the original class, by the best mapping
 of clusters to classes. The probe of the original labels (LPO), and both on raw pixels, are controls: if pixels alone
-give the same accuracy, it does not come from the features.
+give the same accuracy, it does not come from the features. The mapping is chosen on the samples that it is judged by,
+so the accuracy is also compared with that of the same predictions in a random order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -22,10 +25,15 @@ from sklearn.manifold import TSNE
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from workloads.analysis.geometry import no_tick
+from workloads.runtime.streams import Purpose, Stage, seed_sequence
+
 Reduction = Literal["none", "pca", "tsne"]
+Tick = Callable[[], None]
 _PERPLEXITY: Final = 30.0
 _ITERATIONS: Final = 1000
 _STARTS: Final = 10
+_CHANCE_DRAWS: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,31 +45,52 @@ class ProbedSamples:
     trained_N: NDArray[np.int64]
 
 
-def cluster_and_probe(train: ProbedSamples, test: ProbedSamples, *, reduce: Reduction, seed: int) -> float:
-    """Accuracy in [0, 1] on the test samples.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterAccuracy:
+    """Accuracies in [0, 1] under the best mapping of clusters to classes."""
+
+    accuracy: float
+    chance: float
+    """Mean over a few draws in which predictions are permuted among the test samples of each predicted trained class:
+    what the best mapping finds in clusters that say nothing beyond the trained class."""
+
+
+def cluster_and_probe(
+    train: ProbedSamples, test: ProbedSamples, *, reduce: Reduction, seed: int, tick: Tick = no_tick
+) -> ClusterAccuracy:
+    """Accuracy on the test samples, and its chance level.
 
     Args:
         train: what is clustered and learnt from.
         test: what is judged.
         reduce: what features become before they are clustered; ``tsne`` as in the source, 2 dimensions.
-        seed: of where t-SNE and k-means start; means nothing to ``pca``.
+        seed: of where t-SNE and k-means start, and of the draws of chance; means nothing else to ``pca``.
+        tick: called before each trained class is clustered, after each iteration of the classifier, and before each
+            mapping; what it raises ends the call.
     """
-    clusters_N, offset = np.empty_like(train.classes_N), 0
+    clusters_N, trained_of_cluster = np.empty_like(train.classes_N), list[int]()
     for trained in np.unique(train.trained_N).tolist():
+        tick()
         members = np.flatnonzero(train.trained_N == trained)
         num_clusters = len(np.unique(train.classes_N[members]))
-        clusters_N[members] = offset + _clusters(train.features_ND[members], num_clusters, reduce, seed)
-        offset += num_clusters
-    predicted_N = _fit(train.features_ND, clusters_N).predict(test.features_ND)
-    num_classes = int(max(train.classes_N.max(), test.classes_N.max())) + 1
-    counts_KC = np.zeros((offset, num_classes), np.int64)
-    np.add.at(counts_KC, (predicted_N, test.classes_N), 1)
-    return best_mapping(counts_KC)[1] / len(test.classes_N)
+        found = _clusters(train.features_ND[members], num_clusters, reduce, seed)
+        clusters_N[members] = len(trained_of_cluster) + found
+        trained_of_cluster += [trained] * num_clusters
+    predicted_N = _fit(train.features_ND, clusters_N, tick).predict(test.features_ND)
+    tick()
+    accuracy = _mapped_accuracy(predicted_N, test.classes_N)
+    groups_N, chances = np.array(trained_of_cluster)[predicted_N], list[float]()
+    random = np.random.Generator(np.random.PCG64(seed_sequence(seed, Stage.ANALYZE, Purpose.CLUSTER_CHANCE)))
+    for _ in range(_CHANCE_DRAWS):
+        tick()
+        chances.append(_mapped_accuracy(_permuted_within(predicted_N, groups_N, random), test.classes_N))
+    return ClusterAccuracy(accuracy=accuracy, chance=fmean(chances))
 
 
-def linear_probe(train: ProbedSamples, test: ProbedSamples) -> float:
-    """Accuracy in [0, 1] of a linear classifier that learns the original classes."""
-    return float((_fit(train.features_ND, train.classes_N).predict(test.features_ND) == test.classes_N).mean())
+def linear_probe(train: ProbedSamples, test: ProbedSamples, tick: Tick = no_tick) -> float:
+    """Accuracy in [0, 1] of a linear classifier that learns the original classes; ``tick`` after each iteration."""
+    fitted = _fit(train.features_ND, train.classes_N, tick)
+    return float((fitted.predict(test.features_ND) == test.classes_N).mean())
 
 
 def best_mapping(counts_KC: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
@@ -99,5 +128,44 @@ def _clusters(features_ND: NDArray[np.float32], num_clusters: int, reduce: Reduc
     return np.asarray(found, np.int64)
 
 
-def _fit(features_ND: NDArray[np.float32], targets_N: NDArray[np.int64]) -> Any:  # noqa: ANN401 - without types
-    return make_pipeline(StandardScaler(), LogisticRegression(max_iter=_ITERATIONS)).fit(features_ND, targets_N)
+def _mapped_accuracy(clusters_N: NDArray[np.int64], classes_N: NDArray[np.int64]) -> float:
+    # Only clusters and classes that occur: of thousands of others the table would not fit in memory.
+    clusters, rows_N = np.unique(clusters_N, return_inverse=True)
+    classes, columns_N = np.unique(classes_N, return_inverse=True)
+    counts_KC = np.zeros((len(clusters), len(classes)), np.int64)
+    np.add.at(counts_KC, (rows_N, columns_N), 1)
+    return best_mapping(counts_KC)[1] / len(classes_N)
+
+
+def _permuted_within(
+    values_N: NDArray[np.int64], groups_N: NDArray[np.int64], random: np.random.Generator
+) -> NDArray[np.int64]:
+    """Values in a random order within each group."""
+    permuted_N = np.empty_like(values_N)
+    permuted_N[np.argsort(groups_N, kind="stable")] = values_N[np.lexsort((random.random(len(values_N)), groups_N))]
+    return permuted_N
+
+
+class _EachIteration:
+    """scikit-learn's callbacks of a fit; they do not change what it finds."""
+
+    def __init__(self, tick: Tick) -> None:
+        self._tick = tick
+
+    def setup(self, estimator: object, context: object) -> None:
+        """Nothing."""
+
+    def teardown(self, estimator: object, context: object) -> None:
+        """Nothing."""
+
+    def on_fit_task_begin(self, estimator: object, context: object) -> None:
+        self._tick()
+
+    def on_fit_task_end(self, estimator: object, context: object) -> None:
+        """Nothing."""
+
+
+def _fit(features_ND: NDArray[np.float32], targets_N: NDArray[np.int64], tick: Tick) -> Any:  # noqa: ANN401 - no types
+    # With thousands of classes a fit takes hours: without a sign of life it would count as a hang.
+    classifier = LogisticRegression(max_iter=_ITERATIONS).set_callbacks(_EachIteration(tick))
+    return make_pipeline(StandardScaler(), classifier).fit(features_ND, targets_N)

@@ -156,14 +156,17 @@ def unnested(levels: Mapping[str, NDArray[np.int64]]) -> list[tuple[str, str]]:
     ]
 
 
-def msdr(moments: ClassMoments, trained_C: NDArray[np.int64]) -> float | None:
+def msdr(same: PairMean, own: float) -> float | None:
     """Mean ``D_ij`` over different classes of one trained class, relative to the mean ``D_ii``; 1 = no fine structure,
     n / (n - 1) with n samples of each class: ``D_ii`` is too small by 1 / n of it.
 
     None where no trained class holds two classes, or all variances are 0.
+
+    Args:
+        same: see ``distances_by_group``.
+        own: see ``self_distance``.
     """
-    same, own = distances_by_group(moments, trained_C)[0].mean, self_distance(moments)
-    return None if same is None or not own else same / own
+    return None if same.mean is None or not own else same.mean / own
 
 
 def order_of(levels: Sequence[NDArray[np.int64]]) -> NDArray[np.int64]:

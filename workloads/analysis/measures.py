@@ -173,7 +173,7 @@ def _distances(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Find
         found = {
             "distance_same": same.mean,
             "distance_other": other.mean,
-            "msdr": geometry.msdr(moments, trained_C),
+            "msdr": geometry.msdr(same, metrics["distance_self"]),
         }
         metrics |= {name: value for name, value in found.items() if value is not None}
     by_ancestor = geometry.distances_by_ancestor(moments, levels)
@@ -269,19 +269,38 @@ def _clp(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:
         message = "clp: samples of one original class have several trained classes, so there are no clusters to find"
         return Findings(notes=(message,))
     inputs, reduce, seeds = subject.probe_inputs(parameters), parameters["reduce"], parameters["seeds"]
-    found = [cluster_and_probe(inputs.train, inputs.test, reduce=reduce, seed=seed) for seed in seeds]
+    tick = subject.tick
+    found = [cluster_and_probe(inputs.train, inputs.test, reduce=reduce, seed=seed, tick=tick) for seed in seeds]
+    accuracies = [one.accuracy for one in found]
     metrics = {
-        "clp_accuracy": fmean(found),
-        "lpo_accuracy": linear_probe(inputs.train, inputs.test),
-        **({"clp_std": stdev(found)} if len(found) > 1 else {}),
+        "clp_accuracy": fmean(accuracies),
+        "clp_chance_accuracy": fmean(one.chance for one in found),
+        "lpo_accuracy": linear_probe(inputs.train, inputs.test, tick),
+        **({"clp_std": stdev(accuracies)} if len(found) > 1 else {}),
     }
     if inputs.raw_train is not None and inputs.raw_test is not None:
-        raw = [cluster_and_probe(inputs.raw_train, inputs.raw_test, reduce=reduce, seed=seed) for seed in seeds]
+        raw_train, raw_test = inputs.raw_train, inputs.raw_test
+        raw = [cluster_and_probe(raw_train, raw_test, reduce=reduce, seed=seed, tick=tick) for seed in seeds]
         metrics |= {
-            "clp_raw_accuracy": fmean(raw),
-            "lpo_raw_accuracy": linear_probe(inputs.raw_train, inputs.raw_test),
+            "clp_raw_accuracy": fmean(one.accuracy for one in raw),
+            "lpo_raw_accuracy": linear_probe(raw_train, raw_test, tick),
         }
-    return Findings(metrics=metrics, arrays={"clp_by_seed": np.array(found)})
+    notes = _few_probed(inputs.train.classes_N, inputs.test.classes_N)
+    return Findings(metrics=metrics, arrays={"clp_by_seed": np.array(accuracies)}, notes=notes)
+
+
+def _few_probed(train_N: NDArray[np.int64], test_N: NDArray[np.int64]) -> tuple[str, ...]:
+    """A note where classes have few training samples, or none."""
+    classes = np.union1d(train_N, test_N)
+    median = float(np.median(np.bincount(train_N, minlength=int(classes[-1]) + 1)[classes]))
+    known = float(np.isin(test_N, train_N).mean())
+    if median >= _ENOUGH_SAMPLES and known == 1:
+        return ()
+    told = f"clp: the median class has {median:g} training samples"
+    if known < 1:
+        missing = f"{100 * (1 - known):.1f} % of the test samples are of classes without any"
+        told += f", and {missing}, so lpo_accuracy is at most {100 * known:.1f} %"
+    return (told + "; raise `samples`, or take coarser classes in `of`",)
 
 
 def _embedding(subject: AnalyzedFeatures, parameters: Mapping[str, Any]) -> Findings:

@@ -54,16 +54,11 @@ class PairSums:
         total += (s_X @ s_X - self._a) * (t_Y @ t_Y - self._b) / ((n - 1) * (n - 2))
         return float((total - 2 / (n - 2) * rows) / (n * (n - 3)))
 
-    def biased_hsic(self) -> float:
-        """``||X^T Y||_F^2`` of centred features, divided by ``(n - 1)^2``."""
-        centred_XY = self._cross_XY - np.outer(self._s_X, self._t_Y) / self.num_samples
-        return float((centred_XY**2).sum() / (self.num_samples - 1) ** 2)
 
-
-def linear_cka(streams: Sequence[FeatureStream], *, debiased: bool = True) -> NDArray[np.float64]:
+def linear_cka(streams: Sequence[FeatureStream]) -> NDArray[np.float64]:
     """CKA (S, S) of every pair of streams over the same samples; NaN beside a stream whose features are all equal.
 
-    One pass for each stream over itself and those after it. Debiased values may be below 0, and are 0 in expectation
+    One pass for each stream over itself and those after it. Values may be below 0, and are 0 in expectation
     for independent features.
 
     Raises:
@@ -85,7 +80,7 @@ def linear_cka(streams: Sequence[FeatureStream], *, debiased: bool = True) -> ND
             for pair, y_BY in zip(sums, moved, strict=True):
                 pair.add(moved[0], y_BY)
         for column, pair in zip(later, sums, strict=True):
-            found_SS[row, column] = found_SS[column, row] = pair.hsic() if debiased else pair.biased_hsic()
+            found_SS[row, column] = found_SS[column, row] = pair.hsic()
     own_S = np.where(np.diag(found_SS) > 0, np.diag(found_SS), np.nan)
     cka_SS: NDArray[np.float64] = found_SS / np.sqrt(np.outer(own_S, own_S))
     return cka_SS

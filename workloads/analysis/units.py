@@ -14,6 +14,8 @@ from workloads.runtime.streams import Purpose, Stage, seed_sequence
 
 _EPSILON: Final = 1e-7
 _RANDOM_SETS: Final = 1000
+_NUMBERS_AT_ONCE: Final = 1 << 24
+"""Of counts by group of some random sets: 128 MiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,21 +107,18 @@ def top_samples(stream: FeatureStream, top: int) -> NDArray[np.int64]:
     return places_TD[:, values_TD[-1] > least_D]
 
 
-def purities(
-    top_TU: NDArray[np.int64], ids_of_levels: Mapping[str, NDArray[np.int64]], *, seed: int = 0
-) -> dict[str, Purity]:
+def purities(top_TU: NDArray[np.int64], ids_of_levels: Mapping[str, NDArray[np.int64]]) -> dict[str, Purity]:
     """By level; empty where no unit tells its top samples from others.
 
     Args:
         top_TU: see ``top_samples``.
         ids_of_levels: by level the group (N,) of each sample.
-        seed: of the random sets that chance is estimated by.
     """
     if not top_TU.shape[1]:
         return {}
     found = {}
     for number, (level, ids_N) in enumerate(ids_of_levels.items()):
-        random = np.random.Generator(np.random.PCG64(seed_sequence(seed, Stage.ANALYZE, Purpose.CHANCE, number)))
+        random = np.random.Generator(np.random.PCG64(seed_sequence(0, Stage.ANALYZE, Purpose.CHANCE, number)))
         counts_C = np.unique(ids_N, return_counts=True)[1]
         found[level] = Purity(mean=_commonest(ids_N[top_TU]), chance=_chance(counts_C, len(top_TU), random))
     return found
@@ -127,9 +126,17 @@ def purities(
 
 def _chance(counts_C: NDArray[np.int64], top: int, random: np.random.Generator) -> float:
     """Mean share of the commonest group in random sets of ``top`` samples, of groups with so many samples each."""
+    if counts_C.max() == 1:
+        return 1 / top
     # With replacement it would be too large wherever the sets are no small part of all samples.
-    sets_RC = random.multivariate_hypergeometric(counts_C, top, size=_RANDOM_SETS, method="marginals")
-    return float(sets_RC.max(axis=1).mean() / top)
+    at_once = max(1, _NUMBERS_AT_ONCE // len(counts_C))
+    commonest = [
+        random.multivariate_hypergeometric(
+            counts_C, top, size=min(at_once, _RANDOM_SETS - done), method="marginals"
+        ).max(axis=1)
+        for done in range(0, _RANDOM_SETS, at_once)
+    ]
+    return float(np.concatenate(commonest).mean() / top)
 
 
 def _commonest(ids_TU: NDArray[np.int64]) -> float:

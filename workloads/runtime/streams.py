@@ -48,6 +48,7 @@ class Purpose(IntEnum):
     DROPOUT = 18
     CHANCE = 19
     ANALYZED_SAMPLES = 20
+    CLUSTER_CHANCE = 21
 
 
 def seed_sequence(seed: int, stage: Stage, purpose: Purpose, *details: int) -> np.random.SeedSequence:

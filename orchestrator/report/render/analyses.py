@@ -114,6 +114,7 @@ _MEANINGS = (
     (("msdr",), "msdr: distance_same / distance_self, 1 = no structure below the classes trained on"),
     (("distance_root",), "distance_LEVEL: by the deepest common level of two classes"),
     (("clp_accuracy",), "clp: cluster-and-linear-probe, lpo: probe of the original labels, raw: on pixels"),
+    (("clp_chance_accuracy",), "clp_chance: the same with predictions permuted within each class trained on"),
     (("clp_std",), "clp_std: over seeds of the measure"),
     (("purity_class",), "purity: minus that of random samples"),
 )
