@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +16,7 @@ from sklearn.cluster import KMeans
 from orchestrator.core.errors import UserError
 from workloads.features.artifact import FeatureTable
 from workloads.jobs.cluster import Clustering, Rule
+from workloads.solvers import kmeans as kmeans_module
 from workloads.solvers.kmeans import (
     Library,
     Search,
@@ -117,6 +119,22 @@ def test_kmeans_of_different_points_leaves_no_cluster_empty(num_points: int, num
     chosen = distances[np.arange(num_points), found.ids_N]
     assert chosen == pytest.approx(distances.min(axis=1), abs=1e-4)
     assert found.inertia == pytest.approx(float(distances.min(axis=1).sum()), abs=1e-3)
+
+
+@pytest.mark.parametrize("num_clusters", [1, 20_000, 50_000])
+def test_kmeans_of_large_blocks_adds_points_up_as_that_of_small_ones(num_clusters: int) -> None:
+    """A block on a GPU has up to 131,072 points: in one sum in float32, digits of their means were lost."""
+    points = Held(np.random.default_rng(0).normal(100, 1, size=(40_000, 3)).astype(np.float32))
+    found = []
+    for block_rows in (1 << 13, 1 << 15):
+        one = search(1)
+        one.block_rows = block_rows
+        lloyd = kmeans_module._Lloyd(points, one, ThreadPoolExecutor(1), 1)
+        lloyd._shape = (num_clusters, 3)
+        one.load(points.points_ND[:1])
+        found.append(lloyd.assign())
+    assert found[0].sums_KD.tobytes() == found[1].sums_KD.tobytes()
+    assert found[0].sizes_K.tolist() == found[1].sizes_K.tolist()
 
 
 def test_kmeans_with_fewer_different_points_than_clusters_says_so() -> None:

@@ -367,12 +367,12 @@ class Clustering:
                     tick=tick,
                 )
             except UserError as error:
-                if self.rule.k is None:  # too many for what is different in it: a coarser one may do
+                if self.rule.k is None and k > 1:  # too many for what is different in it: a coarser one may do
                     continue
                 raise UserError(f"{_shown(name)}: {error}") from error
             if k == 1 or self.rule.accepts(found):
                 return found
-        raise UserError(f"{_shown(name)} cannot be divided into clusters; choose a level of larger classes")
+        raise AssertionError("one cluster is always possible")
 
 
 def _shown(group: str) -> str:

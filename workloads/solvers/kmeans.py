@@ -1,10 +1,10 @@
 """k-means over points that need not fit into memory; the same bits for any number of threads.
 
 Lloyd's algorithm (S. Lloyd, Least squares quantization in PCM, 1982) over fixed blocks of points: blocks are assigned
-independently of each other and their sums are added in order, in float64. Seeds are k-means++ (D. Arthur and
-S. Vassilvitskii, 2007) on a random sample of ``SAMPLED_PER_CLUSTER`` points per cluster or, above
-``MAX_CAREFULLY_SEEDED`` clusters, where that would take longer than the rest, random points. An empty cluster moves to
-the point that is farthest from its centroid.
+independently of each other. Runs of up to 8,192 points are added up in float32, their sums in order in float64. Seeds
+are k-means++ (D. Arthur and S. Vassilvitskii, 2007) on a random sample of ``SAMPLED_PER_CLUSTER`` points per cluster
+or, above ``MAX_CAREFULLY_SEEDED`` clusters, where that would take longer than the rest, random points. An empty cluster
+moves to the point that is farthest from its centroid.
 
 The nearest centroid is found by faiss on a CPU, or by matrix products on a CPU or a GPU. One call computes on one
 thread of the CPU (callers run many at once), so that its bits depend on no thread count.
@@ -44,6 +44,8 @@ _SCORES: Final = {"cpu": 1 << 21, "cuda": 1 << 27}
 """Distances that are held at once, per call."""
 _MAX_ROWS: Final = {"cpu": 1 << 13, "cuda": 1 << 17}
 _MIN_ROWS: Final = 256
+_SUMMED_ROWS: Final = 1 << 13
+"""Points of a run that is added up in float32: in sums of more of them, as a block on a GPU has, digits are lost."""
 
 
 class Points(Protocol):
@@ -136,7 +138,7 @@ class _Sums:
     ids_B: NDArray[np.int32]
     distances_B: NDArray[np.float32]
     members: NDArray[np.int64] | None
-    sums_UD: NDArray[np.float32]
+    sums_UD: NDArray[np.floating[Any]]
     sizes_U: NDArray[np.int64]
 
 
@@ -212,15 +214,15 @@ class _Lloyd:
         num_clusters = self._shape[0]
         sizes_U: NDArray[np.int64] = np.bincount(ids_B, minlength=num_clusters)
         members: NDArray[np.int64] | None = None
+        places_B: NDArray[np.integer[Any]] = ids_B
         if len(rows) < num_clusters:  # most clusters have none of these points
             members = np.flatnonzero(sizes_U)
-            sizes_U = sizes_U[members]
-        by_cluster_B, starts = np.argsort(ids_B, kind="stable"), np.concatenate([[0], np.cumsum(sizes_U)])
-        ones = np.ones(len(rows), np.float32)
-        chooser_UB = csr_array((ones, by_cluster_B, starts), shape=(len(sizes_U), len(rows)))
-        return _Sums(
-            ids_B=ids_B, distances_B=distances_B, members=members, sums_UD=chooser_UB @ points_BD, sizes_U=sizes_U
-        )
+            sizes_U, places_B = sizes_U[members], np.searchsorted(members, ids_B)
+        sums_UD = _sums(places_B[:_SUMMED_ROWS], points_BD[:_SUMMED_ROWS], len(sizes_U))
+        for at in range(_SUMMED_ROWS, len(rows), _SUMMED_ROWS):
+            run = slice(at, at + _SUMMED_ROWS)
+            sums_UD = np.add(sums_UD, _sums(places_B[run], points_BD[run], len(sizes_U)), dtype=np.float64)
+        return _Sums(ids_B=ids_B, distances_B=distances_B, members=members, sums_UD=sums_UD, sizes_U=sizes_U)
 
     def _moved(self, found: _Assignment, centroids_KD: NDArray[np.float32]) -> NDArray[np.float32]:
         """Means of the clusters; the empty ones take the farthest points of the others."""
@@ -235,6 +237,15 @@ class _Lloyd:
             sums_KD[empty], sizes_K[empty] = points_ED, 1
         means_KD = sums_KD / np.maximum(sizes_K, 1)[:, None]
         return np.where(sizes_K[:, None] > 0, means_KD, centroids_KD).astype(np.float32)
+
+
+def _sums(places_B: NDArray[np.integer[Any]], points_BD: NDArray[np.float32], num: int) -> NDArray[np.float32]:
+    """Sums (U, D) of the points of each place below ``num``, added in their order."""
+    order_B, sizes_U = np.argsort(places_B, kind="stable"), np.bincount(places_B, minlength=num)
+    starts = np.concatenate([[0], np.cumsum(sizes_U)])
+    chooser_UB = csr_array((np.ones(len(places_B), np.float32), order_B, starts), shape=(num, len(places_B)))
+    sums_UD: NDArray[np.float32] = chooser_UB @ points_BD
+    return sums_UD
 
 
 def _seeds(points: Points, num_clusters: int, seed: int, stream: tuple[int, ...]) -> NDArray[np.float32]:
