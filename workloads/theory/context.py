@@ -13,6 +13,9 @@ if TYPE_CHECKING:  # a plan checks parameters and needs neither
     from matplotlib.figure import Figure
 
 
+Floats = NDArray[np.float64]
+
+
 class SimulationContext(Protocol):
     """Given to a simulation as its third argument.
 

@@ -99,15 +99,18 @@ class FeatureLearningParameters(ShippedParameters):
     def _fits(self) -> Self:
         if self.relevant > self.dictionary or self.dictionary > self.dim:
             sizes = f"relevant {self.relevant}, dictionary {self.dictionary}, dim {self.dim}"
-            raise ValueError(f"{sizes}: relevant bits are part of the dictionary, which spans part of the inputs")
+            message = f"{sizes}: relevant bits are part of the dictionary, which spans part of the inputs; "
+            raise ValueError(message + "lower relevant or dictionary, or raise dim")
         if self.labels == "parity" and self.relevant % 2 == 0:
-            raise ValueError(f"relevant {self.relevant} is even: all bits 0 and all bits 1 would have the same label")
+            message = f"relevant {self.relevant} is even: all bits 0 and all bits 1 would have the same label; "
+            raise ValueError(message + "take an odd number")
         if self.labels == "codes" and self.method == "unstructured":
             raise ValueError("uniform bits have no label where codes define labels: leave out the method unstructured")
         if self.labels == "interval" and abs(label_gap(self)) < _NO_GAP:
-            raise ValueError(f"interval {list(self.interval)}: the label says nothing of a single bit (its gap is 0)")
+            message = f"interval {list(self.interval)}: the label says nothing of a single bit (its gap is 0); "
+            raise ValueError(message + "choose another interval, or more relevant bits")
         if self.labels != "parity" and self.negative_share != 0.5:
-            raise ValueError(f"negative_share {self.negative_share} is for parity labels only")
+            raise ValueError(f"negative_share {self.negative_share} is for parity labels only; leave it out")
         return self
 
 
@@ -135,19 +138,6 @@ def label_gap(parameters: FeatureLearningParameters) -> float:
     with_bit = sum(weight for n, weight in enumerate(weights) if low <= n + 1 <= high)
     without_bit = sum(weight for n, weight in enumerate(weights) if low <= n <= high)
     return float(2 * rate * (1 - rate) * (with_bit - without_bit))
-
-
-def best_monotone_parity_accuracy(relevant: int, irrelevant_rate: float) -> float:
-    """The best accuracy of a rule that is monotone in the number of relevant bits, on the parity mixture.
-
-    It answers +1 from some number of bits on: on uniform inputs it is right as often as parity and a threshold agree.
-    """
-    counts = [math.comb(relevant, n) for n in range(relevant + 1)]
-    agreement = max(
-        sum(count for n, count in enumerate(counts) if (n % 2 == 1) == (n >= threshold))
-        for threshold in range(1, relevant + 1)
-    )
-    return 1 - irrelevant_rate + irrelevant_rate * agreement / sum(counts)
 
 
 def draw_bits(
@@ -353,7 +343,8 @@ class HypercubeParameters(ShippedParameters):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.relevant > self.dim:
-            raise ValueError(f"relevant {self.relevant} of dim {self.dim}: relevant coordinates are some of the inputs")
+            message = f"relevant {self.relevant} of dim {self.dim}: relevant coordinates are some of the inputs; "
+            raise ValueError(message + "lower relevant or raise dim")
         return self
 
 

@@ -7,8 +7,9 @@ distractors, multiples in [0, gamma] of the features of the other superclass. Ga
 The network is ``F_c = sum_r sum_p relu(<w_cr, x_p> + b_cr)`` with its own neurons for each class, trained by SGD of the
 softmax cross-entropy on fresh batches; after each step ``b -= |w_new - w_old| / ln(d)^5``.
 
-What differs from the paper, whose statements are asymptotic: its initial bias leaves 1.5e-5 of the neurons active at
-d = 64, so the bias is a parameter in units of the initial spread; widths, batches and rates are finite, too.
+What differs from the paper: nothing is fine-tuned after fine training, and no hard samples (without a common feature)
+are drawn. Its statements are asymptotic, too: its initial bias leaves 1.5e-5 of the neurons active at
+d = 64, so the bias is a parameter in units of the initial spread; widths, batches and rates are finite.
 """
 
 from __future__ import annotations
@@ -47,9 +48,8 @@ class GranularityParameters(ShippedParameters):
         if 2 + 2 * self.k > self.d:
             raise ValueError(f"d = {self.d} has no room for {2 + 2 * self.k} features; raise d or lower k")
         if self.expected_patches > self.patches:
-            raise ValueError(
-                f"an input has {self.patches} patches, so that {self.expected_patches:g} cannot be expected"
-            )
+            message = f"an input has {self.patches} patches, so that {self.expected_patches:g} cannot be expected; "
+            raise ValueError(message + "lower expected_patches or raise patches")
         return self
 
 
@@ -91,7 +91,7 @@ class _Run:
         shape, rate = (len(subclasses_N), p.patches), p.expected_patches / p.patches
         drawn_NP = torch.rand(shape, generator=generator)
         is_common_NP = drawn_NP < rate
-        # Hard samples, which lack the common feature, are for tests alone.
+        # Every sample has the common feature: hard samples, which lack it, are not trained on.
         first_N = torch.randint(p.patches, (len(subclasses_N), 1), generator=generator)
         is_common_NP |= ~is_common_NP.any(1, keepdim=True) & (torch.arange(p.patches) == first_N)
         is_sub_NP = ~is_common_NP & (drawn_NP < rate + (1 - rate) * rate)

@@ -12,12 +12,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, Self
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from workloads.theory.context import ShippedParameters, SimulationContext
-
-Floats = NDArray[np.float64]
+from workloads.theory.context import Floats, ShippedParameters, SimulationContext
 
 _CHUNK: Final = 20_000
 """Prompts at a time. Their number is part of the order of random draws, so it is the same for all sizes."""
@@ -46,7 +43,8 @@ class PromptRegressionParameters(ShippedParameters):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if max(self.rank, self.signal_rank) > self.dim:
-            raise ValueError(f"rank {self.rank}, signal_rank {self.signal_rank}: neither can exceed dim {self.dim}")
+            message = f"rank {self.rank}, signal_rank {self.signal_rank}: neither can exceed dim {self.dim}; "
+            raise ValueError(message + "lower them or raise dim")
         num_prompts = min(self.draws, _CHUNK)
         size = num_prompts * (self.prompt + 1) * self.dim
         if size > _MAX_NUMBERS:
@@ -117,7 +115,8 @@ class PromptParityParameters(ShippedParameters):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.small_bits >= self.large_bits:
-            raise ValueError(f"small_bits {self.small_bits} must be less than large_bits {self.large_bits}")
+            message = f"small_bits {self.small_bits} must be less than large_bits {self.large_bits}; "
+            raise ValueError(message + "lower small_bits or raise large_bits")
         return self
 
 
@@ -206,7 +205,9 @@ class LoopedTransformerParameters(ShippedParameters):
         if self.alpha == 0:
             raise ValueError("alpha 0: the layer would see no labels; give any other number")
         if self.examples < self.dim:
-            raise ValueError(f"examples {self.examples} < dim {self.dim}: theta* would not be determined")
+            raise ValueError(
+                f"examples {self.examples} < dim {self.dim}: theta* would not be determined; raise examples"
+            )
         return self
 
 

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
@@ -21,9 +21,17 @@ from torch.nn import functional
 from workloads.theory.context import ShippedParameters, SimulationContext
 from workloads.theory.two_layer import adam, no_rows, stream, train
 
+_MAX_NUMBERS: Final = 1 << 29
+"""Of an array of inputs x neurons in training: 2 GiB in float32; a step holds several of them."""
+_NUMBERS_AT_ONCE: Final = 1 << 27
+"""Of such an array where the network is only judged: 1 GiB in float64."""
+
 
 class ModularAdditionParameters(ShippedParameters):
-    """Defaults are a reduced size of the thesis' (k, p, m) = (3, 97, 1536): full batches, all inputs in training."""
+    """Defaults are a reduced size of the thesis' (k, p, m) = (3, 97, 1536): full batches, all inputs in training.
+
+    The thesis' own sizes have too many inputs for full batches.
+    """
 
     terms: int = Field(2, ge=2, le=4, description="k, numbers that are added")
     modulus: int = Field(23, ge=3, le=97, description="p, an odd prime")
@@ -44,12 +52,22 @@ class ModularAdditionParameters(ShippedParameters):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if any(self.modulus % divisor == 0 for divisor in range(2, math.isqrt(self.modulus) + 1)):
-            raise ValueError(f"modulus {self.modulus} is not prime: frequencies would not be alike")
+            message = f"modulus {self.modulus} is not prime: frequencies would not be alike; "
+            raise ValueError(message + "take a prime number, as 23")
         if self.modulus**self.terms > 300_000:
-            raise ValueError(
-                f"{self.modulus}^{self.terms} inputs do not fit in memory; take fewer terms or a smaller modulus"
-            )
+            message = f"{self.modulus}^{self.terms} inputs are more than the 300,000 that are held in memory; "
+            raise ValueError(message + "take fewer terms or a smaller modulus")
+        num_train = _num_train(self)
+        if self.network == "trained" and num_train * self.neurons > _MAX_NUMBERS:
+            size_gib = num_train * self.neurons / (1 << 28)
+            message = f"a step holds several arrays of {num_train:,} inputs x {self.neurons:,} neurons, "
+            message += f"{size_gib:.1f} GiB each; at most {_MAX_NUMBERS >> 28} GiB are supported: "
+            raise ValueError(message + "lower neurons, terms, modulus or train_share")
         return self
+
+
+def _num_train(parameters: ModularAdditionParameters) -> int:
+    return max(round(parameters.train_share * int(parameters.modulus**parameters.terms)), 1)
 
 
 def largest_margin(terms: int, modulus: int) -> float:
@@ -99,6 +117,12 @@ class PolynomialNetwork:
         sums_NM = sum((u_PM[inputs_NK[:, j]] for j, u_PM in enumerate(self.u_KPM)), start=torch.zeros(()))
         return sums_NM ** len(self.u_KPM) @ self.w_MP
 
+    def margins(self, inputs_NK: Tensor, labels_N: Tensor) -> Tensor:
+        """The label's score less the largest other one, (N,); in chunks of inputs."""
+        rows = max(1, _NUMBERS_AT_ONCE // len(self.w_MP))
+        chunks = zip(torch.split(inputs_NK, rows), torch.split(labels_N, rows), strict=True)
+        return torch.cat([margins(self.scores(inputs_BK), labels_B) for inputs_BK, labels_B in chunks])
+
     def norm_power(self) -> Tensor:
         """|theta|_{2,k+1}^{k+1}."""
         squares_M = self.u_KPM.square().sum((0, 1)) + self.w_MP.square().sum(1)
@@ -141,11 +165,11 @@ def simulate_modular_addition(
             inputs_NK, labels_N = inputs_NK.cpu(), labels_N.cpu()
         else:
             order_N = torch.randperm(len(labels_N), generator=stream(seed, 1)).to(context.device)
-            num_train = max(round(p.train_share * len(labels_N)), 1)
+            num_train = _num_train(p)
             network = _trained(p, seed, inputs_NK[order_N[:num_train]], labels_N[order_N[:num_train]])
             held_out_N = torch.ones(len(labels_N), dtype=torch.bool, device=context.device)
             held_out_N[order_N[:num_train]] = num_train == len(labels_N)
-        gaps_N = margins(network.scores(inputs_NK), labels_N)
+        gaps_N = network.margins(inputs_NK, labels_N)
         shares_KM, frequencies_KM = network.spectrum()
         yield {
             "margin_ratio": float(gaps_N.min() / network.norm_power()) / largest_margin(p.terms, p.modulus),

@@ -14,8 +14,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from workloads.theory.context import ShippedParameters, SimulationContext
-from workloads.theory.two_layer import Floats, fit_margins, logistic, no_rows, sgd, sign_accuracy, stream, train
+from workloads.theory.context import Floats, ShippedParameters, SimulationContext
+from workloads.theory.two_layer import fit_margins, logistic, no_rows, sgd, sign_accuracy, stream, train
 
 
 class NuclearNormParameters(ShippedParameters):
@@ -40,7 +40,7 @@ def simulate_nuclear_norm(
 ) -> Iterator[Mapping[str, float]]:
     """``in_domain`` and ``out_of_domain`` accuracy of a linear feature map with a linear head, and ``reliance``: the
     boundary's weight of x_2 by that of x_1 (an accuracy out of domain of 1 - (agreement / 2) * reliance for values in
-    [0, 1]).
+    [0, 1]). The test samples of the two domains are paired: they differ in the sign of some x_2 alone.
     """
     p = parameters
     for seed in seeds:

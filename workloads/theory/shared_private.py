@@ -16,8 +16,8 @@ from pydantic import Field
 from scipy.linalg import svd
 from scipy.special import expit
 
-from workloads.theory.context import ShippedParameters, SimulationContext
-from workloads.theory.two_layer import Floats, fit_margins
+from workloads.theory.context import Floats, ShippedParameters, SimulationContext
+from workloads.theory.two_layer import fit_margins
 
 _ROUNDS: Final = 3
 """Alternating projections onto the ball around the initial weights and the spectral ball."""

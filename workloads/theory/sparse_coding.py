@@ -55,7 +55,8 @@ class SparseCodingParameters(ShippedParameters):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.atoms > self.dim or self.active > self.atoms:
-            raise ValueError(f"atoms {self.atoms}: must be at most dim {self.dim} and at least active {self.active}")
+            message = f"atoms {self.atoms}: must be at most dim {self.dim} and at least active {self.active:g}; "
+            raise ValueError(message + "change atoms, raise dim or lower active")
         return self
 
 

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.optimize import minimize
 from scipy.special import expit
 from torch import Tensor
 from torch.nn import functional
 
-Floats = NDArray[np.float64]
+from workloads.theory.context import Floats
+
 BatchLoss = Callable[[Tensor], Tensor]
 """Rows of the data set, int64 of shape (B,) -> the mean loss over them."""
 

@@ -19,9 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from workloads.theory.context import ShippedParameters, SimulationContext
-
-Floats = NDArray[np.float64]
+from workloads.theory.context import Floats, ShippedParameters, SimulationContext
 
 
 class UnhingedParameters(ShippedParameters):
