@@ -301,7 +301,8 @@ def options(
 app = typer.Typer(
     name="orchestrator",
     cls=CommandTable,
-    help="Which pretraining is better, and is it more than the seed? Write a sweep.yaml, get a report with error bars.",
+    help="Which pretraining is better, and is the difference larger than the noise between seeds? Write a sweep.yaml, "
+    "get a report with error bars.",
     callback=options,
     invoke_without_command=True,
     no_args_is_help=True,
