@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import os
+import stat
 import subprocess
 from pathlib import Path
 
@@ -51,6 +53,39 @@ def test_launchers_are_all_found():
 @pytest.mark.parametrize("path", LAUNCHERS, ids=lambda path: path.stem)
 def test_launcher_file_is_valid_for_rays_own_code(path):
     assert validate(read_cluster(path).config).startswith("valid for Ray 2.")
+
+
+def on_machine(command, home, tmp_path):
+    """Run a command of clusters/local.yaml in a shell that has read ~/.bashrc, with a folder in place of /tmp."""
+    variables = {"HOME": str(home), "PATH": os.environ["PATH"]}
+    words = ["bash", "-c", f"source ~/.bashrc; RAY_TMPDIR=${{RAY_TMPDIR/#\\/tmp/{tmp_path}}}; ({command})"]
+    return subprocess.run(words, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_machines_reached_by_ssh_close_rays_folder_to_their_other_users(tmp_path):
+    local = yaml.safe_load((CLUSTERS / "local.yaml").read_text())
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / ".bashrc").write_text("# export PATH=$HOME/.venvs/pretraining/bin:$PATH\n")  # of an earlier release
+    for _ in range(2):
+        on_machine(local["setup_commands"][-1], home, tmp_path)
+    assert (home / ".bashrc").read_text().count("RAY_TMPDIR=") == 1
+    for commands in (local["head_start_ray_commands"], local["worker_start_ray_commands"]):
+        close, *_, start = commands
+        assert "--temp-dir=$RAY_TMPDIR/ray" in start
+        assert "RAY_START_HOOK=orchestrator.stack.ray_hook.prepare_start" in start
+        for _ in range(2):
+            assert on_machine(close, home, tmp_path).returncode == 0
+    (folder,) = tmp_path.glob("ray-*")
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    folder.chmod(0o777)
+    done = on_machine(close, home, tmp_path)
+    assert done.returncode == 1
+    assert "is not yours, or not closed" in done.stderr
+    folder.rmdir()
+    folder.symlink_to(home, target_is_directory=True)  # somebody else's link to a folder of ours
+    home.chmod(0o700)
+    assert on_machine(close, home, tmp_path).returncode == 1
 
 
 @pytest.mark.parametrize("path", CLOUDS, ids=lambda path: path.stem)
