@@ -31,8 +31,10 @@ shared="${ORCHESTRATOR_SHARED:-}"
 grace_s="${ORCHESTRATOR_GRACE_S:-90}"
 address="${ORCHESTRATOR_NODE_ADDRESS:-$(hostname -I | cut -d' ' -f1)}"
 port="${ORCHESTRATOR_RAY_PORT:-6379}"
-# Nothing else is deleted. Nodes may share the directory, and the name of a host may be long.
-temporary="${ORCHESTRATOR_RAY_TMP:-/tmp}/ray-$(printf %08x "$(cksum <<<"$name" | cut -d' ' -f1)")"
+if [[ $role == head ]]; then cluster="$address:$port"; else cluster="${ORCHESTRATOR_HEAD:-$shared}"; fi
+# Nothing else is deleted. Nodes may share the directory, a machine may have nodes of several clusters, and the name of a host
+# may be long.
+temporary="${ORCHESTRATOR_RAY_TMP:-/tmp}/ray-$(printf %08x "$(cksum <<<"$name $cluster" | cut -d' ' -f1)")"
 ENDED=75 # of a function: worth another try
 start_s=180 # for Ray to come up on a busy node
 join_s=900  # for the head to be there: its machine may be starting still, its allocation may be queued
@@ -73,7 +75,7 @@ store="${ORCHESTRATOR_OBJECT_STORE_BYTES:-$((store < shared_free ? store : share
 ((memory == 0)) || common+=(--memory="$memory")
 ((store == 0)) || common+=(--object-store-memory="$store")
 
-ray_pid="" serve_pid="" watcher_pid="" told="" has_joined=""
+ray_pid="" serve_pid="" watcher_pid="" told="" has_joined="" claimed=""
 
 say() { echo "$(date -Is) $role $name at $address: $*"; }
 head_address() { if [[ -n ${ORCHESTRATOR_HEAD:-} ]]; then echo "$ORCHESTRATOR_HEAD"; else cat "$shared/address" 2>/dev/null; fi; }
@@ -95,22 +97,34 @@ end_ray() {
     kill -TERM "$ray_pid" || true
     wait_for "$ray_pid" || true
   fi
-  rm -rf "$temporary"
 }
-trap 'end_ray; [[ -z $watcher_pid ]] || kill "$watcher_pid" 2>/dev/null || true' EXIT
+trap 'end_ray; [[ -z $claimed ]] || rm -rf "$temporary"; [[ -z $watcher_pid ]] || kill "$watcher_pid" 2>/dev/null || true' EXIT
 
-# Ray opens its folder to all users of the machine, so that it stands in one that is closed. Its name can be guessed:
-# never one that somebody else has made.
-close_folder() {
-  rm -rf "$temporary"
+# Ray opens its folder to all users of the machine, so that it stands in one that is closed. Its name can be guessed: never
+# one that somebody else has made. It is locked, because another start of this script would delete what is in it. Processes
+# that may outlive this one do not inherit the lock (9>&-): after a crash the next start has it.
+claim_folder() {
+  claimed=""
   mkdir -p "$(dirname "$temporary")"
-  mkdir -m 700 "$temporary" || { say "error: $temporary is not ours; delete it, or set ORCHESTRATOR_RAY_TMP"; return 1; }
+  [[ -e $temporary || -L $temporary ]] || mkdir -m 700 "$temporary" || return
+  [[ -n $(find "$temporary" -maxdepth 0 -type d -uid "$UID" ! -perm /077) ]] || {
+    say "error: $temporary is not ours, or not closed; delete it, or set ORCHESTRATOR_RAY_TMP"
+    return 1
+  }
+  exec 9>"$temporary/lock"
+  flock --nonblock 9 && [[ $temporary/lock -ef /dev/fd/9 ]] || {
+    say "error: a $role of this cluster runs on this machine already, in $temporary: end it first. A machine has one," \
+      "with all CPUs and GPUs that it offers to the cluster"
+    return 1
+  }
+  claimed=yes
+  rm -rf "$temporary/r" # of a start that has ended
 }
 
 serve_store() {
-  close_folder || return 1
+  claim_folder || exit 2
   [[ -z $shared ]] || rm -f "$shared/ended"
-  ray start --head --port="$port" --dashboard-host=127.0.0.1 "${common[@]}" &
+  ray start --head --port="$port" --dashboard-host=127.0.0.1 "${common[@]}" 9>&- &
   ray_pid=$!
   local deadline=$((SECONDS + start_s))
   until answers "$address:$port"; do
@@ -120,7 +134,7 @@ serve_store() {
     sleep 1
   done
   export RAY_ADDRESS=$address:$port
-  python3 -m orchestrator.cli serve ${ORCHESTRATOR_IDLE_S:+--until-idle "$ORCHESTRATOR_IDLE_S"} --grace "$grace_s" &
+  python3 -m orchestrator.cli serve ${ORCHESTRATOR_IDLE_S:+--until-idle "$ORCHESTRATOR_IDLE_S"} --grace "$grace_s" 9>&- &
   serve_pid=$!
   [[ -z $told ]] || kill -TERM "$serve_pid"
   if [[ -n $shared ]]; then
@@ -162,8 +176,8 @@ join_cluster() {
     sleep 2
   done
   export RAY_ADDRESS=$head
-  close_folder || return 1
-  ray start --address="$head" "${common[@]}" &
+  claim_folder || exit 2
+  ray start --address="$head" "${common[@]}" 9>&- &
   ray_pid=$! has_joined=yes
   [[ -z $told ]] || leave
   local status=0
@@ -179,7 +193,7 @@ join_cluster() {
 leave() {
   # Attempts here are asked for a checkpoint and start elsewhere; if the head goes with us, it has asked all of them.
   timeout "$grace_s" python3 -m orchestrator.cluster.leave --deadline "$grace_s" \
-    --label "orchestrator/node=$name" --reason "the node is taken back" ||
+    --label "orchestrator/node=$name" --reason "the node is taken back" 9>&- ||
     say "left without waiting for the attempts here"
   ! is_running "$ray_pid" || kill -TERM "$ray_pid"
 }
@@ -197,7 +211,7 @@ main() {
       trap - TERM EXIT
       while [[ ! -e $ORCHESTRATOR_NOTICE_FILE ]]; do sleep 1; done
       kill -TERM "$$"
-    ) &
+    ) 9>&- &
     watcher_pid=$!
   fi
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import time
+from fcntl import LOCK_EX, flock
 from pathlib import Path
 
 import pytest
@@ -148,7 +149,7 @@ def test_token_is_private_and_results_have_the_mode_that_the_user_wants(tmp_path
 
 
 def run_node(
-    folder: Path, *roles: str, serve_status: int = 0, script: Path = NODE_SCRIPT, job: str = "7"
+    folder: Path, *roles: str, serve_status: int = 0, script: Path = NODE_SCRIPT, job: str = "7", **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a node's script in an allocation, with stand-ins for Ray and the controller; without ``job``, on a host."""
     programs = {"ray": RAY, "python3": f"#!/bin/sh\nexit {serve_status}\n", "sleep": "#!/bin/sh\n"}
@@ -167,6 +168,7 @@ def run_node(
         "ORCHESTRATOR_RAY_TMP": str(folder / "ray"),
         "ORCHESTRATOR_NODE_ADDRESS": "10.0.0.2",
         "RAY_AUTH_TOKEN_PATH": str(folder / "token"),
+        **more,
     }
     words = ["bash", str(script), *roles]
     return subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, check=False, timeout=60)
@@ -217,3 +219,43 @@ def test_node_deletes_only_its_own_folder_of_sessions(tmp_path: Path) -> None:
         assert len(set(re.findall(r"--temp-dir=(\S+)", words))) == number
         assert len(set(re.findall(r"--labels=(\S+)", words))) == number
     assert list(theirs.parent.iterdir()) == [theirs]
+
+
+def temporary_folders(folder: Path) -> list[str]:
+    """Where Ray's own folder stood, of each of its starts."""
+    return re.findall(r"--temp-dir=(\S+)/r ", (folder / "words").read_text())
+
+
+def test_nodes_of_several_clusters_on_one_machine_have_folders_of_their_own(tmp_path: Path) -> None:
+    for port in ("6379", "6380"):
+        (tmp_path / "up").touch()
+        run_node(tmp_path, "head", job="", ORCHESTRATOR_RAY_PORT=port)
+        (tmp_path / "up").touch()
+        run_node(tmp_path, "member", job="", ORCHESTRATOR_HEAD=f"10.0.0.1:{port}")
+    assert len(set(temporary_folders(tmp_path))) == 4
+
+
+def test_second_node_of_a_cluster_on_one_machine_is_refused_and_the_first_keeps_its_folder(tmp_path: Path) -> None:
+    run_node(tmp_path, "head", job="")
+    (folder,) = map(Path, temporary_folders(tmp_path))
+    folder.mkdir(mode=0o700)
+    (folder / "r").mkdir()
+    with (folder / "lock").open("w") as lock:
+        flock(lock, LOCK_EX)
+        done = run_node(tmp_path, "head", job="")
+    assert done.returncode == 2
+    assert done.stdout.count("error: a head of this cluster runs on this machine already") == 1
+    assert (folder / "r").is_dir()
+    assert len(temporary_folders(tmp_path)) == 1
+    assert run_node(tmp_path, "head", job="").returncode == 0  # the first one was killed, and its folder is there still
+
+
+def test_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
+    run_node(tmp_path, "head", job="")
+    (folder,) = map(Path, temporary_folders(tmp_path))
+    folder.mkdir()
+    folder.chmod(0o777)
+    done = run_node(tmp_path, "head", job="")
+    assert done.returncode == 2
+    assert "is not ours, or not closed" in done.stdout
+    assert folder.is_dir()
