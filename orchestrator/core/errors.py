@@ -177,6 +177,10 @@ class StorageDeniedError(StorageError):
     """The store refuses access: no or wrong credentials, no permission, a wrong clock, or a forbidden bucket."""
 
 
+class CredentialsUnavailableError(StorageDeniedError):
+    """The service that gives this machine its credentials failed this time: trying again may succeed."""
+
+
 class StorageThrottledError(StorageError):
     """The store asks for fewer requests, or to repeat one that collided with another: trying again may succeed."""
 

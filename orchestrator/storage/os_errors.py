@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from orchestrator.core.errors import (
+    CredentialsUnavailableError,
     NoSpaceError,
     StorageDeniedError,
     StorageError,
@@ -25,6 +26,7 @@ _NAMES: Final[dict[type[StorageError], str]] = {
     StorageTimeoutError: "timeout",
     StorageThrottledError: "throttled",
     StorageDeniedError: "denied",
+    CredentialsUnavailableError: "denied",
     NoSpaceError: "no_space",
     StorageError: "other",
 }

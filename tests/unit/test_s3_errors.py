@@ -1,6 +1,13 @@
 """What servers and botocore say becomes our own error, with a remedy and without secrets; what clients share."""
 
+import os
 import pickle
+import re
+import secrets
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +17,7 @@ from botocore.exceptions import ClientError
 from botocore.parsers import ResponseParserError
 
 from orchestrator.core.errors import (
+    CredentialsUnavailableError,
     NoSpaceError,
     NotFoundError,
     PreconditionFailedError,
@@ -19,7 +27,9 @@ from orchestrator.core.errors import (
     StorageTimeoutError,
     UnsupportedStoreError,
 )
-from orchestrator.storage.s3.client import new_session
+from orchestrator.storage.protocol import ObjectStat
+from orchestrator.storage.s3 import client
+from orchestrator.storage.s3.client import Bucket, new_session
 from orchestrator.storage.s3.responses import (
     DamagedAnswerError,
     NoBucketError,
@@ -27,6 +37,9 @@ from orchestrator.storage.s3.responses import (
     translate,
     translated_errors,
 )
+from orchestrator.storage.s3.settings import S3Settings
+from orchestrator.storage.s3.transfers import _Transfer
+from orchestrator.testing import FakeClock
 
 WHAT = "put_object s3://bucket/key"
 SECRET = "AKIDSECRET"  # noqa: S105 - of nobody
@@ -74,6 +87,7 @@ def test_response_of_a_server_becomes_our_error(code: str, status: int, expected
     ("error", "expected"),
     [
         (botocore.NoCredentialsError(), StorageDeniedError),
+        (botocore.CredentialRetrievalError(provider="iam-role", error_msg="late"), CredentialsUnavailableError),
         (botocore.ProfileNotFound(profile="p"), StorageDeniedError),
         (botocore.EndpointConnectionError(endpoint_url="http://h"), StorageTimeoutError),
         (botocore.ReadTimeoutError(endpoint_url="http://h"), StorageTimeoutError),
@@ -117,3 +131,88 @@ def test_sessions_share_what_botocore_has_read_and_no_credentials(monkeypatch: p
     loaders = [session._session.get_component("data_loader") for session in sessions]
     assert loaders[0] is loaders[2]
     assert len(set(loaders[0].search_paths)) == len(loaders[0].search_paths)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """The time of requests, which their pauses move."""
+    found = FakeClock()
+    monkeypatch.setattr(client, "time", SimpleNamespace(monotonic=found, sleep=found.advance))
+    return found
+
+
+def test_look_up_without_credentials_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The metadata service of the machine may have been busy for a second: botocore tells no difference."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    settings = S3Settings(endpoint_url="http://127.0.0.1:9", deadline_s=59.0)  # a client of its own
+    with pytest.raises(StorageDeniedError, match=r"s3://bucket/key failed: NoCredentialsError; .*AWS_ACCESS_KEY_ID"):
+        Bucket("bucket", settings).repeat("head_object", "key")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    found = client._client(os.getpid(), settings)
+    assert found._request_signer._credentials.access_key == "a"
+    assert client._client(os.getpid(), settings) is found
+
+
+@pytest.mark.parametrize("num_failures", [3, 1000])
+def test_look_up_of_credentials_that_fails_is_repeated_until_the_deadline(
+    num_failures: int, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Botocore renews them while the old ones are still valid: one second without an answer ends no checkpoint."""
+    left = iter(range(num_failures))
+
+    def put_object(**_: object) -> dict[str, Any]:
+        if next(left, None) is not None:
+            raise botocore.CredentialRetrievalError(provider="iam-role", error_msg="no answer")
+        return {"ETag": '"e"', "ResponseMetadata": {"HTTPStatusCode": 200}}
+
+    monkeypatch.setattr(client, "_client", lambda *_: SimpleNamespace(put_object=put_object))
+    bucket, began_s = Bucket("bucket", S3Settings()), clock()
+    if num_failures < 1000:
+        assert bucket.repeat("put_object", "key", Body=b"")["ETag"] == '"e"'
+        return
+    with pytest.raises(StorageDeniedError, match=r"put_object s3://bucket/key .* \(given up after 60 s\)"):
+        bucket.repeat("put_object", "key", Body=b"")
+    assert 50 < clock() - began_s <= 60
+
+
+CONTENT = secrets.token_bytes(1000)
+
+
+class HaltingBucket(Bucket):
+    """Each answer takes longer than the deadline, and ends after so many bytes."""
+
+    def __init__(self, clock: FakeClock, num_bytes: int) -> None:
+        super().__init__("bucket", S3Settings())
+        self.clock, self.num_bytes, self.num_requests = clock, num_bytes, 0
+
+    def read_once(self, operation: str, key: str, read: Callable[[Any], Any], **given: object) -> Any:
+        """See ``Bucket.read_once``."""
+        self.num_requests += 1
+        self.clock.advance(self.settings.deadline_s + 1)
+        start, end = map(int, re.findall(r"\d+", str(given.get("Range", f"0-{len(CONTENT) - 1}"))))
+        body = BytesIO(CONTENT[start : start + self.num_bytes])
+        return read({"Body": body, "ContentLength": end + 1 - start})
+
+
+def test_range_that_gets_on_is_requested_again_after_any_time(clock: FakeClock, tmp_path: Path) -> None:
+    bucket = HaltingBucket(clock, 300)
+    with (tmp_path / "file").open("w+b") as file:
+        stat = ObjectStat(name="key", size_bytes=2 * len(CONTENT), etag="e")
+        _Transfer(bucket, "key", stat, file.fileno()).fetch((0, len(CONTENT)))
+        assert file.read() == CONTENT
+    assert bucket.num_requests == 4
+
+
+def test_whole_object_that_never_gets_further_is_given_up(clock: FakeClock, tmp_path: Path) -> None:
+    """It has one checksum, so that each try begins anew."""
+    bucket = HaltingBucket(clock, 300)
+    with (tmp_path / "file").open("w+b") as file:
+        transfer = _Transfer(bucket, "key", ObjectStat(name="key", size_bytes=len(CONTENT), etag="e"), file.fileno())
+        with pytest.raises(StorageTimeoutError, match=r"700 bytes before the end .*\(given up after 60 s\)"):
+            transfer.fetch((0, len(CONTENT)))
+    assert bucket.num_requests == 2

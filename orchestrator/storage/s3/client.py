@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 import boto3
 import botocore.session
 from botocore.config import Config
+from botocore.exceptions import NoCredentialsError
 from botocore.loaders import Loader, create_loader
 
 from orchestrator.core.errors import CorruptObjectError, StorageError
 from orchestrator.storage.s3.responses import (
-    TRANSIENT,
+    RETRIED,
     DamagedAnswerError,
     Response,
     check_answer,
@@ -45,7 +46,7 @@ class Bucket:
         self.settings = settings
 
     def once(self, operation: str, key: str = "", **parameters: object) -> Response:
-        """One request, named as boto3's method. Of its errors, the ``TRANSIENT`` ones may be retried."""
+        """One request, named as boto3's method. Of its errors, the ``RETRIED`` ones may be retried."""
         return self.read_once(operation, key, lambda response: response, **parameters)
 
     def read_once(self, operation: str, key: str, read: Callable[[Response], Result], **parameters: object) -> Result:
@@ -62,13 +63,16 @@ class Bucket:
         """``once``, repeated until the deadline while it may help; only for requests that may happen twice."""
         return self.retry_until_deadline(lambda: self.once(operation, key, **parameters))
 
-    def retry_until_deadline(self, attempt: Callable[[], Result]) -> Result:
+    def retry_until_deadline(self, attempt: Callable[[], Result], progress: Callable[[], int] = lambda: 0) -> Result:
         """Repeat an attempt with growing random pauses while its errors are transient; once if an answer was damaged.
+
+        The deadline counts from the last try that brought ``progress`` further than any before.
 
         Raises:
             StorageError: the attempt's own error, or its last transient one once the deadline would pass.
         """
         deadline_s = time.monotonic() + self.settings.deadline_s
+        furthest = progress()
         was_damaged = False
         for pause_s in _backoff_s():
             try:
@@ -78,9 +82,12 @@ class Bucket:
                     raise CorruptObjectError(str(error)) from error
                 was_damaged = True
                 _LOG.warning("%s; it is read again", error)
-            except TRANSIENT as error:
+            except RETRIED as error:
                 if _GIVEN_UP in str(error):  # by a request within this attempt, which had the same deadline
                     raise
+                if progress() > furthest:
+                    furthest = progress()
+                    deadline_s = time.monotonic() + self.settings.deadline_s
                 if time.monotonic() + pause_s > deadline_s:
                     message = f"{error} ({_GIVEN_UP} {self.settings.deadline_s:g} s)"
                     raise type(error)(message) from error
@@ -117,7 +124,10 @@ def _loader(data_path: str | None) -> Loader:
 
 @lru_cache(maxsize=8)
 def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 makes its clients at run time
-    """The client of this process. ``_pid`` is part of the key because a forked child must not share sockets."""
+    """The client of this process. ``_pid`` is part of the key because a forked child must not share sockets.
+
+    Its errors are translated where it is asked for, with the name of the object.
+    """
     addressing = settings.addressing
     if addressing is Addressing.AUTO and settings.endpoint_url:
         addressing = Addressing.PATH  # other servers rarely have a host name per bucket
@@ -133,8 +143,11 @@ def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 mak
         tcp_keepalive=True,
         s3={"addressing_style": addressing.value},
     )
-    with translated_errors("opening S3"):
-        client = new_session().client("s3", endpoint_url=settings.endpoint_url or None, config=config)
-        # Under this name it is called before botocore's own handlers, which take any odd answer for an error 500.
-        client.meta.events.register_first("before-parse.*.*", check_raw_answer)
-        return client
+    session = new_session()
+    if session.get_credentials() is None:
+        # An exception is not remembered: the metadata service, which botocore asks once, may answer the next time.
+        raise NoCredentialsError
+    client = session.client("s3", endpoint_url=settings.endpoint_url or None, config=config)
+    # Under this name it is called before botocore's own handlers, which take any odd answer for an error 500.
+    client.meta.events.register_first("before-parse.*.*", check_raw_answer)
+    return client

@@ -25,6 +25,7 @@ from botocore.parsers import ResponseParserError
 
 from orchestrator.core.errors import (
     CorruptObjectError,
+    CredentialsUnavailableError,
     NoSpaceError,
     NotFoundError,
     PreconditionFailedError,
@@ -58,6 +59,8 @@ _NEXT_PAGE: Final = {
 }
 TRANSIENT = (StorageThrottledError, StorageTimeoutError)
 """Errors that a retry may solve. After a write they mean that its outcome is unknown."""
+RETRIED = (*TRANSIENT, CredentialsUnavailableError)
+"""Errors after which a request is made again; one without credentials was never sent."""
 _NO_S3 = (
     "this is not the answer of an S3 server; check the endpoint (AWS_ENDPOINT_URL_S3: scheme, host, port), proxies, "
     "and whether this network asks for a login"
@@ -74,7 +77,6 @@ _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str]
         (
             botocore.NoCredentialsError,
             botocore.PartialCredentialsError,
-            botocore.CredentialRetrievalError,
             botocore.TokenRetrievalError,
             botocore.NoAuthTokenError,
             botocore.SSOError,
@@ -82,6 +84,12 @@ _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str]
         ),
         StorageDeniedError,
         "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or use a machine with a role",
+    ),
+    (
+        # Botocore renews credentials minutes before they expire, and raises this although the old ones are still valid.
+        (botocore.CredentialRetrievalError, botocore.MetadataRetrievalError),
+        CredentialsUnavailableError,
+        "what gives out the credentials failed; check the role of this machine, or credential_process of AWS_PROFILE",
     ),
     (
         (botocore.FlexibleChecksumError, botocore.ChecksumError),

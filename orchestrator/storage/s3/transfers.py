@@ -240,7 +240,7 @@ class _Transfer:
                 if position > end or self.abandoned.is_set():
                     break
 
-        self._bucket.retry_until_deadline(lambda: self._checked(attempt))
+        self._bucket.retry_until_deadline(lambda: self._checked(attempt), lambda: position)
         if position != end and not self.abandoned.is_set():
             message = f"{self._key}: the server sent {position - start} bytes of a range of {end - start}"
             raise CorruptObjectError(f"{message}; try another server")
