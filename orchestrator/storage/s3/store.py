@@ -211,19 +211,25 @@ class S3Store:
     def _written(self, name: str, content: bytes, response: Response) -> ObjectStat:
         """The result of a write's answer, after a check of its etag.
 
-        A wrong etag would fail the next conditional write, as if another writer had been first. Almost every server's
-        is the MD5 of the content (AWS without KMS keys); where it is not, the object itself is asked.
+        Almost every server's is the MD5 of the content (AWS without KMS keys); where it is not, the object is asked.
         """
         etag = _unquoted(response["ETag"])
         if etag != md5(content, usedforsecurity=False).hexdigest():
             with suppress(NotFoundError):  # deleted already
-                found, now = self._bucket.retry_until_deadline(lambda: self._read_if_short(name, len(content)))
-                if found == content and now.etag != etag:
-                    message = (
-                        f"{self.uri} answered to the write of {name} with the etag {etag}, and it has {now.etag}: "
-                    )
-                    raise UnsupportedStoreError(message + "conditional writes cannot work; use another server")
+                self._check_etag(name, content, etag)
         return ObjectStat(name=name, size_bytes=len(content), etag=etag)
+
+    def _check_etag(self, name: str, content: bytes, etag: str) -> None:
+        """Refuse a server that answers to a write with another etag than the object has: the next conditional write
+        would fail as if another writer had been first.
+        """
+        if self.stat(name).etag == etag:
+            return
+        # Or another writer was later: the bytes tell. They are not read without need, which would double the transfer.
+        found, now = self._bucket.retry_until_deadline(lambda: self._read_if_short(name, len(content)))
+        if found == content and now.etag != etag:
+            message = f"{self.uri} answered to the write of {name} with the etag {etag}, and it has {now.etag}: "
+            raise UnsupportedStoreError(message + "conditional writes cannot work; use another server")
 
     def _try_put_if_absent(self, name: str, content: bytes) -> ObjectStat:
         try:
