@@ -6,7 +6,7 @@ that has opened a file therefore always sees one whole version. Folders exist wh
 removes those that it empties, and a write makes its folders again if they vanish under it. A listing is complete or an
 error: an unreadable folder is never taken as empty. Users who may write into the directory may put other things than
 files there, so only regular files are opened, and links are followed only if they stay inside. NFS: ``link`` is atomic
-there; ``flock`` needs NFSv4 or a lock daemon.
+there; ``flock`` needs NFSv4 or a lock daemon, and on Lustre the mount option ``flock``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from orchestrator.core.errors import (
     NotFoundError,
     PreconditionFailedError,
     StorageError,
+    StorageTimeoutError,
     TooLargeError,
+    UnsupportedStoreError,
 )
 from orchestrator.storage.bounds import check_size
 from orchestrator.storage.files import (
@@ -41,7 +43,7 @@ from orchestrator.storage.files import (
     replaced_file,
     stat_and_real_path,
 )
-from orchestrator.storage.os_errors import named, our_errors, translated
+from orchestrator.storage.os_errors import count_error, named, our_errors, translated
 from orchestrator.storage.protocol import ObjectStat, Scheme, check_name, is_name
 
 _COPY_CHUNK_BYTES = 1024 * 1024
@@ -51,6 +53,9 @@ _OF_THE_DISK = "lost+found"
 """At the root of a file system only its owner may look into this folder; there are no objects in it."""
 _PUBLISH_TRIES = 1000
 """A try fails only if a deletion removes the same folder in the microseconds between two system calls."""
+_LOCK_TIMEOUT_S = 60.0
+"""A lock is held for the moment between two steps on the disk."""
+_NO_LOCKS = frozenset({errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP})
 
 
 class LocalStore:
@@ -360,13 +365,31 @@ class LocalStore:
 
     @contextmanager
     def _locked(self, name: str) -> Iterator[None]:
-        from filelock import FileLock  # with asyncio and more, which no command needs that only reads
+        from filelock import FileLock, Timeout  # with asyncio and more, which no command needs that only reads
 
-        lock = FileLock(self._locks / sha256(name.encode()).hexdigest()[:32])
-        with our_errors(f"locking {name} in {self.uri}"):
+        path = self._locks / sha256(name.encode()).hexdigest()[:32]
+        # Where the file system has no locks, filelock would take the file itself for one: that of a dead process stays.
+        lock = FileLock(path, timeout=_LOCK_TIMEOUT_S, fallback_to_soft=False)
+        what = f"locking {name} in {self.uri}"
+        with our_errors(what):
             self._locks.mkdir(parents=True, exist_ok=True)
             self._check_inside(self._locks.name, real_folder(self._locks))
-            lock.acquire()
+            try:
+                lock.acquire()
+            except Timeout as error:
+                message = f"{what} failed: another writer has held {path} for {_LOCK_TIMEOUT_S:g} s; end it if it "
+                message += "hangs (`lsof` names it), check the lock daemon of a shared file system, or try again"
+                raise count_error(StorageTimeoutError(message)) from error
+            except OSError as error:
+                if error.errno not in _NO_LOCKS:
+                    raise
+                message = (
+                    f"{what} failed: {error}; this file system has no locks, without which two controllers could both "
+                )
+                message += (
+                    "believe they own a sweep: mount Lustre with `-o flock`, NFS as version 4 or with its lock daemon"
+                )
+                raise UnsupportedStoreError(message) from error
         try:
             yield
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import time
@@ -16,7 +17,14 @@ from typer.testing import CliRunner
 
 from orchestrator.cli.app import app
 from orchestrator.cli.exits import ExitCode
-from orchestrator.core.errors import NoSpaceError, NotFoundError, StorageDeniedError, StorageError
+from orchestrator.core.errors import (
+    NoSpaceError,
+    NotFoundError,
+    StorageDeniedError,
+    StorageError,
+    StorageTimeoutError,
+    UnsupportedStoreError,
+)
 from orchestrator.retention.roots import forget
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.local import LocalStore
@@ -164,3 +172,28 @@ def test_collect_over_a_folder_that_cannot_be_read_forgets_no_hidden_record(
     lab.collect()
     assert is_committed(lab.store, job.key)
     lab.check_intact([job])
+
+
+def test_lock_that_another_writer_keeps_ends_in_a_timeout(store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    etag = store.put_if_match("d", b"3", store.stat("d").etag).etag
+    monkeypatch.setattr("orchestrator.storage.local._LOCK_TIMEOUT_S", 0.0)
+    (lock,) = (store.root / ".locks").iterdir()
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(StorageTimeoutError, match=f"locking d in {store.uri} failed: .* {lock} for 0 s"):
+            store.put_if_match("d", b"4", etag)
+    assert store.get("d") == b"3"
+    store.put_if_match("d", b"4", etag)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_file_system_without_locks_is_refused(number: int, store: LocalStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that exists is no lock: that of a dead process would stay."""
+
+    def flock(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(UnsupportedStoreError, match=f"{os.strerror(number)}; .* Lustre with `-o flock`"):
+        store.put_if_match("d", b"3", store.stat("d").etag)
+    assert store.get("d") == b"2"
