@@ -11,6 +11,7 @@ from typing import Any
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Timings
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError, UserError
+from orchestrator.core.ids import references_in
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.storage.artifacts import is_committed, read_record
 from workloads.runtime.publish import stopwatch
@@ -69,13 +70,14 @@ def _missing_inputs_named(request: JobRequest, context: ExecutionContext) -> Ite
         yield
     except (CorruptObjectError, NotFoundError, UserError) as error:
         of_probe = context.watch.probe.get("inputs", {}) if context.watch is not None else {}
-        keys = (*request.identity["inputs"].values(), *of_probe.values())
+        keys = (*references_in(request.identity), *of_probe.values())
         missing = next((key for key in keys if not is_committed(context.store, key)), None)
         if missing is None:
             raise
         message = (
             f"the artifact {missing}, which this job reads, is not in {context.store.uri}: a collection may hide it "
-            "until it sees that a sweep asks for it; if it was deleted, `orchestrator retry` makes it anew"
+            "until it sees that a sweep asks for it; if it was deleted, `orchestrator retry` of the sweep that plans "
+            "it makes it anew"
         )
         raise StorageError(message) from error
 

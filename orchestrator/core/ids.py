@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from orchestrator.core.canonical import encode
 
@@ -55,3 +55,21 @@ def key_of_canonical(kind: str, readable: str, encoded: bytes) -> str:
     digest = sha256_hex(encoded)[:16]
     slug = _UNREADABLE.sub("-", readable.lower()).strip("-")[:_MAX_READABLE].strip("-")
     return "-".join(part for part in (kind, slug, digest) if part)
+
+
+def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
+    """The keys that an identity names: as inputs, and as the source of initial weights."""
+    yield from (value for value in identity.get("inputs", {}).values() if isinstance(value, str))
+    # Not an input of the job, since no job of the sweep makes it: it existed before.
+    parameters = identity.get("parameters", {})
+    for one in (parameters, _trial_parameters(parameters)):
+        initial = one.get("initial")
+        if isinstance(initial, Mapping) and isinstance(source := initial.get("artifact"), str):
+            yield source
+
+
+def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """For a search, the parameters that its trials share and the keys that they read; empty for all other jobs."""
+    trial = parameters.get("trial")
+    found = trial.get("parameters") if isinstance(trial, Mapping) else None
+    return found if isinstance(found, Mapping) else {}

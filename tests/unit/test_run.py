@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.code import package_digest, sources_digest
-from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobRequest, Outcome
+from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobRequest, JobResult, Outcome
 from orchestrator.core.errors import FailureKind, IdentityMismatchError, StorageError, UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter
@@ -74,6 +74,25 @@ def test_run_without_an_input_is_tried_again_later(role: str, context: Execution
     with pytest.raises(StorageError, match=f"{key}, which this job reads, is not in") as caught:
         execute(request, context)
     assert caught.value.failure_kind is FailureKind.STORAGE
+
+
+def test_run_without_the_artifact_of_its_initial_weights_is_tried_again_later(
+    context: ExecutionContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No input, since no job of the sweep makes it; a collection may hide it all the same."""
+    key = "pretrain-before-0123456789abcdef"
+    request = _request(context, JobKind.PRETRAIN, {"initial": {"artifact": key}})
+
+    def handler(*_: object) -> JobResult:
+        raise UserError(f"initial weights are to come from the artifact {key}, which the store does not hold")
+
+    monkeypatch.setattr("workloads.run._load_handler", lambda _: handler)
+    with pytest.raises(StorageError, match=f"{key}, which this job reads, is not in") as caught:
+        execute(request, context)
+    assert caught.value.failure_kind is FailureKind.STORAGE
+    ArtifactWriter(context.store, replace(request, key=key)).commit(now=0.0)
+    with pytest.raises(UserError):
+        execute(request, context)
 
 
 def test_run_committed_key_returns_its_metrics_without_work(context: ExecutionContext) -> None:
