@@ -68,6 +68,7 @@ from orchestrator.retention.inventory import (
 from orchestrator.storage.bounds import RECORD_BYTES
 from orchestrator.storage.layout import is_probe, is_tombstones, record_name, search_log_head
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.storage.trials import is_whole
 
@@ -292,6 +293,7 @@ class Collector:
         self._roots = roots
         self._graces = graces or Graces()
         self._now = now
+        self._pool = RequestPool.of(store.uri)
         self._started_s = now()
         self._lock = CollectionLock(store, holder, now)
         # The nonce: a batch of another run must never be overwritten, it may be all that is left of a record.
@@ -395,15 +397,16 @@ class Collector:
     def _hide(self, units: Sequence[Unit]) -> None:
         # Their time in the trash begins now: a large collection takes hours.
         tombstones = []
-        for unit in units:
-            # What cannot be read cannot be restored: it stays, and fsck reports it.
-            with suppress(CorruptObjectError, TooLargeError):
-                tombstones.append(Tombstone.of(unit, self._read(unit.heads), self._now()))
+        with self._pool.batch(self._lock.keep) as batch:
+            for unit, read in [(unit, batch.start(self._read, unit.heads)) for unit in units]:
+                # What cannot be read cannot be restored: it stays, and fsck reports it.
+                with suppress(CorruptObjectError, TooLargeError):
+                    tombstones.append(Tombstone.of(unit, read(), self._now()))
         hidden = {tombstone.unit for tombstone in tombstones}
         if not hidden:
             return
         # The tombstones are durable before anything disappears: a crash in between hides nothing.
-        batch = self._trash.add_batch(tombstones)
+        name = self._trash.add_batch(tombstones)
         roots = self._roots(self._lock.keep)
         for tombstone in tombstones:
             if tombstone.heads and not self._is_wanted(tombstone, roots):
@@ -413,15 +416,17 @@ class Collector:
                     self._store.delete(head)
         # The roots are read once more: units that a sweep requested meanwhile are restored. A crash before this line
         # leaves that to the next collection.
-        spared = self._settle([batch])
-        self._remember(batch, (tombstone for tombstone in tombstones if tombstone.unit not in spared))
+        spared = self._settle([name])
+        self._remember(name, (tombstone for tombstone in tombstones if tombstone.unit not in spared))
         for unit in units:
             if unit.name in hidden - spared:
                 self._tally.add(GcAction.HIDE, unit)
 
     def _destroy(self, units: Sequence[Unit]) -> None:
         # The names to delete are fixed before the roots are read: what is written later is not ours (invariant 2).
-        listed = [(unit, self._list_around(unit)) for unit in units]
+        with self._pool.batch(self._lock.keep) as batch:
+            lists = [(unit, batch.start(self._list_around, unit)) for unit in units]
+            listed = [(unit, stats()) for unit, stats in lists]
         roots = self._roots_with_inputs()
         due = [(found, stats) for unit, stats in listed if (found := self._find(unit, stats, roots)) is not None]
         due = [(unit, stats) for unit, stats in due if self._due_now(unit) is GcAction.DESTROY]

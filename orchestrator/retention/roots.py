@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 from orchestrator.core.errors import (
     ControllerError,
@@ -15,6 +14,7 @@ from orchestrator.core.errors import (
     StorageError,
     TooLargeError,
 )
+from orchestrator.core.ids import references_in
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.retention.gc import Trash
@@ -40,6 +40,7 @@ from orchestrator.storage.layout import (
 )
 from orchestrator.storage.pins import read_pins
 from orchestrator.storage.protocol import ObjectStore, check_name
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.storage.seals import parse_sealed, seal
 from orchestrator.sweeps.ledger import list_sweeps, read_plan
 from orchestrator.sweeps.requests import Submit, read_inbox
@@ -51,14 +52,9 @@ _STAYS_ENDED = frozenset(
 
 
 def split_reference(reference: str) -> tuple[str, bool]:
-    """The key of a reference, and whether it names a checkpoint of that key."""
+    """The key of what a pin or an identity names, and whether a pin names a checkpoint of that key."""
     key, slash, _ = reference.partition("/")
     return key, bool(slash)
-
-
-def checkpoints_among(references: Collection[str]) -> set[str]:
-    """References that name a checkpoint."""
-    return {reference for reference in references if split_reference(reference)[1]}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +64,7 @@ class _SweepRoots:
     planned: frozenset[str] = frozenset()
     """Keys of jobs."""
     inputs: frozenset[str] = frozenset()
-    """References in their identities."""
+    """Keys that their identities name."""
     searches: frozenset[str] = frozenset()
     """Keys of search jobs: their trials are not in the journal."""
     live: frozenset[str] = frozenset()
@@ -84,13 +80,14 @@ class RootReader:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
+        self._pool = RequestPool.of(store.uri)
         self._sweeps: dict[str, _SweepRoots] = {}
         self._going_on: dict[str, _JournalReader] = {}
         """Of sweeps that have not ended: the others would fill the memory with their plans, and hardly ever change."""
         self._searches: dict[str, SearchReader] = {}
         """By the key of the search job."""
         self._inputs: dict[str, tuple[str, ...]] = {}
-        """References in the identities of committed keys that no plan has."""
+        """Keys in the identities of committed keys that no plan has."""
         self._on_alive: Callable[[], None] = lambda: None
 
     def __call__(self, on_alive: Callable[[], None] = lambda: None) -> Roots:
@@ -101,33 +98,42 @@ class RootReader:
             CorruptObjectError: the same of a pin, or of the record of an artifact that something depends on.
         """
         self._on_alive = on_alive
-        pinned = [key for pin in read_pins(self._store) for key in pin.keys]
+        pinned = frozenset(reference for pin in read_pins(self._store) for reference in pin.keys)
         self._sweeps = dict(self._read_sweeps())
         kept = {sweep: found for sweep, found in self._sweeps.items() if not found.is_forgotten}
         found = kept.values()
         searches = frozenset[str]().union(*(sweep.searches for sweep in found))
         trials = frozenset[str]().union(*map(self._read_trials, searches))
         planned = trials.union(*(sweep.planned for sweep in found))
-        references = frozenset(pinned).union(*(sweep.inputs for sweep in found))
+        references = pinned.union(*(sweep.inputs for sweep in found))
         lineage = self._follow(references, planned)
         keys = planned | lineage
         self._searches = {key: reader for key, reader in self._searches.items() if key in keys}
         return Roots(
             keys=keys,
-            checkpoints=checkpoints_among(references | {ref for key in lineage for ref in self._inputs.get(key, ())}),
+            checkpoints=frozenset(reference for reference in pinned if split_reference(reference)[1]),
             live=frozenset[str]().union(*(sweep.live for sweep in found)),
             sweeps=frozenset(kept),
         )
 
     def _read_sweeps(self) -> Iterator[tuple[str, _SweepRoots]]:
-        for sweep in list_sweeps(self._store):
-            # The inbox before the journal: a message leaves the one only after it is in the other.
-            inbox = tuple(self._store.list_children(inbox_folder(sweep)))
-            known = self._sweeps.get(sweep)
-            if known is None or known.inbox != inbox or self._has_segment(sweep, known.num_segments):
-                known = self._read(sweep, inbox)
-            self._on_alive()
-            yield sweep, known
+        # Almost no sweep has changed since the last reading, so the questions are the time that it takes.
+        with self._pool.batch(self._tell_alive) as batch:
+            looks = [(sweep, batch.start(self._look, sweep)) for sweep in list_sweeps(self._store)]
+            for sweep, look in looks:
+                inbox, known = look()
+                found = known or self._read(sweep, inbox)
+                self._on_alive()
+                yield sweep, found
+
+    def _look(self, sweep: str) -> tuple[tuple[str, ...], _SweepRoots | None]:
+        """A sweep's inbox, and what is known of the sweep if nothing was written about it since it was read."""
+        # The inbox before the journal: a message leaves the one only after it is in the other.
+        inbox = tuple(self._store.list_children(inbox_folder(sweep)))
+        known = self._sweeps.get(sweep)
+        if known is None or known.inbox != inbox or self._has_segment(sweep, known.num_segments):
+            return inbox, None
+        return inbox, known
 
     def _read(self, sweep: str, inbox: tuple[str, ...]) -> _SweepRoots:
         reader = self._going_on.pop(sweep, None)
@@ -353,24 +359,6 @@ def check_reference(store: ObjectStore, reference: str) -> None:
         what = "is no complete checkpoint" if is_checkpoint else "is not committed and has no complete checkpoint"
         message = f"{reference} {what} in {store.uri}: a pin could not keep it; see `orchestrator ls artifacts`"
         raise NotFoundError(message)
-
-
-def references_in(identity: Mapping[str, Any]) -> Iterator[str]:
-    """The keys (or checkpoints of keys) that an identity names: as inputs, and as the source of initial weights."""
-    yield from (value for value in identity.get("inputs", {}).values() if isinstance(value, str))
-    # Not an input of the job, since no job of the sweep makes it: it existed before.
-    parameters = identity.get("parameters", {})
-    for one in (parameters, _trial_parameters(parameters)):
-        initial = one.get("initial")
-        if isinstance(initial, Mapping) and isinstance(source := initial.get("artifact"), str):
-            yield source
-
-
-def _trial_parameters(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """For a search, the parameters that its trials share and the keys that they read; empty for all other jobs."""
-    trial = parameters.get("trial")
-    found = trial.get("parameters") if isinstance(trial, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
 
 
 def _submitted_jobs(store: ObjectStore, sweep: str) -> Iterator[Job]:

@@ -1,6 +1,7 @@
 """What one garbage collection keeps, hides, destroys and brings back."""
 
 import json
+from threading import Barrier
 from typing import Any, cast
 
 import pytest
@@ -15,6 +16,7 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import is_committed
 from orchestrator.storage.journal import write_snapshot
 from orchestrator.storage.layout import inbox_message, journal_folder, journal_segment, metrics_folder, record_name
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.testing import Fault, FaultyStore, Moment
 from tests.builders import make_plan
 from tests.gc_store import (
@@ -136,16 +138,13 @@ def test_collect_checkpoints_of_an_unfinished_job_stay_unless_half_written(lab) 
     assert lab.payload() == kept
 
 
-def test_collect_checkpoint_named_by_an_identity_or_a_pin_stays(lab) -> None:
+def test_collect_checkpoint_named_by_a_pin_stays(lab) -> None:
     lab.run_sweep("kept", JOBS)
-    named, pinned, plain = (lab.write_checkpoint(PRETRAIN, step) for step in (1, 2, 3))
-    child = make_job(9)
-    child.identity["inputs"]["backbone"] = named
-    lab.accept("child", [with_own_key(child)])
+    pinned, plain = (lab.write_checkpoint(PRETRAIN, step) for step in (1, 2))
     lab.pin("best", pinned)
     lab.collect_until_freed()
     left = {name.split("/")[4] for name in lab.payload() if "/checkpoints/" in name}
-    assert left == {named.rpartition("/")[2], pinned.rpartition("/")[2]}
+    assert left == {pinned.rpartition("/")[2]}
     assert plain.rpartition("/")[2] not in left
 
 
@@ -498,3 +497,56 @@ def test_lock_is_held_while_records_that_are_gone_are_looked_for(lab) -> None:
     signs: list[str] = []
     RootReader(lab.store)(lambda: signs.append("alive"))
     assert len(signs) == 3
+
+
+class MeetingStore(FaultyStore):
+    """A distant store, of which some requests are answered only once so many of them are there."""
+
+    def __init__(self, lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(lab.store)
+        monkeypatch.setattr(RequestPool, "of", lambda uri: RequestPool(4))
+        self.inboxes: Barrier | None = None
+        self.records: Barrier | None = None
+
+    def list_children(self, prefix: str, *, start_after: str = "") -> list[str]:
+        """See ``ObjectStore.list_children``."""
+        if self.inboxes and prefix.startswith("sweeps/"):
+            self.inboxes.wait(10.0)
+        return super().list_children(prefix, start_after=start_after)
+
+    def get(self, name: str, *, max_bytes: int | None = None) -> bytes:
+        """See ``ObjectStore.get``."""
+        if self.records and name.endswith("/record.json"):
+            self.records.wait(10.0)
+        return super().get(name, max_bytes=max_bytes)
+
+
+def test_roots_of_sweeps_in_a_distant_store_are_asked_for_side_by_side(lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    for sweep, job in zip(("a", "b", "c"), (DATASET, OTHER, PRETRAIN), strict=True):
+        lab.accept(sweep, [job])
+    store = MeetingStore(lab, monkeypatch)
+    reader = RootReader(store)
+    before = reader()
+    monkeypatch.setattr("orchestrator.retention.roots.list_sweeps", lambda _: ["a", "b", "c"])
+    store.inboxes = Barrier(3)
+    assert reader() == before
+    assert before.keys >= {DATASET.key, OTHER.key, PRETRAIN.key}
+
+
+def test_collect_in_a_distant_store_reads_what_it_hides_side_by_side_and_frees_the_same(
+    lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lab.run_sweep("kept", [DATASET])
+    kept = lab.payload()
+    lab.run_sweep("gone", [OTHER, PRETRAIN])
+    forget(lab.store, "gone", now=lab.clock())
+    store = MeetingStore(lab, monkeypatch)
+    store.records = Barrier(2)
+    lab.clock.advance(GRACE_S + 1)
+    lab.collect(store)
+    store.records = None
+    assert not any(is_committed(lab.store, job.key) for job in (OTHER, PRETRAIN))
+    lab.clock.advance(TRASH_S + 1)
+    lab.collect(store)
+    assert lab.payload() == kept
+    assert lab.trash() == set()
