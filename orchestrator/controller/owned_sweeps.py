@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from orchestrator.core.clocks import is_time
-from orchestrator.core.errors import OrchestratorError, StorageError, StorageThrottledError, StorageTimeoutError
+from orchestrator.core.errors import OUTAGES, OrchestratorError, StorageError
 from orchestrator.metrics.sweeps import SHOWN_AFTER_END_S
 from orchestrator.state.events import Event, SweepAdopted
 from orchestrator.state.failure_policy import Deaths, count_deaths
@@ -44,7 +44,6 @@ _LOG = logging.getLogger(__name__)
 # A journal or plan that was altered by hand fails to decode in these ways; one such sweep must not stop the others.
 # Errors that altered objects of one sweep can cause; the other sweeps are served meanwhile.
 SWEEP_FAULTS = (OrchestratorError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-_OUTAGES = (StorageTimeoutError, StorageThrottledError)  # a fault of the store, which passes, and not of the sweep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,7 +300,7 @@ class OwnedSweeps:
         except JournalFencedError as error:
             _LOG.warning("sweep %s has another writer: %s", sweep, error)
             self._contest(sweep)
-        except _OUTAGES as error:
+        except OUTAGES as error:
             if sweep in self._sweeps and sweep not in self._in_doubt:
                 _LOG.warning("sweep %s is served a moment later: %s", sweep, error)
                 self._troubled.add(sweep)
@@ -342,7 +341,7 @@ class OwnedSweeps:
         length_s, previous = RETRY_EVERY_S, self._delays.get(sweep)
         if previous and not is_time(previous.until_s + MAX_RETRY_EVERY_S, self._now(), 2 * MAX_RETRY_EVERY_S):
             # Failed again before it was fine for a while.
-            factor = 1 if isinstance(error, _OUTAGES) else 2
+            factor = 1 if isinstance(error, OUTAGES) else 2
             length_s = min(factor * previous.length_s, MAX_RETRY_EVERY_S)
         return _Delay(until_s=self._now() + length_s, length_s=length_s)
 
@@ -464,7 +463,7 @@ class OwnedSweeps:
         sweep = ledger.sweep
         try:
             refresh()
-        except _OUTAGES:
+        except OUTAGES:
             self._half_read[sweep] = ledger
             resting = self._resting.keys() - self._in_doubt - self._contested.keys()
             self._unseen |= {sweep} - self._shelved.keys() - resting

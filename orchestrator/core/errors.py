@@ -189,6 +189,10 @@ class StorageTimeoutError(StorageError):
     """The store gave no useful answer in time. A write that ends so may or may not have happened."""
 
 
+OUTAGES = (StorageThrottledError, StorageTimeoutError, CredentialsUnavailableError)
+"""Errors of a store that is out of reach for a while, so that a later request may succeed."""
+
+
 class NoSpaceError(StorageError):
     """The store, or the local disk that a download goes to, is full."""
 

@@ -21,11 +21,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from orchestrator.core.errors import (
+    OUTAGES,
     CorruptObjectError,
     NotFoundError,
     StorageError,
-    StorageThrottledError,
-    StorageTimeoutError,
 )
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.bulk import fetch
@@ -41,8 +40,6 @@ __all__ = ["Checkpoint", "CheckpointFolder"]
 _LOG = logging.getLogger(__name__)
 _KEEP_LAST = 2
 _MANIFEST = "manifest.json"
-OUTAGE = (StorageThrottledError, StorageTimeoutError)
-"""The store is out of reach, or asks to be left alone for a while."""
 
 Write = Callable[[], object]
 Copy = Callable[[str, int, Digests, int], bool]
@@ -202,7 +199,7 @@ class CheckpointFolder:
             persist(partial(self._store.put, other, content))
         try:
             objects = self._write_parts(folder, snapshot, persist)
-        except OUTAGE:
+        except OUTAGES:
             raise  # a deletion would wait for the store as long again, and the end of the attempt with it
         except Exception:
             # Each retry writes another folder: what is left of all of them would fill a store that is short of space.

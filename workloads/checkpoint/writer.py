@@ -17,9 +17,9 @@ from enum import StrEnum
 from threading import Event, Thread
 from typing import TypeVar
 
-from orchestrator.core.errors import StorageError
+from orchestrator.core.errors import OUTAGES, StorageError
 from workloads.checkpoint.snapshot import Checkpoint, Snapshot
-from workloads.checkpoint.store import OUTAGE, CheckpointFolder, Write
+from workloads.checkpoint.store import CheckpointFolder, Write
 
 _LOG = logging.getLogger(__name__)
 Result = TypeVar("Result")
@@ -205,7 +205,7 @@ class CheckpointWriter:
                 write()
                 self._num_written += 1
                 return
-            except OUTAGE as error:
+            except OUTAGES as error:
                 if self._is_closing.is_set():
                     raise
                 self._is_failing = True
@@ -229,7 +229,7 @@ def retry_in_outage(work: Callable[[], Result]) -> Result:
     while True:
         try:
             return work()
-        except OUTAGE as error:
+        except OUTAGES as error:
             if time.monotonic() - started_s >= _PATIENCE_S:
                 raise
             pause_s = next(pauses_s)

@@ -16,9 +16,8 @@ from botocore.config import Config
 from botocore.exceptions import NoCredentialsError
 from botocore.loaders import Loader, create_loader
 
-from orchestrator.core.errors import CorruptObjectError, StorageError
+from orchestrator.core.errors import OUTAGES, CorruptObjectError, StorageError
 from orchestrator.storage.s3.responses import (
-    RETRIED,
     DamagedAnswerError,
     Response,
     check_answer,
@@ -46,7 +45,7 @@ class Bucket:
         self.settings = settings
 
     def once(self, operation: str, key: str = "", **parameters: object) -> Response:
-        """One request, named as boto3's method. Of its errors, the ``RETRIED`` ones may be retried."""
+        """One request, named as boto3's method. Of its errors, the ``OUTAGES`` may be retried."""
         return self.read_once(operation, key, lambda response: response, **parameters)
 
     def read_once(self, operation: str, key: str, read: Callable[[Response], Result], **parameters: object) -> Result:
@@ -82,7 +81,7 @@ class Bucket:
                     raise CorruptObjectError(str(error)) from error
                 was_damaged = True
                 _LOG.warning("%s; it is read again", error)
-            except RETRIED as error:
+            except OUTAGES as error:
                 if _GIVEN_UP in str(error):  # by a request within this attempt, which had the same deadline
                     raise
                 if progress() > furthest:

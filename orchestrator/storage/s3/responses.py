@@ -59,8 +59,6 @@ _NEXT_PAGE: Final = {
 }
 TRANSIENT = (StorageThrottledError, StorageTimeoutError)
 """Errors that a retry may solve. After a write they mean that its outcome is unknown."""
-RETRIED = (*TRANSIENT, CredentialsUnavailableError)
-"""Errors after which a request is made again; one without credentials was never sent."""
 _NO_S3 = (
     "this is not the answer of an S3 server; check the endpoint (AWS_ENDPOINT_URL_S3: scheme, host, port), proxies, "
     "and whether this network asks for a login"

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import (
+    OUTAGES,
     CorruptObjectError,
     NotFoundError,
     PreconditionFailedError,
@@ -29,7 +30,7 @@ from orchestrator.storage.layout import is_of_key, is_probe, is_shown, is_tombst
 from orchestrator.storage.logs import is_log
 from orchestrator.storage.protocol import ObjectStat, check_name, is_name
 from orchestrator.storage.s3.client import Bucket
-from orchestrator.storage.s3.responses import RETRIED, TRANSIENT, NoBucketError, OutOfRangeError, Response
+from orchestrator.storage.s3.responses import TRANSIENT, NoBucketError, OutOfRangeError, Response
 from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.transfers import (
     Bytes,
@@ -126,7 +127,7 @@ class S3Store:
         key = self._key(name)
         try:
             return _stat_of(name, self._bucket.repeat("head_object", key))
-        except RETRIED:
+        except OUTAGES:
             raise
         except StorageError:
             # The answer to HEAD has no body, so a missing object, a missing bucket and a web page that does not exist
