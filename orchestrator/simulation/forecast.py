@@ -353,6 +353,8 @@ class Forecast:
     job_states: Mapping[str, int]
     reasons: Mapping[str, str]
     """Why jobs failed, by name; empty if none did."""
+    stopped: str = ""
+    """Why no more jobs were started, such as a budget that is spent; empty if all were."""
     num_gpus: int
     resource: str
     """What is counted below: ``GPU``, or ``CPU`` on a cluster without GPUs."""
@@ -474,6 +476,7 @@ class _Simulated:
             state=snapshot.state,
             job_states={state.value: number for state, number in snapshot.counts.items()},
             reasons={view.name: view.reason for view in views if view.state is JobState.FAILED},
+            stopped=snapshot.tripped,
             num_gpus=self._spec.num_gpus,
             resource="GPU" if self._spec.num_gpus else "CPU",
             makespan_s=(snapshot.finished_at_s or self.clock()) - snapshot.accepted_at_s,

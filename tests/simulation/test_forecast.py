@@ -307,3 +307,19 @@ def test_training_sweep_is_a_plan_that_can_be_sent() -> None:
     plan, durations_s = training_sweep(num_pretrains=2, num_transfers=3)
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert set(durations_s) == set(plan.by_name())
+
+
+def test_forecast_command_says_which_of_its_bounds_ends_before_all_jobs_have_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "bounded.yaml"
+    write_small(path, "gpus: 1", "policy: {budget: {gpu_hours: HOURS}}\n")
+    text = path.read_text().replace("lr: 0.1}", "lr: 0.1}, seeds: [0, 1, 2, 3]")
+    path.write_text(text.replace("HOURS", "1000"))
+    found = json.loads(invoke(tmp_path, monkeypatch, path.name, "--gpus", "1", "-o", "json")[1])
+    assert found["duration_error"]["states"] == ["succeeded", "succeeded"]
+    path.write_text(text.replace("HOURS", f"{1.5 * sum(found['hours'].values()):.5f}"))
+    _, shown, _ = invoke(tmp_path, monkeypatch, path.name, "--gpus", "1")
+    (line,) = [line for line in shown.splitlines() if line.startswith("with all durations")]
+    assert line.count("it ends as") == 1
+    assert " (it ends as failed: the budget is " in line.partition(" to ")[2]

@@ -324,7 +324,16 @@ def _lines(found: Forecast, bounds: Sequence[Forecast], fleet: Fleet, expected: 
 
 
 def _from_to(bounds: Sequence[Forecast]) -> str:
-    return " to ".join(format_duration(one.makespan_s) for one in bounds)
+    """From the shorter makespan to the longer one; a sweep that does not come to its end tells why."""
+    return " to ".join(f"{format_duration(one.makespan_s)}{_cut_off(one)}" for one in bounds)
+
+
+def _cut_off(found: Forecast) -> str:
+    """How a sweep ends that does not succeed, and why; empty for others."""
+    if found.state is SweepState.SUCCEEDED:
+        return ""
+    why = found.stopped or next(iter(found.reasons.values()), "")
+    return f" (it ends as {found.state.value}{f': {why}' if why else ''})"
 
 
 def _waits(found: Forecast) -> str:
@@ -364,6 +373,7 @@ def _document(found: Forecast, bounds: Sequence[Forecast], expected: _Expected, 
     wrong = {
         "factor": expected.error_factor,
         "makespan_s": [one.makespan_s for one in bounds],
+        "states": [one.state.value for one in bounds],
         "available_hours": [one.available_hours for one in bounds],
     }
     return {**found.to_json(), **money, "duration_error": wrong, "kept_bytes": expected.kept_bytes}
@@ -390,7 +400,7 @@ def _verdict(found: Forecast) -> ExitCode:
     if found.state is SweepState.SUCCEEDED:
         return ExitCode.OK
     reasons = list(found.reasons.items())
-    shown = [f"{job}: {reason}" for job, reason in reasons[:_MAX_REASONS]]
+    shown = [*filter(None, [found.stopped]), *(f"{job}: {reason}" for job, reason in reasons[:_MAX_REASONS])]
     more = [f"... and {len(reasons) - _MAX_REASONS} more"] if len(reasons) > _MAX_REASONS else []
     complain("\n".join([f"the sweep would end as {found.state.value}", *shown, *more]))
     return ExitCode.SWEEP_FAILED
