@@ -71,7 +71,7 @@ class SearchReport:
     @classmethod
     def of(cls, job: Job, found: Mapping[str, Any]) -> SearchReport:
         """From a search job and ``summary["search"]`` of its record."""
-        saving, num_workers = found["saving"], max(1, job.execution.num_workers)
+        saving, best, num_workers = found["saving"], found["best"]["trial"], max(1, job.execution.num_workers)
         trials = [
             SearchTrial(
                 number=one["trial"],
@@ -89,8 +89,8 @@ class SearchReport:
             over=found["over"],
             algorithm=found["algorithm"],
             metric=found["metric"],
-            best=found["best"]["trial"],
-            trials=tuple(sorted(trials, key=_trial_rank)),
+            best=best,
+            trials=tuple(sorted(trials, key=lambda trial: (trial.number != best, *_trial_rank(trial)))),
             epochs=saving["epochs"],
             full_epochs=saving["full_epochs"],
             spent_hours=saving["spent_s"] / 3600,
@@ -118,7 +118,7 @@ def _trial_rank(trial: SearchTrial) -> tuple[bool, float, float, int]:
 class Criterion(StrEnum):
     """By what one cell of a grid, or one trial of a search, was preferred to the others."""
 
-    TRAIN_HOLDOUT = "select_error, on samples held out of the training split"
+    TRAIN_HOLDOUT = "select_error, on samples held out of the transfer's training split"
     VALIDATION = "selected on validation"
 
 

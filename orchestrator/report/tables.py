@@ -119,6 +119,8 @@ def select_cell(
 ) -> Selection | None:
     """The cell with the lowest mean error over its runs; cells with all their runs go before cells that lack some.
 
+    Of equal ones it is that of the lowest mean loss on the same samples, then the first.
+
     Runs that held out a part of their training split are compared on that; where none did, on ``VALIDATION_METRIC``,
     which favours the label space with the larger grid: whoever shows the result must say so (``Criterion``). ``wanted``
     is what the sweep asks for, where it says so. None as long as no run has a result.
@@ -134,9 +136,13 @@ def select_cell(
     }
     if not errors:
         return None
-    order = list(cells)
-    best = min(errors, key=lambda cell: (len(cells[cell]) < expected[cell], errors[cell], order.index(cell)))
-    return Selection(cell=best, criterion=criterion)
+    metric = f"{(SELECT_METRIC if held_out else VALIDATION_METRIC).removesuffix('error')}loss"
+
+    def rank(cell: str) -> tuple[bool, float, float]:
+        loss = mean_metric(cells[cell], metric)
+        return (len(cells[cell]) < expected[cell], errors[cell], math.inf if loss is None else loss)
+
+    return Selection(cell=min(errors, key=rank), criterion=criterion)
 
 
 def mean_metric(results: Sequence[Result], metric: str) -> float | None:

@@ -124,7 +124,7 @@ class Study:
 
     def tell(self, number: int, evaluation: Evaluation) -> bool:
         """Take a trial's evaluation; returns whether it continues. A repeated evaluation of a resumed attempt is
-        ignored.
+        ignored. A value that is no number ends the trial as failed.
 
         Raises:
             UserError: the evaluation lacks the minimised metric.
@@ -135,6 +135,9 @@ class Study:
             return False
         if evaluation.epoch in view.values:
             return True
+        if not math.isfinite(value):
+            self._fail_without_value(number, value)
+            return False
         event = TrialTold(
             trial=number,
             at_s=self._clock(),
@@ -182,7 +185,7 @@ class Study:
             raise TrialsLostError(message + "the search goes on from its log when it runs again")
 
     def best(self) -> TrialView:
-        """The completed trial of the smallest value, the earliest of equals.
+        """The completed trial of the smallest value; of equals that of the smallest loss on the same samples.
 
         Raises:
             UserError: none completed.
@@ -192,7 +195,7 @@ class Study:
             failed = [view for view in self.trials if view.state is TrialState.FAILED]
             why = f"; the first of {len(failed)} that failed: {failed[0].reason}" if failed else ""
             raise UserError(f"no trial of {self.request.job} came to its end{why}; change search.space")
-        return min(completed, key=lambda view: (math.inf if view.value is None else view.value, view.number))
+        return min(completed, key=self._rank)
 
     @property
     def ladder(self) -> Ladder:
@@ -208,8 +211,22 @@ class Study:
         """The trial's value; a pretraining does not know the target, so its probe's last value counts."""
         last_value = self._state[number].value
         value = last_value if self.plan.probe and last_value is not None else self._value_of(result.metrics)
+        if not math.isfinite(value):
+            self._fail_without_value(number, value)
+            return
         metrics = _finite(result.metrics)
         self._write(TrialCompleted(trial=number, at_s=self._clock(), value=value, metrics=metrics, spent_s=spent_s))
+
+    def _fail_without_value(self, number: int, value: float) -> None:
+        """Neither the log nor a comparison takes NaN or infinity."""
+        message = f"{self.plan.metric} is {value:g}, which compares with nothing: the training diverged"
+        self._write(TrialFailed(trial=number, at_s=self._clock(), kind=FailureKind.NUMERICS, message=message))
+
+    def _rank(self, view: TrialView) -> tuple[float, float, int]:
+        """Errors of few samples are often equal, losses hardly ever."""
+        told: Mapping[str, float] = view.points[-1].metrics if view.points else {}
+        loss = told.get(f"{self.plan.metric.removesuffix('error')}loss", math.inf)
+        return (math.inf if view.value is None else view.value, loss, view.number)
 
     def _is_last_try(self, number: int) -> bool:
         return self._losses.get(number, 0) + 1 >= MOST_LOSSES
@@ -273,7 +290,7 @@ class Study:
         value = metrics.get(self.plan.metric)
         if value is None:
             message = f"trials of {self.request.job} tell {sorted(metrics)}, but not {self.plan.metric}, which is "
-            raise UserError(message + "minimised; choose another search.select_on")
+            raise UserError(message + "minimised; choose another transfer.select_on")
         return value
 
     def _write(self, *events: SearchEvent) -> None:

@@ -86,7 +86,17 @@ def test_grid_cell_is_selected_on_the_held_out_part_of_train():
     row = report.tables[0].rows[2]
     assert (row.cell, row.selected_by, row.num_expected) == ("lr=0.4", Criterion.TRAIN_HOLDOUT, 3)
     assert row.summary.mean == pytest.approx(0.07 + 0.01 + sum(SPREAD.values()) / 3)
-    assert "on samples held out of the training split" in _printed(report)
+    assert "on samples held out of the transfer's training split" in _printed(report)
+
+
+def test_grid_cell_of_the_smaller_loss_is_selected_of_those_with_equal_errors():
+    losses = {"lr=0.1": 0.9, "lr=0.4": 0.7, "lr=1": 0.4}
+
+    def metrics(job):
+        cell = job.facets.get("cell")
+        return {"val_error": _error(job)} | ({"select_error": 0.1, "select_loss": losses[cell]} if cell else {})
+
+    assert {row.cell for row in _report(GRID, metrics).tables[0].rows} == {"lr=1"}
 
 
 @pytest.mark.parametrize(

@@ -87,6 +87,12 @@ def test_search_table_has_the_best_first_and_says_what_was_saved():
     assert "1 of 1 pairs of the remaining trials changed their order" in table.caption
 
 
+def test_search_table_has_the_best_first_also_where_others_have_its_value():
+    equal = [{**one, "value": 0.1} if one["state"] == "completed" else one for one in TRIALS]
+    table = search_table(SearchReport.of(JOB, {**FOUND, "trials": equal}))
+    assert (table.rows[0][0], table.best) == ("2", 0)
+
+
 def test_search_without_stops_claims_no_saving():
     every = {**FOUND, "trials": [TRIALS[0], TRIALS[2]]}
     assert sentences(SearchReport.of(JOB, every)) == ["All trials ran to the end: 4.22 GPU-hours."]

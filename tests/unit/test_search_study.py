@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -319,6 +320,31 @@ def test_preempted_trials_cost_no_tries(store, tmp_path):
         task = next_of(study)
         study.end(task.number, failure(task.request, FailureKind.PREEMPTED), 1.0)
     assert study.trials[0].num_lost == 2 * MOST_LOSSES
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_trial_whose_value_is_no_number_fails_and_the_search_goes_on(store, tmp_path, value):
+    request = search_request(store, tmp_path, ASHA)
+    study = Runner(store, request).study
+    told, ended = next_of(study), next_of(study)
+    metrics = {"select_error": value}
+    assert not study.tell(told.number, Evaluation(step=1, epoch=1.0, metrics=metrics, spent_s=1.0))
+    study.end(told.number, failure(told.request, FailureKind.PREEMPTED), 1.0)
+    study.end(ended.number, JobResult(attempt_id="", key="", outcome=Outcome.COMMITTED, metrics=metrics), 1.0)
+    assert [view.state for view in study.trials] == [TrialState.FAILED] * 2
+    assert {view.failure for view in study.trials} == {FailureKind.NUMERICS}
+    assert study.trials[0].reason.startswith(f"select_error is {value}")
+    assert verdicts(Study(request, store, lambda: 9.0)) == verdicts(study)
+    assert next_of(study).number == 2
+
+
+def test_trial_of_the_smaller_loss_is_the_best_of_those_with_equal_errors(store, tmp_path):
+    study = Runner(store, search_request(store, tmp_path, "{random: {}, space: {lr: [0.1, 0.2, 0.3]}}")).study
+    for loss in (0.9, 0.4, 0.4):
+        task, metrics = next_of(study), {"select_error": 0.25, "select_loss": loss}
+        study.tell(task.number, Evaluation(step=9, epoch=9.0, metrics=metrics, spent_s=1.0))
+        study.end(task.number, JobResult(attempt_id="", key="", outcome=Outcome.COMMITTED, metrics=metrics), 1.0)
+    assert study.best().number == 1
 
 
 def test_trials_without_the_metric_end_the_search_with_what_they_tell(store, tmp_path):
