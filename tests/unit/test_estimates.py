@@ -403,3 +403,20 @@ def test_outlook_lets_the_followers_of_a_repeated_job_wait_for_the_one_that_runs
         assert found.makespan is not None
         times.append((found.makespan.seconds, found.makespan.bound_s, found.path.seconds, len(found.path.jobs)))
     assert times[1] == pytest.approx(times[0])
+
+
+def test_estimate_of_a_search_for_backbones_counts_the_images_by_which_they_are_judged() -> None:
+    """512 training and 256 validation images of the target at each judgement; one trial of four passes the rung."""
+    search = "search: {over: pretrain, ALGORITHM, space: {lr: [0.1, 0.2, 0.3, 0.4]}, trials: 4}"
+    finetuned = "protocol: finetune, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}"
+
+    def eval_images(more: str) -> float:
+        plan = plan_of(TEXT.replace(finetuned, f"{finetuned}, {more}"))
+        return Volumes(plan).of(next(job for job in plan.jobs if job.kind is JobKind.SEARCH)).work.eval_images
+
+    validated = 4 * 2 * 256  # each trial after each of its epochs, as any training
+    assert eval_images(search.replace("ALGORITHM", "random: {}")) == validated + 4 * (512 + 256)
+    thin = f"{search.replace('ALGORITHM', 'random: {}')}, subset: {{fraction: 0.5}}"
+    assert eval_images(thin) == validated + 4 * (256 + 256)
+    halved = eval_images(search.replace("ALGORITHM", "asha: {reduction: 4}"))
+    assert halved == pytest.approx((4 + 1) / 2 * 2 * 256 + (4 + 1) * (512 + 256))

@@ -270,17 +270,37 @@ def typical_trial(job: Job) -> Job:
 
 def num_full_trials(job: Job) -> float:
     """Whole trials that a search's trials are worth: at each rung all but the best ``1 / reduction`` are stopped."""
+    before, done, stages = 0.0, 0.0, _stages(job)
+    if len(stages) == 1:
+        return stages[0][1]
+    for epoch, number in stages:
+        before, done = epoch, done + number * (epoch - before)
+    return done / before
+
+
+def _stages(job: Job) -> list[tuple[float, float]]:
+    """Epochs at which trials of a search are judged, the last one being their end, and how many come so far."""
     parameters = job.identity["parameters"]
-    number, options = float(parameters["trials"]), parameters["algorithm"].get("asha")
+    left, options = float(parameters["trials"]), parameters["algorithm"].get("asha")
     epochs = float(typical_trial(job).identity["parameters"]["recipe"].get("epochs", 0.0))
-    if options is None or not epochs:
-        return number
-    rung, left, done = float(options["grace_epochs"] or 1), number, 0.0
-    before = 0.0
+    stages: list[tuple[float, float]] = []
+    rung = epochs if options is None else float(options["grace_epochs"] or 1)
     while rung < epochs:
-        done += left * (rung - before)
-        before, rung, left = rung, rung * options["reduction"], max(1.0, left / options["reduction"])
-    return (done + left * (epochs - before)) / epochs
+        stages.append((rung, left))
+        rung, left = rung * options["reduction"], max(1.0, left / options["reduction"])
+    return [*stages, (epochs or 1.0, left)]
+
+
+def _judging_work(volumes: Volumes, job: Job) -> Work:
+    """Of all judgements of a search for backbones: each embeds the target, as ``embed`` jobs do; nothing for others."""
+    probe = job.identity["parameters"].get("probe")
+    if probe is None:
+        return Work()
+    size = volumes.size(volumes.input(job, "target_index"))
+    num_views = len(probe["recipe"].get("views", ())) if probe.get("has_all_views") else 1
+    num_images = num_views * thinned(size, probe.get("subset", {})).num_train + size.num_val
+    num_judgements = sum(number for _, number in _stages(job))
+    return embed_work(probe["look"], network_of(probe["model"]), num_judgements * num_images)
 
 
 def times(work: Work, factor: float) -> Work:
@@ -427,11 +447,17 @@ def _of_search(volumes: Volumes, job: Job) -> Volume:
     """Of all trials together, which share what the search holds; their artifacts stay, those of stopped ones go."""
     trial = volumes.of(typical_trial(job))
     number, num_at_once = num_full_trials(job), job.execution.num_workers
-    work = times(trial.work, number)
+    work, judging = times(trial.work, number), _judging_work(volumes, job)
+    work = replace(
+        work,
+        eval_operations=work.eval_operations + judging.operations,
+        eval_images=work.eval_images + judging.images,
+        # Workers share the operations of a step, but trials that run at the same time make their steps side by side.
+        num_steps=round(work.num_steps / num_at_once),
+    )
     return replace(
         trial,
-        # Workers share the operations of a step, but trials that run at the same time make their steps side by side.
-        work=replace(work, num_steps=round(work.num_steps / num_at_once)),
+        work=work,
         kept_bytes=_RECORD_BYTES + math.ceil(number) * trial.kept_bytes,
         checkpoint_bytes=num_at_once * trial.checkpoint_bytes,
         gradient_bytes=0,
