@@ -17,6 +17,7 @@ from orchestrator.planning.graph.reuse import dispositions
 from orchestrator.services.preview import summarize_design
 from orchestrator.state.snapshot import JobView, Snapshot
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweepfile.parse.document import Changes, read_document
 from orchestrator.tracking.content import ContentReader, RecordCache
 from orchestrator.tracking.facts import Timeline, job_facts
 from orchestrator.tracking.links import shared_view
@@ -357,3 +358,23 @@ def test_metric_of_a_level_is_refused_only_where_all_levels_are_known() -> None:
     shards = '{shards: {train: "file:///p/", val: "file:///v/"}, num_train: 512, num_classes: 4}'
     foreign = ("datasets.far=" + shards, "labels.far={dataset: far, hierarchy: [leaf]}")
     assert _plan(*foreign, metric).metric == "val_level_error_phylum"
+
+
+TINY = "tiny: {pretrain: {recipe: {epochs: 1}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("factor", "more", "epochs"),
+    [
+        ("recipe.epochs: [1]", (), [1]),
+        ("recipe.epochs: [30, 90]", ("pretrain.factors.recipe.epochs=[1]", "pretrain.recipe.lr=0.5"), [1]),
+        ("length: {short: {}, long: {recipe: {epochs: 90}}}", (), [1, 90]),
+        ("recipe.lr: [0.1, 0.2]", ("pretrain.recipe.epochs=3",), [3, 3]),
+    ],
+)
+def test_scale_and_set_change_what_no_factor_decides(factor: str, more: tuple[str, ...], epochs: list[int]) -> None:
+    """Whatever all values of a factor set is refused: see the golden refusals."""
+    begin, end = TEXT.index("    optimizer: {adamw"), TEXT.index("transfer:")
+    text = f"{TEXT[:begin]}    {factor}\n{TEXT[end : TEXT.index('report:')]}{TINY}"
+    tree = read_document(text, "sweep.yaml", changes=Changes(scale="tiny", overrides=more)).tree
+    assert [block["recipe"]["epochs"] for block in tree.value["pretrain"].values()] == epochs

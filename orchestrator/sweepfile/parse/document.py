@@ -103,7 +103,8 @@ def read_document(
         [tree.value, *changes.overrides]
     )  # scales and overrides may replace uses of variables
     _refuse_secret_overrides(changes.overrides)
-    tree = with_overrides(_scaled(tree, changes.scale), changes.overrides)
+    tree, scale = _scaled(tree, changes.scale)
+    tree = with_overrides(tree, changes.overrides, scale)
     tree = _with_variables(tree, used_variables)
     portable = tree.value
     tree = Substitution({}, environment=environment or {}).fill(tree)
@@ -135,8 +136,8 @@ def _included(tree: Tree, path: str, read_text: ReadText | None) -> Tree:
     return Includer(read_text).expand(tree, path)
 
 
-def _scaled(tree: Tree, scale: str) -> Tree:
-    """The document without its scales, the chosen one merged over it."""
+def _scaled(tree: Tree, scale: str) -> tuple[Tree, Mapping[str, Located]]:
+    """The document without its scales, the chosen one merged over it; and this one by its name, if there is any."""
     blocks = {name: Located(tree.value, tree.places).child(name) for name in SCALES if name in tree.value}
     rest = Tree(
         file=tree.file,
@@ -147,13 +148,13 @@ def _scaled(tree: Tree, scale: str) -> Tree:
         if not isinstance(block.value, dict):
             raise SpecError((tree.problem((name,), "this is not a mapping of what to change; write tiny: {...}"),))
     if not scale:
-        return rest
+        return rest, {}
     if scale not in SCALES:
         raise SpecError((f"{tree.file}:1:1: '{scale}' is not a scale: {did_you_mean(scale, SCALES)}",))
     if scale not in blocks:
         message = f"the file has no block '{scale}:', which makes the sweep small"
         raise SpecError((f"{tree.file}:1:1: {message}; add one, or leave the scale out",))
-    return merged(rest, blocks[scale])
+    return merged(rest, blocks[scale]), {scale: blocks[scale]}
 
 
 def _refuse_secret_overrides(overrides: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from orchestrator.core.errors import SpecError
 from orchestrator.core.ids import sha256_hex
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.sweepfile.parse.merge import Located, located, merged_part
+from orchestrator.sweepfile.parse.merge import EVERY, Located, located, merged_part
 from orchestrator.sweepfile.parse.tree import Path, Places, Tree, dotted
 from orchestrator.sweepfile.pretrain import RESERVED_FACTORS, PretrainSpec
 from orchestrator.sweepfile.values import BLOCK_FACTOR
@@ -336,6 +336,47 @@ def written_settings(factors: object) -> Iterator[tuple[str, Path]]:
             yield factor, tuple(factor.split("."))
         for part in values.values() if isinstance(values, Mapping) else ():
             yield from ((factor, path) for path, _ in _settings(part))
+
+
+def covered_settings(tree: Tree, change: Located, within: Path = ()) -> Iterator[str]:
+    """Problems of a change that sets fields of blocks in vain, because all values of a factor set them, too.
+
+    Args:
+        tree: the document with the change in it.
+        change: what was merged over it, as a document.
+        within: where the change stands in its file; empty if it is an argument of a command.
+    """
+    whole, changed = tree.value.get("pretrain"), change.value.get("pretrain")
+    if not isinstance(whole, Mapping) or not isinstance(changed, Mapping):
+        return
+    places = Tree(file=tree.file, value=change.value, places=change.places)
+    parts: list[tuple[Path, object, object]] = [((), whole, changed)]
+    if not PretrainSpec.model_fields.keys() & whole.keys():
+        names = ((name, block) for name in changed for block in (whole if name == EVERY else [name]))
+        parts = [((name,), whole.get(block), changed[name]) for name, block in names]
+    for steps, block, part in parts:
+        for factor, values in _settings_by_value(block.get(_FACTORS) if isinstance(block, Mapping) else None):
+            for path, given in _settings(part):
+                is_covered = all(any(path[: len(other)] == other for other in one) for one in values)
+                if is_covered and not all(one.get(path) == given for one in values):
+                    here = ("pretrain", *steps, *path)
+                    shown = f"{dotted((*within, *here))}: " if within else ""
+                    yield f"{places.locate(here)}: {shown}{_in_vain(factor, path, given)}"
+
+
+def _in_vain(factor: str, path: Path, given: object) -> str:
+    is_listed = dotted(path) == factor and given is not None
+    remedy = f"it: factors: {{{factor}: [{value_text(given)}]}}" if is_listed else "these values"
+    return f"all values of the factor '{factor}' set {dotted(path)}, too, so that this has no effect; change {remedy}"
+
+
+def _settings_by_value(factors: object) -> Iterator[tuple[str, list[dict[Path, object]]]]:
+    """For each factor of a block the fields that each of its values sets; see ``written_settings``."""
+    for factor, values in factors.items() if isinstance(factors, Mapping) else ():
+        if isinstance(values, list) and values:
+            yield factor, [{tuple(factor.split(".")): value} for value in values]
+        elif isinstance(values, Mapping) and values:
+            yield factor, [dict(_settings(part)) if isinstance(part, Mapping) else {} for part in values.values()]
 
 
 def _settings(part: object, path: Path = ()) -> Iterator[tuple[Path, object]]:

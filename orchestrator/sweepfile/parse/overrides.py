@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import product
 from typing import Any
 
 from orchestrator.core.errors import SourceLocation, SpecError
-from orchestrator.sweepfile.parse.factors import value_text, written_settings
-from orchestrator.sweepfile.parse.merge import EVERY, located, merged
+from orchestrator.sweepfile.parse.factors import covered_settings, value_text, written_settings
+from orchestrator.sweepfile.parse.merge import EVERY, Located, located, merged
 from orchestrator.sweepfile.parse.tree import Places, Tree, parse_value
 from orchestrator.sweepfile.pretrain import RESERVED_FACTORS, PretrainSpec
 
@@ -47,22 +47,29 @@ class _Override:
         return SpecError((f"{self.here}: {message}",))
 
 
-def with_overrides(tree: Tree, arguments: Sequence[str]) -> Tree:
+def with_overrides(tree: Tree, arguments: Sequence[str], scale: Mapping[str, Located] | None = None) -> Tree:
     """The document with the arguments of ``--set`` over it, one after the other.
 
     Several values without brackets mean: the items where a list stands, the ``grid`` of a transfer's recipe, or blocks
     of ``pretrain``, one for each combination.
 
+    Args:
+        tree: the document, with its scale.
+        arguments: those of ``--set``.
+        scale: the block that was merged over the document, by its name.
+
     Raises:
-        SpecError: an argument is not ``path=value``, or names what is not there.
+        SpecError: an argument is not ``path=value``, or names what is not there; or an argument or the scale sets a
+            field of which a factor has the last word.
     """
     several: list[_Override] = []
+    changes: list[Located] = []
     for argument in arguments:
         override = _parse(argument, tree)
-        if len(override.values) == 1:
-            tree = _over(tree, override.path, override.values[0], override.here)
-        elif _holds_list(tree.value, override.path):
-            tree = _over(tree, override.path, list(override.values), override.here)
+        if len(override.values) == 1 or _holds_list(tree.value, override.path):
+            value = override.values[0] if len(override.values) == 1 else list(override.values)
+            changes.append(_change(override.path, value, override.here))
+            tree = merged(tree, changes[-1])
         elif override.path[0] == "transfer":
             tree = _with_grid(tree, override)
         elif override.path[0] == "pretrain":
@@ -70,13 +77,21 @@ def with_overrides(tree: Tree, arguments: Sequence[str]) -> Tree:
         else:
             message = "several values are a grid, which pretrain and the recipe of a transfer can have; give one value"
             raise override.problem(f"{message}, or write a list in brackets: [1, 2]")
+    problems = [line for change in changes for line in covered_settings(tree, change)]
+    problems += [line for name, part in (scale or {}).items() for line in covered_settings(tree, part, (name,))]
+    if problems:
+        raise SpecError(tuple(dict.fromkeys(problems)))
     return _with_blocks(tree, several) if several else tree
 
 
 def _over(tree: Tree, path: Sequence[str], value: object, here: SourceLocation) -> Tree:
+    return merged(tree, _change(path, value, here))
+
+
+def _change(path: Sequence[str], value: object, here: SourceLocation) -> Located:
     for step in reversed(path):
         value = {step: value}
-    return merged(tree, located(value, here))
+    return located(value, here)
 
 
 def _parse(argument: str, tree: Tree) -> _Override:
