@@ -41,7 +41,7 @@ from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.diff import Change, PlanDiff
 from orchestrator.planning.graph.pairing import makes_backbone
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations, weights_not_loaded
+from orchestrator.planning.graph.recipe_checks import doubtful_settings
 from orchestrator.planning.graph.reuse import Disposition, repeated_jobs
 from orchestrator.services.artifact_lookup import ArtifactStatus, history_of, lookup_artifacts
 from orchestrator.state.nodes import Node
@@ -93,8 +93,8 @@ class Preview:
     """Of the budget guard, and where the file contradicts what is committed."""
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
-    """Of the data: what committed indexes say that training will suffer from. Of the recipes: what is hardly meant. Of
-    the design: what it cannot find.
+    """Of the data: what committed indexes say that training will suffer from. Of the file: what is hardly meant. Of the
+    design: what it cannot find.
     """
 
     @property
@@ -193,9 +193,7 @@ def make_preview(
         ),
         warnings=(
             *_index_warnings(plan, found),
-            *other_normalizations(sweep),
-            *missing_trust_ratios(sweep),
-            *weights_not_loaded(sweep),
+            *doubtful_settings(sweep),
             *weak_designs(plan),
         ),
     )

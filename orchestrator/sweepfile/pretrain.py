@@ -147,6 +147,7 @@ def resolve_pretrain(
         written_recipe=spec.recipe,
         seeds=tuple(spec.seeds),
         subset=spec.subset.resolved() if spec.subset else {},
+        subset_seed=spec.subset.given_seed if spec.subset else None,
         initial=spec.init.model_dump(include=_OUTSIDE, exclude_none=True) if spec.init else {},
         initial_from=_initial_from(spec.init),
         keep=resolve_keep(spec.checkpoints.keep, recipe, (*path, "checkpoints", "keep"), complaints),

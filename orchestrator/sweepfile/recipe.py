@@ -353,11 +353,8 @@ def given_fields(given: GivenRecipe) -> dict[str, Any]:
 
 def over_base(base: Recipe, given: Recipe) -> dict[str, Any]:
     """Fields over those of another recipe; of two that exclude each other the given one displaces the other."""
-    inherited = dict(base)
-    for pair in EXCLUSIVE:
-        if not given.keys().isdisjoint(pair):
-            inherited = {name: value for name, value in inherited.items() if name not in pair}
-    return {**inherited, **given}
+    displaced = {name for pair in EXCLUSIVE if not given.keys().isdisjoint(pair) for name in pair}
+    return {**{name: value for name, value in base.items() if name not in displaced}, **given}
 
 
 class Recipes(Mapping[str, Recipe]):
@@ -452,16 +449,14 @@ class RecipeResolver:
 
     def resolve(self, path: Path, recipe: str | Mapping[str, Any], protocol: str = "") -> Mapping[str, Any]:
         """All fields of the recipe that stands at ``path``, for a transfer's ``protocol``; nothing if it is wrong."""
-        given = {} if isinstance(recipe, str) else dict(recipe)
-        base = recipe if isinstance(recipe, str) else given.pop("base", None)
-        if base is not None and (not isinstance(base, str) or base not in self._book):
+        given, fields = given_fields(recipe), self.written_fields(recipe)
+        base = given.pop("base", None)
+        if fields is None:
             where = path if isinstance(recipe, str) else (*path, "base")
             self._complaints.add(where, f"{base!r} is not a recipe: {did_you_mean(str(base), self._book)}")
             return {}
-        inherited = self._book[base] if base is not None else {}
         if base in self._book.broken:  # which is complained of at its own place
             return {}
-        fields = over_base(inherited, given)
         try:
             spec = validate(schema_of(fields, protocol or TRAINING), fields, self._tree, path)
             if isinstance(spec, KnnSpec) and spec.votes == "equal" and "temperature" in given:
@@ -479,12 +474,16 @@ class RecipeResolver:
 
     def known_fields(self, recipe: str | Mapping[str, Any], protocol: str = "") -> tuple[str, ...]:
         """Names of the fields that such a recipe may have; none if its base is not known."""
-        given = {} if isinstance(recipe, str) else dict(recipe)
-        base = recipe if isinstance(recipe, str) else given.pop("base", None)
+        fields = self.written_fields(recipe)
+        return () if fields is None else tuple(schema_of(fields, protocol or TRAINING).model_fields)
+
+    def written_fields(self, recipe: str | Mapping[str, Any]) -> Recipe | None:
+        """The fields of a recipe over those of its base, as they are written; None if its base is not known."""
+        given = given_fields(recipe)
+        base = given.pop("base", None)
         if base is not None and (not isinstance(base, str) or base not in self._book):
-            return ()
-        fields = over_base(self._book[base] if base is not None else {}, given)
-        return tuple(schema_of(fields, protocol or TRAINING).model_fields)
+            return None
+        return over_base(self._book[base] if base is not None else {}, given)
 
     def elsewhere(self, moved: Mapping[Path, Path]) -> tuple[RecipeResolver, Complaints]:
         """A resolver that reports some places as others, and its complaints."""

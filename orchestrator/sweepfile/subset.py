@@ -29,6 +29,11 @@ class SubsetSpec(Strict):
         limits = given | ({"fraction": self.fraction} if self.fraction < 1 else {})
         return limits | {"seed": self.seed} if limits else {}
 
+    @property
+    def given_seed(self) -> int | None:
+        """The seed, if the file gives one."""
+        return self.seed if "seed" in self.model_fields_set else None
+
 
 def labelled_part(space: LabelSpace, datasets: Mapping[str, Dataset]) -> Dataset:
     """The data set of a label space, with as many training samples as have a target where they are counted."""

@@ -81,8 +81,8 @@ class TransferSpec(Strict):
     select_on: Literal["train", "val"] | None = Field(
         None,
         description="Where a grid's cell, or a search's trial, is chosen, per label space: train (default): on a keyed "
-        "tenth of the training samples, which the runs do not train on; val: on the validation split itself, and "
-        "labelled so.",
+        "tenth of the training samples, which the runs do not train on (backbones pretrained on the same data set "
+        "did); val: on the validation split itself, and labelled so.",
     )
     baselines: Annotated[list[Literal["one_pass", "retrain"]], Field(min_length=1)] | None = Field(
         None,
@@ -150,21 +150,24 @@ def _problems(path: Path, given: GivenRecipe, grid: Grid, known: Sequence[str]) 
             yield place, f"'{name}' is not a field of this recipe: {did_you_mean(name, known)}"
         elif isinstance(given, Mapping) and name in given:
             yield place, f"recipe says {name}: {given[name]!r} as well; keep one of the two"
-        if len(values) < 2:
-            held = f"the single value {values[0]!r}" if values else "no value"
-            yield (
-                place,
-                f"{held} gives no choice; give two or more values, or write the field into recipe",
-            )
-        for position, value in enumerate(values):
-            if value in values[:position]:
-                yield (*place, position), f"{value!r} is given twice; keep one"
+        elif name == "select_holdout":
+            yield place, "what is held out is what cells are selected by, the same for all; write it into recipe"
+        yield from _problems_of_values(place, values)
     names = [cell_name({"": value}) for values in grid.values() for value in values]
     if any(len(name) > 80 for name in names):
         yield path, "values of a grid name its jobs and may have 80 signs at most; make recipes of them"
     if prod(len(values) for values in grid.values()) > MAX_CELLS:
         number = prod(len(values) for values in grid.values())
         yield path, f"the grid has {number:,} cells, each run with every backbone and seed; use {MAX_CELLS:,} or fewer"
+
+
+def _problems_of_values(place: Path, values: Sequence[Any]) -> Iterator[tuple[Path, str]]:
+    if len(values) < 2:
+        held = f"the single value {values[0]!r}" if values else "no value"
+        yield place, f"{held} gives no choice; give two or more values, or write the field into recipe"
+    for position, value in enumerate(values):
+        if value in values[:position]:
+            yield (*place, position), f"{value!r} is given twice; keep one"
 
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
@@ -197,6 +200,7 @@ def resolve_transfer(
         complaints.add((*path, "target"), f"'{entry.target}' is not a label space of this sweep: {hint}")
     complaints.refuse_repeats((*path, "seeds"), [str(seed) for seed in entry.seeds])
     _check_fractions(path, entry, complaints)
+    _check_holdout(path, entry, recipes, complaints)
     measured = measured_blocks((*path, "pretrain"), entry.pretrain, pretrains, complaints)
     check_epochs((*path, "from_checkpoints"), entry.from_checkpoints or (), measured, complaints)
     target = labels.get(entry.target)
@@ -212,7 +216,7 @@ def resolve_transfer(
         seeds=tuple(entry.seeds),
         subset=entry.subset.resolved() if entry.subset else {},
         fractions=tuple(entry.fractions or ()),
-        subset_seed=_subset_seed(entry),
+        subset_seed=entry.subset.given_seed if entry.subset else None,
         checkpoints=tuple(entry.from_checkpoints or ()),
         select_on=(entry.select_on or "train") if entry.grid is not None or search is not None else "",
         baselines=tuple(dict.fromkeys(entry.baselines or ())),
@@ -328,9 +332,13 @@ def _check_fractions(path: Path, entry: TransferSpec, complaints: Complaints) ->
         complaints.add((*path, "subset", "fraction"), message)
 
 
-def _subset_seed(entry: TransferSpec) -> int | None:
-    is_given = entry.subset is not None and "seed" in entry.subset.model_fields_set
-    return entry.subset.seed if entry.subset is not None and is_given else None
+def _check_holdout(path: Path, entry: TransferSpec, recipes: RecipeResolver, complaints: Complaints) -> None:
+    chooses = entry.grid is not None or (entry.search is not None and entry.search.over == "recipe")
+    if not chooses or entry.select_on == "val" or entry.recipe is None:
+        return
+    if (recipes.written_fields(entry.recipe) or {}).get("select_holdout", SELECT_HOLDOUT) == 0:
+        message = f"0 holds no samples out to choose by; remove it (default: {SELECT_HOLDOUT}), or write select_on: val"
+        complaints.add((*path, "recipe", "select_holdout"), message)
 
 
 def measured_blocks(

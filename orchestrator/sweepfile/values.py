@@ -157,6 +157,8 @@ class Pretrain:
     seeds: tuple[int, ...]
     subset: Mapping[str, Any] = field(default_factory=dict)
     """Part of the training split; empty = all of it."""
+    subset_seed: int | None = None
+    """The seed that its ``subset`` gives, also where that limits nothing; never identity."""
     initial: Mapping[str, str] = field(default_factory=dict)
     """Where the backbone's weights start: one of ``artifact``, ``uri`` with ``sha256``, ``timm``; empty = random."""
     initial_from: InitialBackbone | None = None

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+
+import pytest
 
 from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.planning.graph.recipe_checks import missing_trust_ratios, other_normalizations, weights_not_loaded
+from orchestrator.planning.graph.recipe_checks import (
+    missing_trust_ratios,
+    other_normalizations,
+    repeated_levels,
+    selections_on_seen_images,
+    unguided_searches,
+    unread_settings,
+    unused_fractions,
+    weights_not_loaded,
+)
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.transfer import cell_name
 from orchestrator.sweepfile.values import ResolvedSweep
@@ -300,3 +312,86 @@ def test_recipe_whose_optimiser_has_no_trust_ratio_without_weight_decay_is_warne
     assert lars.startswith("top: `optimizer: lars` ")
     assert "as `optimizer: sgd` does" in lars
     assert list(missing_trust_ratios(sweep_of(tuned % ", weight_decay: 1e-4"))) == []
+
+
+def test_search_that_chooses_backbones_by_images_of_their_pretraining_is_warned_of() -> None:
+    head = HEAD.replace("labels: [levels/depth2]", "labels: [levels/depth1, levels/depth2]")
+
+    def warnings(search: str, target: str = "levels/depth1", head: str = head) -> list[str]:
+        transfer = f"name: top, target: {target}, protocol: probe, search: {search}"
+        return list(selections_on_seen_images(sweep_of(transfer, head=head)))
+
+    by_labels, by_recipe = "{over: labels, asha: {}}", "{over: pretrain, random: {}, space: {weight_decay: [0, 0.1]}}"
+    for search in (by_labels, by_recipe):
+        (told,) = warnings(search)
+        assert told.startswith(
+            "top: its search chooses among backbones by a tenth of the training images of `tree`, on "
+        )
+        assert "write `select_on: val`" in told
+        assert warnings(search, "digit/digit") == []
+        assert warnings(f"{search}, select_on: val") == []
+    # One recipe for each backbone compares no backbones.
+    assert warnings(f"{{random: {{}}, space: {{lr: [0.1, 0.2]}}}}, recipe: {{{STEPS}}}") == []
+
+
+def test_search_for_backbones_beside_fractions_is_warned_of_with_the_subset_to_write() -> None:
+    search = "protocol: knn, search: {over: pretrain, random: {}, space: {weight_decay: [0, 0.1]}}"
+    (told,) = unused_fractions(sweep_of(f"{TOP}, {search}, fractions: [0.1, 0.5]"))
+    assert told.startswith("top: its search does not read `fractions`")
+    assert "write `subset: {fraction: 0.1}` in place of `fractions`" in told
+    assert list(unused_fractions(sweep_of(f"{TOP}, {search}, subset: {{fraction: 0.1}}"))) == []
+
+
+@pytest.mark.parametrize(
+    ("trials", "at_once", "fewer"),
+    [(10, 1, ", or `startup_trials` to 9 or less"), (13, 4, ", or `startup_trials` to 9 or less"), (4, 4, "")],
+)
+def test_search_of_which_optuna_guides_no_trial_is_warned_of(trials: int, at_once: int, fewer: str) -> None:
+    def warnings(trials: int) -> list[str]:
+        search = f"{{optuna: {{}}, trials: {trials}, concurrent: {at_once}, space: {{lr: {{log: [0.01, 1]}}}}}}"
+        return list(unguided_searches(sweep_of(f"{TOP}, protocol: finetune, recipe: {{{STEPS}}}, search: {search}")))
+
+    (told,) = warnings(trials)
+    assert told.startswith(f"top: its search draws all of its {trials} trials at random: Optuna proposes none before ")
+    assert told.endswith(f"{at_once} run at a time; set `trials` to {10 + at_once} or more{fewer}")
+    assert warnings(10 + at_once) == []
+
+
+def test_levels_with_the_same_classes_are_warned_of() -> None:
+    def warnings(levels: str, branching: str) -> list[str]:
+        head = HEAD.replace("branching: [2, 4]", f"branching: {branching}").replace("[depth1, depth2]", levels)
+        head = head.replace("labels: [levels/depth2]", 'labels: ["levels/*"]')
+        return list(repeated_levels(sweep_of(f"{TOP}, protocol: finetune", head=head)))
+
+    (leaves,) = warnings("[depth1, depth2, leaf]", "[2, 4]")
+    assert leaves.startswith("pretrain: levels/depth2, levels/leaf have the same classes: ")
+    (inner,) = warnings("[depth1, depth2, depth3]", "[2, 1, 4]")
+    assert "levels/depth1, levels/depth2 have" in inner
+    assert warnings("[depth1, depth2, depth3]", "[2, 2, 2]") == []
+
+
+@pytest.mark.parametrize(("nodes", "is_told"), [("ppppqqqq", True), ("pqpqpqpq", False)])
+def test_levels_of_a_class_table_are_compared_class_by_class(nodes: str, is_told: bool) -> None:
+    sweep = sweep_of(f"{TOP}, protocol: finetune", head=HEAD.replace("labels: [levels/depth2]", 'labels: ["levels/*"]'))
+    rows = tuple({"depth1": one, "depth2": other} for one, other in zip("aaaabbbb", nodes, strict=True))
+    tree = replace(sweep.datasets["tree"], levels={"depth1": 2, "depth2": 2}, class_table=rows)
+    assert bool([*repeated_levels(replace(sweep, datasets={**sweep.datasets, "tree": tree}))]) == is_told
+
+
+def test_seeds_and_norm_groups_that_nothing_reads_are_warned_of() -> None:
+    tuned, vit = f"{TOP}, protocol: finetune", HEAD.replace("recipe: {epochs", "subset: SUBSET\n  recipe: {epochs")
+
+    def warnings(head: str, transfer: str = tuned) -> list[str]:
+        return list(unread_settings(sweep_of(transfer, head=head)))
+
+    (told,) = warnings(vit.replace("SUBSET", "{fraction: 1.0, seed: 7}"), f"{tuned}, subset: {{seed: 7}}")
+    assert told.startswith("pretrain, top: `subset.seed` chooses no samples where `subset` limits nothing")
+    thin = vit.replace("SUBSET", "{fraction: 0.5, seed: 7}")
+    assert warnings(thin, f"{tuned}, fractions: [0.5], subset: {{seed: 7}}") == []
+    two = HEAD.replace("labels: [levels/depth2]", "labels: [levels/depth1, levels/depth2]")
+    (seed,) = warnings(two, f"{TOP}, protocol: knn, search: {{over: labels, asha: {{}}, seed: 5}}")
+    assert seed.startswith("top: `search.seed` draws nothing")
+    groups = HEAD.replace("  seeds: [0, 1]\n", "  factors: {recipe.norm_group: [32, 64]}\n")
+    (told,) = warnings(groups)
+    assert told.startswith("pretrain.norm_group-32, pretrain.norm_group-64: `norm_group` is not read by `test_vit`")
+    assert warnings(groups.replace("test_vit", "test_resnet")) == []
