@@ -11,8 +11,7 @@ from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
 
-from orchestrator.stack.description import make_private
-from orchestrator.stack.environment import LOOPBACK
+from orchestrator.stack.description import LOOPBACK
 from orchestrator.storage.files import write_private
 
 _SECURITY_FILE = "security.toml"  # read from the directory that the server runs in
@@ -74,7 +73,7 @@ def _write_certificate(directory: Path, address: str) -> None:
 def main(arguments: list[str]) -> int:
     """Make the locks of a server whose parts call each other on loopback, unless the directory has them."""
     directory = Path(arguments[0]).absolute()
-    make_private(directory)
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # an emptyDir of Kubernetes is root's
     ensure_locks(directory, LOOPBACK)
     return 0
 
