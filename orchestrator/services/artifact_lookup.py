@@ -13,16 +13,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Self, TypeVar
 
 from orchestrator.core.code import package_digest
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, OrchestratorError
-from orchestrator.core.ids import canonical_json
+from orchestrator.core.ids import canonical_json, references_in
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS, JobKind
 from orchestrator.planning.estimate.history import Measurement, SpeedHistory, index_size, measure
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.planning.graph.reuse import Disposition, dispositions
-from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.artifacts import Record, is_committed, read_record
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
@@ -83,6 +84,8 @@ class ArtifactStatus:
     """By name of the job."""
     records: Mapping[str, ArtifactSummary] = field(default_factory=dict)
     """By key, of committed jobs."""
+    absent: tuple[str, ...] = ()
+    """Keys without a result that no job of the plan makes and jobs start from (``init: {artifact: ...}``)."""
     problems: tuple[str, ...] = ()
     """Why the lookup may be incomplete or wrong."""
     store: ObjectStore | None = None
@@ -110,6 +113,8 @@ def lookup_artifacts(plan: Plan, *, silence_s: float = SILENCE_S) -> ArtifactSta
             return ArtifactStatus(dispositions=nothing, problems=_absent(uri))
         there = _there(store, plan.jobs, silence_s)
         records, damaged = _records(store, there, silence_s)
+        others = {key for job in plan.jobs for key in references_in(job.identity)} - {job.key for job in plan.jobs}
+        others_there = ask_all(partial(is_committed, store), sorted(others), silence_s=silence_s)
         started = _started(store, [key for key in there if key not in records], silence_s)
     except TimeoutError:
         problem = f"store {uri} did not answer within {silence_s:g} s: jobs are shown as new that may have a result"
@@ -122,6 +127,7 @@ def lookup_artifacts(plan: Plan, *, silence_s: float = SILENCE_S) -> ArtifactSta
     return ArtifactStatus(
         dispositions=dispositions(plan, records.keys(), started, stale),
         records=records,
+        absent=tuple(key for key, is_there in others_there.items() if not is_there),
         problems=(*damaged, *_altered(plan, records)),
         store=store,
     )

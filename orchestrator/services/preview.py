@@ -193,10 +193,19 @@ def make_preview(
         ),
         warnings=(
             *_index_warnings(plan, found),
+            *_absent_weights(found),
             *doubtful_settings(sweep),
             *weak_designs(plan),
         ),
     )
+
+
+def _absent_weights(found: ArtifactStatus) -> Iterator[str]:
+    for key in found.absent:
+        yield (
+            f"the store has no result {key}, from which jobs take their initial weights (init.artifact): correct the "
+            "key, or let its sweep finish first; a job waits about ten minutes for it before it fails"
+        )
 
 
 def _index_warnings(plan: Plan, found: ArtifactStatus) -> Iterator[str]:
