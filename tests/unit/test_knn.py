@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from orchestrator.core.errors import NumericsError
+from workloads.data.index import LeafSets, SplitIndex
+from workloads.data.split_targets import LeafSetTargets
+from workloads.data.subset import SampleView
+from workloads.features.artifact import FeatureTable
 from workloads.jobs import knn
-from workloads.jobs.cached_features import Rows
-from workloads.jobs.knn import NeighbourVotes, find_neighbours
+from workloads.jobs.cached_features import CachedSamples, CachedSplit, Rows
+from workloads.jobs.knn import NeighbourVotes, find_neighbours, measure
+from workloads.runtime.publish import publish
 from workloads.train.objective import is_wrong
 
 
@@ -104,3 +114,44 @@ def test_votes_of_fewer_classes_than_five_name_no_others(*, is_multi_label: bool
             assert of.is_out_of_top(cosines_BK, neighbours, asked).tolist() == [n not in range(1, 6) for n in range(9)]
     several = torch.stack([neighbours, torch.full_like(neighbours, -1)], 2)
     assert equal.is_out_of_top(cosines_BK, several, own).tolist() == [n not in range(1, 6) for n in range(9)]
+
+
+def cached_sets(name: str, num_samples: int) -> CachedSplit:
+    """Samples of two of four classes each."""
+    drawn = rows(num_samples, seed=num_samples, num_targets=2)
+    sets = LeafSets(
+        offsets=np.arange(0, 2 * num_samples + 1, 2), values=drawn.targets.sort(1).values.flatten().int().numpy()
+    )
+    split = SplitIndex.in_memory(name=name, leaves=sets.values[::2], leaf_sets=sets)
+    labels = LeafSetTargets(sets, np.arange(4, dtype=np.int32)[:, None], num_classes=4)
+    table = FeatureTable(
+        key="",
+        split=name,
+        index_key="",
+        dataset_digest="",
+        dim=8,
+        starts=np.zeros(1, dtype=np.int64),
+        parts=(drawn.features_ND.half().numpy(),),
+        missing=np.empty(0, dtype=np.int64),
+    )
+    view = SampleView.of(split, labels, None)
+    return CachedSplit(split=split, labels=labels, view=view, tables=(table,), device=torch.device("cpu"))
+
+
+def test_one_neighbour_with_several_classes_has_finite_losses() -> None:
+    """It has all votes: the logit of their share is infinite in float32."""
+    samples = CachedSamples(train=cached_sets("train", 40), val=cached_sets("val", 10), levels=())
+    recipe = {"k": [1, 2], "votes": "weighted", "temperature": 0.07, "select_holdout": 0.2}
+    request: Any = SimpleNamespace(parameters={"recipe": recipe, "seed": 0})
+    found = measure(request, samples, lambda _: None)
+    told = [*found.metrics.values(), *(row["select_loss"] for row in found.summary["selection"])]
+    assert all(map(math.isfinite, told))
+    votes = NeighbourVotes(num_classes=4, is_multi_label=True, temperature=None)
+    logits = votes.logits(torch.ones(1, 1), torch.tensor([[[0, 2]]]))
+    assert logits.tolist() == [pytest.approx([20.72, -20.72, 20.72, -20.72], abs=0.01)]
+
+
+def test_metrics_that_are_not_finite_are_a_failure_of_numerics() -> None:
+    request: Any = SimpleNamespace(job="knn/x")
+    with pytest.raises(NumericsError, match="knn/x measures val_loss nan, which no record can hold"):
+        publish(SimpleNamespace(), request, metrics={"val_error": 0.5, "val_loss": math.nan}, summary={})  # type: ignore[arg-type]

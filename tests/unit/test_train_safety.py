@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import KEY, MemoryImages, memory_loop
 from workloads.checkpoint.retention import Keeper, KeepPolicy
+from workloads.jobs import training
 from workloads.train import loop as loop_module
 from workloads.train.safety import NormTrend, Reading, Rewind, batch_of, rewind_to, steps_before_gap
 
@@ -233,3 +235,13 @@ def test_loop_after_a_rewind_has_one_line_per_step_and_no_abandoned_checkpoint(t
     steps = [json.loads(line)["step"] for name in segments for line in store.get(name).splitlines()]
     assert sorted(steps) == sorted(set(steps)) == [5, 10, 15, 20, 25]
     assert list(store.list_objects(f"{checkpoints_folder(KEY)}/"))
+
+
+def test_held_out_samples_whose_loss_is_not_finite_are_a_failure_of_numerics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No record can hold it: the commit would fail with an error that names no metric, again and again."""
+    stub: Any = MagicMock()
+    monkeypatch.setattr(training, "build_objective", stub)
+    monkeypatch.setattr(training, "evaluate", lambda *_, **__: {"val_error": 0.5, "val_loss": float("inf")})
+    with pytest.raises(NumericsError, match="held out, at step 7, gives select_loss inf") as caught:
+        training._select_metrics(stub, stub, stub, stub, 7)
+    assert caught.value.step == 7

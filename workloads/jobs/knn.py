@@ -6,6 +6,7 @@ Similarity is the cosine of features; a neighbour's vote weighs ``exp(similarity
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -25,6 +26,8 @@ _NEIGHBOURS_AT_ONCE: Final = 65_536
 """128 MiB of similarities."""
 _LEAST_SHARE: Final = 1e-9
 """Of the votes: a class without any is given so little, so that losses stay finite."""
+_LARGEST_LOGIT: Final = math.log(1 / _LEAST_SHARE - 1)
+"""Of a class that all neighbours have: float32 rounds 1 - 1e-9 to 1, whose logit is infinite."""
 
 
 def run_knn(request: JobRequest, context: ExecutionContext) -> JobResult:
@@ -112,7 +115,9 @@ class NeighbourVotes:
         """
         votes_BC, total_B1 = self._votes(cosines_BK, targets)
         shares_BC = votes_BC / total_B1
-        return shares_BC.logit(_LEAST_SHARE) if self.is_multi_label else shares_BC.clamp(min=_LEAST_SHARE).log()
+        if self.is_multi_label:
+            return shares_BC.logit(_LEAST_SHARE).clamp(max=_LARGEST_LOGIT)
+        return shares_BC.clamp(min=_LEAST_SHARE).log()
 
     def is_out_of_top(self, cosines_BK: Tensor, targets: Tensor, own: Tensor) -> Tensor:
         """Whether none of the classes of a query, (B,) or a set (B, M), is among the ``TOP`` with most votes; [B].

@@ -36,6 +36,7 @@ from workloads.checkpoint.writer import retry_in_outage
 from workloads.models.weights import encode_tensors, num_parameters, weights_sha256
 from workloads.runtime.fingerprint import deterministic_numerics
 from workloads.runtime.precision import Arithmetic, keep_compiled_code
+from workloads.runtime.publish import check_finite
 from workloads.runtime.ranks import check_same_request
 from workloads.runtime.streams import Stage
 from workloads.train.evaluate import EvalInputs, evaluate
@@ -96,7 +97,7 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
         loop = TrainingLoop(task, job, arithmetic)
 
         def select() -> dict[str, float]:
-            return _select_metrics(job, samples.held_out, task, arithmetic)
+            return _select_metrics(job, samples.held_out, task, arithmetic, loop.state.step)
 
         loop.on_evaluation = _judge_of(job, task, loop, select)
         state = loop.run()
@@ -233,9 +234,13 @@ def _model_document(job: JobContext, task: TrainedModel) -> dict[str, Any]:
 
 
 def _select_metrics(
-    job: JobContext, held_out: LabelledSplit | None, task: TrainedModel, arithmetic: Arithmetic
+    job: JobContext, held_out: LabelledSplit | None, task: TrainedModel, arithmetic: Arithmetic, step: int
 ) -> dict[str, float]:
-    """Error and loss on the training samples that were held out, if any were; all ranks call this."""
+    """Error and loss on the training samples that were held out, if any were; all ranks call this.
+
+    Raises:
+        NumericsError: one of them is not finite.
+    """
     if held_out is None:
         return {}
     with arithmetic.uncompiled(), arithmetic.autocast():
@@ -246,7 +251,10 @@ def _select_metrics(
             objective=build_objective(job.recipe, task.num_classes, is_multi_label=task.is_multi_label),
             ranks=job.ranks,
         )
-    return {f"select_{name}": found[f"val_{name}"] for name in ("error", "loss") if f"val_{name}" in found}
+    select = {f"select_{name}": found[f"val_{name}"] for name in ("error", "loss") if f"val_{name}" in found}
+    what = f"the evaluation of the training samples held out, at step {step}, gives"
+    check_finite(select, what, "lower recipe.lr or clip gradients", step)
+    return select
 
 
 def _metrics(state: RunState, task: TrainedModel) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from typing import Any
 
 from orchestrator.core.code import package_digest
 from orchestrator.core.contract import JobRequest, JobResult
+from orchestrator.core.errors import NumericsError
 from orchestrator.storage.artifacts import ArtifactWriter
 
 _STARTED_S: ContextVar[float | None] = ContextVar("started_s", default=None)
@@ -21,12 +23,33 @@ def publish(
     """Commit the parts written so far as the artifact of the request's key.
 
     Where it is known how long the attempt worked, the record says so: plans estimate by it.
+
+    Raises:
+        NumericsError: a metric is NaN or infinite.
     """
+    check_finite(metrics, f"{request.job} measures", "look for huge values in what it reads")
     work_s = elapsed_s()
     measured = {"work_s": work_s, "num_threads": request.execution.num_threads} if work_s is not None else {}
     told = {**summary, "measured": {**measured, **summary.get("measured", {})}} if measured else summary
     outcome = writer.commit(now=time.time(), metrics=metrics, summary=told, package_digest=package_digest())
     return JobResult(attempt_id=request.attempt_id, key=request.key, outcome=outcome, metrics=metrics)
+
+
+def check_finite(metrics: Mapping[str, float], found: str, remedy: str, step: int | None = None) -> None:
+    """Refuse metrics that a record cannot hold.
+
+    Args:
+        metrics: by name.
+        found: what measures them, with its verb.
+        remedy: what to do about it.
+        step: of the training, None = there is none.
+
+    Raises:
+        NumericsError: one is NaN or infinite.
+    """
+    wrong = ", ".join(f"{name} {value}" for name, value in metrics.items() if not math.isfinite(value))
+    if wrong:
+        raise NumericsError(f"{found} {wrong}, which no record can hold; {remedy}", step)
 
 
 @contextmanager
