@@ -236,6 +236,59 @@ def test_parameter_without_gradient_stays_as_it_is(pool: RankPool, tmp_path: Pat
     assert torch.equal(results[0][1]["spare"], torch.ones(3))
 
 
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16])
+def test_parameter_that_one_rank_leaves_out_has_the_gradient_of_the_others(
+    pool: RankPool, tmp_path: Path, precision: Precision
+) -> None:
+    """As where a network skips layers at random; a parameter that all leave out has none."""
+    for skipped, silent, spare in raise_errors(pool.run(tmp_path, 3, _skips_on_rank_1, precision)):
+        assert torch.equal(skipped, torch.tensor([-2.0, 4.0]))
+        assert torch.equal(silent, torch.zeros(2))
+        assert spare is None
+
+
+def _skips_on_rank_1(rank: int, world_size: int, precision: Precision) -> list[Tensor | None]:
+    """Gradients of a parameter that rank 1 skips, of one whose gradient is -0.0 besides, and of one that all skip."""
+    parameters = skipped, silent, _ = [nn.Parameter(torch.ones(2)) for _ in range(3)]
+    gradients = GradientSum(parameters, Ranks(rank=rank, world_size=world_size), precision=precision)
+    gradients.begin()
+    gradients.last_pass()
+    if rank != 1:
+        (skipped * torch.tensor([-1.0, 2.0]) + silent * torch.tensor([-0.0, -0.0])).sum().backward()
+    gradients.finish()
+    return [parameter.grad for parameter in parameters]
+
+
+def test_gang_with_batchnorm_whose_ranks_skip_other_layers_keeps_one_model(pool: RankPool, tmp_path: Path) -> None:
+    """Its ranks complete their gradients at different times, and take part in the same sums in one order."""
+    first, second = raise_errors(pool.run(tmp_path, 2, _skips_experts, tmp_path))
+    assert [name for name in first if not torch.equal(first[name], second[name])] == []
+    assert not torch.equal(first["experts.0.weight"], first["experts.1.weight"])
+
+
+class _Experts(nn.Module):
+    """BatchNorm, and a layer for each rank, which the others skip."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.experts = nn.ModuleList([nn.Linear(48, NUM_CLASSES) for _ in range(2)])
+        self._rank = rank
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.experts[self._rank](self.norm(images).flatten(1))
+        return logits
+
+
+def _skips_experts(rank: int, world_size: int, folder: Path) -> dict[str, Tensor]:
+    ranks = Ranks(rank=rank, world_size=world_size)
+    torch.manual_seed(0)
+    task = MemoryImages(_Experts(rank), batch_size=8, num_samples=16, image_size=4, ranks=ranks)
+    recipe = {"epochs": 2, "batch_size": 8, "norm_group": 2, "lr": 0.1, "optimizer": "adamw"}
+    memory_loop(task, LocalStore(folder), recipe, ranks=ranks).run()
+    return dict(task.model.state_dict())
+
+
 def test_gradients_that_are_summed_in_bf16_are_rounded_before(pool: RankPool, tmp_path: Path) -> None:
     results = raise_errors(pool.run(tmp_path, 2, _summed_in_bf16))
     expected = sum((rank + 1) * torch.linspace(0.1, 1, 6).bfloat16() for rank in range(2))

@@ -1,6 +1,7 @@
 """One update: forward and backward per micro-batch, the sum over ranks, then the optimiser.
 
-Nothing here waits for the device: numbers for the host are summed on the device and read later.
+Nothing here waits for the device: numbers for the host are summed on the device and read later. Only a rank of a gang
+with a parameter that its own losses do not depend on waits, to see whether those of another rank do.
 
 Gradients are summed over the ranks of a gang while the backward pass still runs. Why not DistributedDataParallel: it
 averages over ranks, which weights uneven shares wrongly; it rebuilds its buckets after the first step of every process,
@@ -45,6 +46,9 @@ LossOf = Callable[[Tensor, Targets], tuple[Tensor, Tensor]]
 # Part of the numerics: another layout adds in another order.
 _FIRST_BUCKET_BYTES: Final = 1024**2
 _BUCKET_BYTES: Final = 25 * 1024**2
+_UNTOUCHED: Final = -0.0
+"""What a rank adds to the gradient of a parameter that its losses do not depend on. It changes no other number, and a
+sum is -0.0 only if all ranks added it: gradients begin as 0.0, and what is added to that is never -0.0."""
 _REMEMBERED_STEPS: Final = 20
 """Steps over which the running means forget, and the fewest before a rank is called slow."""
 PER_RANK: Final = 2
@@ -100,6 +104,9 @@ class Update:
         self._gradients.begin()
         loss, num_wrong = self._backward(batch)
         gradients = self._gradients.finish()
+        if self._is_grouped:
+            # Only now: a rank that leaves out parameters sends buckets as late as in `finish`; all need the same order.
+            self._statistics.end_step(self._layout.num_groups)
         arithmetic, optimizer = self._learner.arithmetic, self._learner.optimizer
         arithmetic.unscale_(optimizer)
         norm = get_total_norm(gradients)
@@ -122,8 +129,6 @@ class Update:
             losses.append(losses_B.detach())
             wrongs.append(num_wrong)
         self.times.computed()
-        if self._is_grouped:
-            self._statistics.end_step(self._layout.num_groups)
         self.losses_B = losses[0] if len(losses) == 1 else torch.cat(losses)
         return self.losses_B.sum(dtype=torch.float64), torch.stack(wrongs).sum()
 
@@ -218,7 +223,7 @@ class GradientSum:
             bucket.num_waiting = len(bucket.views)
 
     def finish(self) -> list[Tensor]:
-        """Wait for the sums; returns the gradients of all parameters that the step's losses depend on.
+        """Wait for the sums; returns the gradients of all parameters that the step's losses depend on, on any rank.
 
         Raises:
             PeerLostError: another rank is gone.
@@ -248,14 +253,26 @@ class GradientSum:
 
     def _send(self, bucket: _Bucket) -> None:
         self._num_sent += 1
+        if bucket.num_waiting:
+            for parameter in bucket.views.keys() - self._touched:
+                bucket.views[parameter].fill_(_UNTOUCHED)
         bucket.rounded = None if self._dtype is None else bucket.flat.to(self._dtype)
         bucket.finish = self._ranks.sum_in_background(bucket.flat if bucket.rounded is None else bucket.rounded)
 
     def _leave_out_untouched(self) -> None:
-        """A parameter that no loss depends on has no gradient, as without a gang; zero would let weight decay at it."""
-        for parameter in self._parameters:
-            if parameter not in self._touched:
-                parameter.grad = None
+        """A parameter that no loss of any rank depends on has no gradient, as without a gang.
+
+        Zero would let weight decay at it. Where this rank alone left it out, it takes the gradient of the others.
+        """
+        untouched = [parameter for parameter in self._parameters if parameter not in self._touched]
+        if untouched:
+            sums = [self._bucket_of[parameter].views[parameter] for parameter in untouched]
+            everywhere = [True] * len(sums)
+            if not self._ranks.is_solo:
+                everywhere = torch.stack([((total == 0) & total.signbit()).all() for total in sums]).tolist()
+            for parameter, is_left_out in zip(untouched, everywhere, strict=True):
+                if is_left_out:
+                    parameter.grad = None
 
 
 def _weak_hook(method: Callable[[Tensor], None]) -> Callable[[Tensor], None]:
