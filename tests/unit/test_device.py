@@ -76,6 +76,22 @@ def test_cpu_where_no_gpu_was_given(
     assert pick_device(replace(context, has_gpu=has_gpu)) == CPU
 
 
+@pytest.mark.parametrize("visible", [None, ""])
+def test_gpu_that_was_given_without_its_number_is_an_error(
+    limits: list[tuple[float, int | None]],
+    visible: str | None,
+    context: ExecutionContext,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where Ray is told to leave the variable alone: the job would hold a GPU and compute on the CPU."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    with pytest.raises(NoDeviceError, match=r"CUDA_VISIBLE_DEVICES does not say which.*RAY_EXPERIMENTAL_NOSET_CUDA"):
+        pick_device(context)
+    assert pick_device(replace(context, has_gpu=False)) == CPU
+
+
 def test_part_of_a_gpu_limits_memory_until_a_later_job_has_more(
     limits: list[tuple[float, int | None]], context: ExecutionContext
 ) -> None:

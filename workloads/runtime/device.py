@@ -17,6 +17,7 @@ WORKSPACE: Final = "CUBLAS_WORKSPACE_CONFIG"
 REPRODUCIBLE_WORKSPACES: Final = (":4096:8", ":16:8")
 """https://docs.nvidia.com/cuda/cublas/#results-reproducibility; the first is also what Hopper GPUs use by default."""
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_NOT_SET: Final = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 _parts: dict[int, float] = {}
 """Of the memory of each GPU, by its number, what this process was limited to."""
 
@@ -33,11 +34,17 @@ def pick_device(context: ExecutionContext | None = None) -> torch.device:
     Raises:
         NoDeviceError: the backend gave one, and this process cannot use it.
     """
-    visible = os.environ.get(_VISIBLE, "")
+    visible, has_gpu = os.environ.get(_VISIBLE, ""), context is not None and context.has_gpu
     if visible in {"", "-1"}:
+        if has_gpu and torch.cuda.is_available():
+            raise NoDeviceError(
+                f"this attempt was given a GPU, but {_VISIBLE} does not say which one, so it would compute on the CPU: "
+                f"Ray does not set the variable where {_NOT_SET} is set; unset that on all nodes, restart Ray, and "
+                "submit again"
+            )
         return torch.device("cpu")
     if not torch.cuda.is_available():
-        if context is not None and context.has_gpu:
+        if has_gpu:
             # The CPU would take a hundred times as long, and the GPU would be held meanwhile. These words blame the
             # node: ``orchestrator.state.failure_policy`` knows them.
             raise NoDeviceError(
