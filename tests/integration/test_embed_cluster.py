@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -41,11 +42,13 @@ from workloads.data.source import SampleSource
 from workloads.data.split_targets import NO_LABEL
 from workloads.features.artifact import FeatureTable, FinishedRows
 from workloads.jobs.cluster import Group
+from workloads.jobs.embed import Embedding
 from workloads.labels.label_map import LabelMap, SampleLabels
 from workloads.models.build import build_backbone
 from workloads.models.spec import ModelSpec
 from workloads.run import execute
 from workloads.runtime import ranks
+from workloads.runtime.ranks import Ranks
 
 pytestmark = pytest.mark.xdist_group("ranks")  # one process has loaded for all what ranks begin with
 
@@ -59,7 +62,6 @@ LOOK: dict[str, Any] = {
     "std": [0.25, 0.25, 0.25],
     "precision": "fp32",
 }
-EVERY_BATCH = Execution(checkpoint_every_steps=1)
 DEPTH1 = {"hierarchy": "depth1"}
 
 
@@ -81,12 +83,14 @@ class Plane:
         assert isinstance(self.tiny.store, LocalStore)
         return self.tiny.store
 
-    def embed(self, split: str = "train", *, attempt: int = 1, changes: Mapping[str, Any] | None = None) -> JobRequest:
+    def embed(
+        self, split: str = "train", *, attempt: int = 1, changes: Mapping[str, Any] | None = None, every: int = 1
+    ) -> JobRequest:
         digest = sha256(self.weights.read_bytes()).hexdigest()
         initial = {"sha256": digest}
         parameters = {"split": split, "model": NO_BATCHNORM, "initial": initial, **LOOK, **(changes or {})}
         uri = self.weights.as_uri()
-        execution = Execution(checkpoint_every_steps=EVERY_BATCH.checkpoint_every_steps, initial_uri=uri)
+        execution = Execution(checkpoint_every_steps=every, initial_uri=uri)
         return self.tiny.request(JobKind.EMBED, parameters, {"index": self.index}, execution=execution, attempt=attempt)
 
     def features(self, request: JobRequest) -> FeatureTable:
@@ -375,6 +379,40 @@ def test_commit_without_adopted_objects_is_refused(embedded: Plane) -> None:
     writer.adopt("rows.npy", "artifacts/embed/x/checkpoints/1-a/rows.npy", size_bytes=3, digests=Digests(sha256="0"))
     with pytest.raises(StorageError, match=r"rows\.npy"):
         writer.commit(now=0.0)
+
+
+def test_embed_goes_on_from_rows_that_were_cut_otherwise_to_the_same_bytes(embedded: Plane, tmp_path: Path) -> None:
+    """As after an attempt of another number of ranks: here one batch each, then all that is left."""
+    plane, steps = Plane(tmp_path), list[int]()
+    with pytest.raises(PreemptedError):
+        plane.tiny.run(
+            plane.embed(), report=lambda progress: steps.append(progress.step), should_stop=lambda: max(steps) >= 512
+        )
+    resumed = plane.features(plane.embed(attempt=2, every=0))
+    assert resumed.starts.tolist() == [0, 256]
+    everything, whole = np.arange(NUM_TRAIN), embedded.features(embedded.embed())
+    assert resumed.take(everything).tobytes() == whole.take(everything).tobytes()
+
+
+@pytest.mark.parametrize(
+    ("num_samples", "world_size", "every", "batches"),
+    [
+        (50_000, 1, 0, 170),  # 64 MiB of 768 features in float16
+        (50_000, 8, 0, 25),
+        (50_000, 8, 2, 2),
+        (5_000_000, 8, 0, 170),
+        (300, 8, 0, 1),
+        (0, 8, 0, 1),
+    ],
+)
+def test_embed_has_rows_for_every_rank_of_a_gang(num_samples: int, world_size: int, every: int, batches: int) -> None:
+    stub: Any = SimpleNamespace(num_features=768, split=SimpleNamespace(num_samples=num_samples))
+    request: Any = SimpleNamespace(key="embed-x-0123456789abcdef", execution=Execution(checkpoint_every_steps=every))
+    context: Any = SimpleNamespace(store=None)
+    embedding = Embedding(
+        request, context, backbone=stub, source=stub, arithmetic=stub, ranks=Ranks(world_size=world_size)
+    )
+    assert embedding._rows_per_part() == 256 * batches
 
 
 def test_embed_without_weights_is_refused(plane: Plane) -> None:

@@ -37,7 +37,8 @@ def run_embed(request: JobRequest, context: ExecutionContext) -> JobResult:
     """Commit the features of ``parameters["split"]``; see ``workloads.features.artifact``.
 
     Finished runs of rows are kept when an attempt ends (``execution.checkpoint_every_steps`` batches each; by default
-    64 MiB), and never computed again. In a gang all ranks call this, each embeds its share, and the first one commits.
+    64 MiB, in a gang at most the share of a rank), and never computed again. In a gang all ranks call this, each embeds
+    its share, and the first one commits.
 
     Raises:
         UserError, BadDataError, NumericsError, PreemptedError, StorageError, PeerLostError: why there is no commit.
@@ -188,7 +189,10 @@ class Embedding:
 
     def _rows_per_part(self) -> int:
         batch_bytes = BATCH_SIZE * self._backbone.num_features * 2
-        return BATCH_SIZE * (self._request.execution.checkpoint_every_steps or max(1, _PART_BYTES // batch_bytes))
+        # Every rank of a gang has work: there are as many runs as ranks, where there are as many batches.
+        per_rank = -(-self._num_samples // (BATCH_SIZE * self._ranks.world_size))
+        num_batches = max(1, min(_PART_BYTES // batch_bytes, per_rank))
+        return BATCH_SIZE * (self._request.execution.checkpoint_every_steps or num_batches)
 
     def _fill(self, first: int, last: int, batches: Iterator[Batch], pace: Pace) -> None:
         """Embed the rows ``first <= i < last`` and store them."""
