@@ -266,7 +266,12 @@ def test_size_is_remembered_for_what_takes_the_memory() -> None:
 
 
 def _searched(
-    monkeypatch: pytest.MonkeyPatch, *, world_size: int = 1, compile_mode: str = "off", grad_reduction: str = "fp32"
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    world_size: int = 1,
+    compile_mode: str = "off",
+    grad_reduction: str = "fp32",
+    average: Any = None,
 ) -> tuple[dict[str, Any], list[bool]]:
     """What a search for a share of 64 tells, and whether passes of 32 and 64 samples have gradients at their begin."""
     told: dict[str, Any] = {}
@@ -285,7 +290,7 @@ def _searched(
     monkeypatch.setattr(warmup_step, "find_micro_batch", find)
     model = nn.Linear(3 * 16 * 16, 2)
     arithmetic = Arithmetic(torch.device("cpu"), compile_mode=CompileMode(compile_mode))
-    learner: Any = SimpleNamespace(model=model, average=None, arithmetic=arithmetic)
+    learner: Any = SimpleNamespace(model=model, average=average, arithmetic=arithmetic)
     recipe, ranks = SimpleNamespace(grad_reduction=grad_reduction), Ranks(world_size=world_size)
     job: Any = SimpleNamespace(context=SimpleNamespace(gpu_share=1.0), recipe=recipe, ranks=ranks)
     task = MemoryImages(model, batch_size=64, num_samples=64, image_size=16)
@@ -314,7 +319,7 @@ def test_search_holds_gradients_where_a_pass_of_training_does(
     assert has_gradients == passes
 
 
-def test_search_counts_rounded_gradients_of_a_gang(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_adds_what_is_not_there_yet(monkeypatch: pytest.MonkeyPatch) -> None:
     def later_bytes(**how: Any) -> int:
         return int(_searched(monkeypatch, **how)[0]["later_bytes"])
 
@@ -322,6 +327,7 @@ def test_search_counts_rounded_gradients_of_a_gang(monkeypatch: pytest.MonkeyPat
     rounded = later_bytes(world_size=2, grad_reduction="bf16")
     assert plain == gang
     assert rounded - gang == 2 * (2 * 3 * 16 * 16 + 2)
+    assert later_bytes(average=object()) == plain  # averaged weights are there during the search
 
 
 def test_share_of_a_gpu_limits_what_an_attempt_takes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,8 +125,8 @@ def find_micro_batch(
     """The largest multiple of ``unit``, at most ``limit``, with which ``step`` fits into memory; by trial.
 
     Doubles from one unit until a trial does not fit, then halves the interval. ``later_bytes`` is what the run will
-    take beside a step (optimiser state, averages), ``sample_bytes`` an input: a trial holds as many as go through the
-    model at once, a step all ``limit`` of its share. ``limit`` need not be a multiple.
+    take beside a step (optimiser state), ``sample_bytes`` an input: a trial holds as many as go through the model at
+    once, a step all ``limit`` of its share. ``limit`` need not be a multiple.
 
     Raises:
         OutOfMemoryError: not even one unit fits.

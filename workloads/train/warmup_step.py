@@ -147,9 +147,9 @@ class MicroBatchSearch:
         state_bytes = sum(parameter.nbytes for parameter in learner.model.parameters() if parameter.requires_grad)
         inputs, _ = self._example(1)
         is_solo = self.job.ranks.is_solo
-        # Two moments of an optimiser at most, and averaged weights; as uint8 the images at hand, the next, and those on
-        # their way.
-        later_bytes = (2 + (learner.average is not None)) * state_bytes + 3 * share * inputs.nbytes // 4
+        # Two moments of an optimiser at most; as uint8 the images at hand, the next, and those on their way. Averaged
+        # weights are in every peak: they exist since the learner does.
+        later_bytes = 2 * state_bytes + 3 * share * inputs.nbytes // 4
         if not is_solo and Precision(self.job.recipe.grad_reduction) is Precision.BF16:
             later_bytes += state_bytes // 2  # the rounded gradients of a step stay until those of the next
         # As in ``GradientSum``: alone and in one pass, a step begins without gradients.
