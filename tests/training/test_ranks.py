@@ -24,6 +24,7 @@ from orchestrator.storage.local import LocalStore
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop, network
 from tests.rank_processes import COLLECTIVE_TIMEOUT_S, RankPool, in_gang, raise_errors
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
+from workloads.runtime import fingerprint
 from workloads.runtime import ranks as ranks_module
 from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import PeerLostError, Ranks, flight_record
@@ -210,6 +211,20 @@ def test_gang_that_rounds_gradients_notes_another_number_of_workers(
     for changes in raise_errors(pool.run(tmp_path, 4, last, tmp_path / "store")):
         assert "world_size: 2 -> 4" in changes
         assert "grad_reduction: bf16 of 2 workers -> bf16 of 4 workers" in changes
+
+
+def test_gang_notes_the_numerics_of_every_rank(pool: RankPool, tmp_path: Path) -> None:
+    """A gang in which another rank than the first goes on with another processor is not bit-exact any more."""
+    mixed, other = "device: a -> a x 1, b x 1", "device: a x 1, b x 1 -> b"
+    for devices, changes in (("aa", []), ("ab", [mixed]), ("ab", [mixed]), ("bb", [mixed, other])):
+        found = raise_errors(pool.run(tmp_path, 2, _on_devices, tmp_path / "store", devices))
+        assert found == [changes, changes], devices
+
+
+def _on_devices(rank: int, world_size: int, folder: Path, devices: str) -> Any:
+    """Changes of numerics that a gang notes whose ranks have these processors; it stops after its first update."""
+    with mock.patch.object(fingerprint, "_cpu_model", return_value=devices[rank]):
+        return _rounded_gradients(rank, world_size, folder, stops=True)
 
 
 def test_gang_with_a_poisoned_sample_on_one_rank_fails_on_all_and_names_it(pool: RankPool, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import torch
 import torch.utils.deterministic
 
 from workloads.runtime.enums import Precision
+from workloads.runtime.ranks import Ranks
 
 Fingerprint = Mapping[str, str | int]
 GRAD_REDUCTION = "grad_reduction"
@@ -69,6 +72,21 @@ def numerics_fingerprint(
         "optimizer_form": "fused",
         **({GRAD_REDUCTION: f"{grad_reduction.value} of {world_size} workers"} if rounds else {}),
     }
+
+
+def joined_fingerprint(own: Fingerprint, ranks: Ranks) -> dict[str, str | int]:
+    """The fingerprint of a gang, the same on all ranks; an entry in which they differ has all values. A collective."""
+    if ranks.is_solo:
+        return dict(own)
+    told: list[Fingerprint] = [json.loads(text) for text in ranks.gather_text(json.dumps(dict(own)))]
+    names = dict.fromkeys(name for one in told for name in one)
+    return {name: _joined([one.get(name, "absent") for one in told]) for name in names}
+
+
+def _joined(values: Sequence[str | int]) -> str | int:
+    """The value of all ranks; else theirs in their order, with the number of ranks in a row that have it."""
+    runs = [(value, len(list(run))) for value, run in groupby(values)]
+    return values[0] if len(runs) == 1 else ", ".join(f"{value} x {length}" for value, length in runs)
 
 
 def difference(before: Fingerprint, now: Fingerprint) -> list[str]:

@@ -22,7 +22,13 @@ from workloads.checkpoint.snapshot import Checkpoint
 from workloads.checkpoint.writer import WhenBusy
 from workloads.models.build import checkpoint_activations
 from workloads.runtime.enums import Precision
-from workloads.runtime.fingerprint import GRAD_REDUCTION, Fingerprint, difference, numerics_fingerprint
+from workloads.runtime.fingerprint import (
+    GRAD_REDUCTION,
+    Fingerprint,
+    difference,
+    joined_fingerprint,
+    numerics_fingerprint,
+)
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.streams import Purpose, seed_device, torch_seed
 from workloads.train.evaluate import OutcomeTally, evaluate
@@ -94,16 +100,16 @@ class TrainingLoop:
         self._newest: Reading | None = None
         self._points = RewindPoints(recipe.rewind_steps)
         self._saver = Saver(request, job.context, self._ranks)
+        own = numerics_fingerprint(
+            job.device,
+            num_threads=request.execution.num_threads,
+            # Of rank 0, which writes the checkpoints: shares, and so passes, may differ by a unit.
+            micro_batch=int(self._ranks.broadcast_(torch.tensor(self._layout.micro_batch))),
+            world_size=self._ranks.world_size,
+            grad_reduction=Precision(recipe.grad_reduction),
+        )
         self._fingerprint = (
-            numerics_fingerprint(
-                job.device,
-                num_threads=request.execution.num_threads,
-                # Of rank 0, which writes the checkpoints: shares, and so passes, may differ by a unit.
-                micro_batch=int(self._ranks.broadcast_(torch.tensor(self._layout.micro_batch))),
-                world_size=self._ranks.world_size,
-                grad_reduction=Precision(recipe.grad_reduction),
-            )
-            | arithmetic.fingerprint()
+            joined_fingerprint(own | arithmetic.fingerprint(), self._ranks)
             | ({_NORM_GROUPS: "at once"} if self._layout.has_batchnorm else {})
             | ({_BACKWARD: "written out"} if arithmetic.is_compiled and self._layout.has_groups_at_once else {})
         )
@@ -228,8 +234,8 @@ class TrainingLoop:
 
     def _compare_numerics(self) -> None:
         """Again, once it is known whether what was to be compiled is. Before the first update and its checkpoints."""
+        self._fingerprint |= joined_fingerprint(self._learner.arithmetic.fingerprint(), self._ranks)
         if self.notes:
-            self._fingerprint |= self._learner.arithmetic.fingerprint()
             self._fingerprint.pop(_BACKWARD, None)
         changes = [] if self._resumed_under is None else difference(self._resumed_under, self._fingerprint)
         self.state.fingerprint_changes = [*self._changes_before, *changes]
