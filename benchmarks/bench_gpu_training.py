@@ -52,7 +52,7 @@ from workloads.runtime.enums import Precision
 from workloads.runtime.precision import Arithmetic
 from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Stage
-from workloads.train.large_head import loss_of
+from workloads.train.large_head import LossForward
 from workloads.train.learner import Learner, RunState
 from workloads.train.micro_batch import Layout
 from workloads.train.objective import build_objective
@@ -110,7 +110,7 @@ class OwnStep:
         with pytest.MonkeyPatch.context() as patch:
             if whole:
                 patch.setattr(precision, "blocks_of", lambda network: [network])
-            losses_of = loss_of(model, build_objective(parsed, NUM_CLASSES), self.arithmetic.compiled)
+            losses_of = LossForward(model, build_objective(parsed, NUM_CLASSES), self.arithmetic.compiled)
         layout = Layout.of(model, parsed, micro_batch=batch_size, ranks=Ranks())
         self._normalize = PixelNormalizer(parsed, device(), memory)
         self._groups = layout.norm_group if layout.has_groups_at_once else 0

@@ -43,7 +43,7 @@ from workloads.runtime import precision
 from workloads.runtime.precision import Arithmetic, CompiledForward, CompileMode
 from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Stage
-from workloads.train.large_head import CHUNK_CLASSES, LARGE_LOGITS, head_losses, loss_of
+from workloads.train.large_head import CHUNK_CLASSES, LARGE_LOGITS, LossForward, head_losses
 from workloads.train.learner import Learner, build_average
 from workloads.train.micro_batch import Layout
 from workloads.train.objective import SigmoidObjective, SoftmaxObjective
@@ -260,7 +260,7 @@ def _grouped_update(arm: str, model: nn.Module) -> Callable[[], object]:
     recipe = Recipe.from_mapping({**RECIPE, "batch_size": GROUP_SHARE, "norm_group": group})
     learner = Learner(model, recipe, Calendar.of(recipe, 10**7), Arithmetic(torch.device("cpu")))
     layout = Layout.of(model, recipe, micro_batch=GROUP_SHARE, ranks=Ranks())
-    update = Update(learner, loss_of(model, SoftmaxObjective(NUM_CLASSES)), layout)
+    update = Update(learner, LossForward(model, SoftmaxObjective(NUM_CLASSES)), layout)
     images = torch.randn(GROUP_SHARE, 3, GROUP_IMAGE_SIZE, GROUP_IMAGE_SIZE)
     images = images.contiguous(memory_format=torch.channels_last)
     batch = TrainInputs(inputs=images, targets=torch.zeros(GROUP_SHARE, dtype=torch.int64))
@@ -360,7 +360,7 @@ def test_training_fed_by_the_loader_beside_one_batch_in_memory(task: ImageTask) 
     torch.set_num_threads(NUM_CORES)
     recipe = task._job.recipe
     learner = Learner(task.model, recipe, Calendar.of(recipe, 512), Arithmetic(torch.device("cpu")))
-    losses_of = loss_of(task.model, SoftmaxObjective(2))
+    losses_of = LossForward(task.model, SoftmaxObjective(2))
     update = Update(learner, losses_of, Layout.of(task.model, recipe, ranks=Ranks()))
     one = next(task.batches(0, 1, unit=1))
     ratios = []

@@ -31,7 +31,7 @@ from workloads.runtime.precision import (
     is_compile_failure,
     keep_compiled_code,
 )
-from workloads.train.large_head import loss_of
+from workloads.train.large_head import LossForward
 from workloads.train.objective import SoftmaxObjective
 from workloads.train.step_metrics import PEAKS, Throughput, gpu_usage, peak_flops, reset_gpu_peak, training_flops
 from workloads.train.warmup_step import WarmupStep
@@ -234,7 +234,6 @@ def test_compiled_module_runs_compiled_code_with_its_own_parameters() -> None:
     assert torch.equal(compiled(torch.ones(2, 4)), layer(torch.ones(2, 4)))
     assert calls
     assert compiled.is_compiled
-    assert compiled.compile_s > 0
     compiled(torch.ones(2, 4)).sum().backward()
     assert layer.weight.grad is not None
 
@@ -451,7 +450,7 @@ class _Noisy(nn.Module):
 @pytest.mark.parametrize("fails", [False, True])
 def test_rehearsal_leaves_no_trace(fails: bool) -> None:
     model, arithmetic = _Noisy(), _arithmetic()
-    losses_of = loss_of(model, SoftmaxObjective(2))
+    losses_of = LossForward(model, SoftmaxObjective(2))
 
     def failing(inputs: Tensor, targets: Any) -> tuple[Tensor, Tensor]:
         losses_of(inputs, targets)

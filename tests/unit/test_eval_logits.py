@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.unit.test_evaluate import CLASSES, LEVELS, NAMES, Split, split_of
 from workloads.models.build import Classifier
-from workloads.train.evaluate import LARGE_LOGITS, EvalForward, EvalInputs, evaluate
+from workloads.train.evaluate import MOST_LOGITS, EvalForward, EvalInputs, evaluate
 from workloads.train.objective import SigmoidObjective, SoftmaxObjective
 
 BATCH_SIZE = 7
@@ -43,7 +43,7 @@ def test_metrics_from_a_few_samples_at_a_time_are_those_of_whole_batches(
     model, split = MODELS[name](), split_of(40, is_multi_label=is_multi_label)
     objective = SigmoidObjective(CLASSES) if is_multi_label else SoftmaxObjective(CLASSES)
     whole = metrics(model, split, objective)
-    monkeypatch.setattr("workloads.train.evaluate.LARGE_LOGITS", rows * CLASSES)
+    monkeypatch.setattr("workloads.train.evaluate.MOST_LOGITS", rows * CLASSES)
     seen = [len(logits) for logits in EvalForward(model.eval()).logits_in_parts(split.logits_NK[:BATCH_SIZE])]
     assert seen == [rows] * (BATCH_SIZE // rows) + [BATCH_SIZE % rows] * (BATCH_SIZE % rows > 0)
     parted = metrics(model, split, objective)
@@ -52,7 +52,7 @@ def test_metrics_from_a_few_samples_at_a_time_are_those_of_whole_batches(
 
 
 def test_model_without_a_linear_head_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("workloads.train.evaluate.LARGE_LOGITS", 1)
+    monkeypatch.setattr("workloads.train.evaluate.MOST_LOGITS", 1)
     (logits,) = EvalForward(nn.Identity()).logits_in_parts(torch.zeros(5, CLASSES))
     assert len(logits) == 5
 
@@ -74,7 +74,7 @@ def test_evaluation_of_half_a_million_classes_never_holds_all_logits() -> None:
     )
     with Watch():
         found = evaluate(nn.Linear(2, num_classes), [batch], (), objective=SoftmaxObjective(num_classes))
-    assert largest <= LARGE_LOGITS < batch_size * num_classes
+    assert largest <= MOST_LOGITS < batch_size * num_classes
     assert found["val_loss"] > 1
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from workloads.models.build import Classifier
 from workloads.train import large_head
-from workloads.train.large_head import head_losses, loss_of
+from workloads.train.large_head import LossForward, head_losses
 from workloads.train.linear_form import MixedTargets, Targets
 from workloads.train.objective import SigmoidObjective, SoftmaxObjective
 
@@ -137,9 +137,9 @@ def test_loss_of_large_head_equals_the_plain_path(
     objective: Objective, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, features, targets = _classifier(), _features(), _targets(kind)
-    plain_B, plain_wrong = loss_of(model, objective)(features, targets)
+    plain_B, plain_wrong = LossForward(model, objective)(features, targets)
     monkeypatch.setattr(large_head, "LARGE_LOGITS", 6 * NUM_CLASSES)
-    chunked_B, chunked_wrong = loss_of(model, objective)(features, targets)
+    chunked_B, chunked_wrong = LossForward(model, objective)(features, targets)
     assert chunked_B.grad_fn is not None
     assert "Chunked" in chunked_B.grad_fn.name()
     torch.testing.assert_close(chunked_B, plain_B)
@@ -148,7 +148,7 @@ def test_loss_of_large_head_equals_the_plain_path(
 
 def test_loss_of_small_head_is_the_objective_itself() -> None:
     model, objective, targets = _classifier(), SoftmaxObjective(NUM_CLASSES), _targets("single")
-    losses_B, wrong = loss_of(model, objective)(_features(), targets)
+    losses_B, wrong = LossForward(model, objective)(_features(), targets)
     logits = model(_features())
     assert torch.equal(losses_B, objective.losses(logits, targets))
     assert torch.equal(wrong, objective.num_wrong(logits, targets))
@@ -156,9 +156,9 @@ def test_loss_of_small_head_is_the_objective_itself() -> None:
 
 def test_loss_of_head_alone_takes_features(monkeypatch: pytest.MonkeyPatch) -> None:
     head, objective, targets = _head(), SoftmaxObjective(NUM_CLASSES), _targets("single")
-    plain_B, _ = loss_of(head, objective)(_features(), targets)
+    plain_B, _ = LossForward(head, objective)(_features(), targets)
     monkeypatch.setattr(large_head, "LARGE_LOGITS", 1)
-    chunked_B, _ = loss_of(head, objective)(_features(), targets)
+    chunked_B, _ = LossForward(head, objective)(_features(), targets)
     torch.testing.assert_close(chunked_B, plain_B)
 
 
@@ -168,7 +168,7 @@ def test_loss_of_objective_without_a_linear_form_holds_all_logits(monkeypatch: p
             return None
 
     monkeypatch.setattr(large_head, "LARGE_LOGITS", 1)
-    losses_B, _ = loss_of(_classifier(), Squared(NUM_CLASSES))(_features(), _targets("single"))
+    losses_B, _ = LossForward(_classifier(), Squared(NUM_CLASSES))(_features(), _targets("single"))
     assert losses_B.grad_fn is not None
     assert "Chunked" not in losses_B.grad_fn.name()
 

@@ -150,17 +150,6 @@ def test_loader_started_at_any_step_continues_the_sequence(
         assert all(same(left, right) for left, right in zip(resumed, whole[start_step:], strict=True))
 
 
-def test_loader_state_is_the_number_of_batches_handed_out(source: SampleSource, labels: SplitTargets) -> None:
-    loader = loader_of(source, labels, augment="crop_flip")
-    first = list(islice(loader, 7))
-    assert loader.state_dict() == {"step": 7}  # whatever was prepared beyond does not count
-    other = loader_of(source, labels, augment="crop_flip")
-    other.load_state_dict(loader.state_dict())
-    assert len(other) == NUM_STEPS - 7
-    whole = list(loader_of(source, labels, augment="crop_flip"))
-    assert all(same(left, right) for left, right in zip([*first, *other], whole, strict=True))
-
-
 @settings(max_examples=20)
 @given(st.integers(1, 7), st.sampled_from([1, 2, 5]), st.integers(0, NUM_STEPS - 1))
 def test_loader_ranks_share_each_global_batch(

@@ -27,7 +27,7 @@ from workloads.models.batchnorm import RunningStatistics, ghost_batchnorm, resol
 from workloads.runtime.precision import Arithmetic, CompileMode
 from workloads.runtime.ranks import Ranks
 from workloads.train import warmup_step
-from workloads.train.large_head import loss_of
+from workloads.train.large_head import LossForward
 from workloads.train.learner import Learner
 from workloads.train.loop import TrainingLoop
 from workloads.train.micro_batch import Layout
@@ -97,7 +97,7 @@ def _updated(
     calendar = Calendar.of(recipe, num_samples)
     learner = Learner(network, recipe, calendar, Arithmetic(torch.device("cpu")))
     layout = Layout.of(network, recipe, micro_batch=micro_batch, ranks=Ranks())
-    update = Update(learner, loss_of(network, SoftmaxObjective(3)), layout)
+    update = Update(learner, LossForward(network, SoftmaxObjective(3)), layout)
     inputs, targets = _batch(num_samples)
     with groups(network, group_size):
         loss, num_wrong, *_ = update(TrainInputs(inputs=inputs, targets=targets), 0.1).tolist()

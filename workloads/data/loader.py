@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -146,7 +146,7 @@ class _Loader(ABC):
 
 
 class TrainLoader(_Loader):
-    """Iterates over the batches ``start_step <= b < total_steps``; its whole state is the step.
+    """Iterates over the batches ``start_step <= b < total_steps``.
 
     Leaving the iteration (also by an exception) ends its threads.
 
@@ -185,7 +185,7 @@ class TrainLoader(_Loader):
         self._slice = partial(rank_slice, rank=rank, world_size=world_size, group_size=group_size)
         start, stop = self._slice(0, batch_size)
         super().__init__(source, labels, rendered, share=stop - start, num_workers=num_workers, device=device)
-        self._order, self._batch_size, self._step, self._total_steps = order, batch_size, start_step, total_steps
+        self._order, self._batch_size, self._start_step, self._total_steps = order, batch_size, start_step, total_steps
         self._augmenter = rendered.augmenter()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -193,22 +193,13 @@ class TrainLoader(_Loader):
         self._augmenter = self._spec.augmenter()
 
     def __len__(self) -> int:
-        return max(self._total_steps - self._step, 0)
+        return max(self._total_steps - self._start_step, 0)
 
     def __iter__(self) -> Iterator[Batch]:
-        with closing(self._handed_out(range(self._step, self._total_steps))) as handed_out:
+        with closing(self._handed_out(range(self._start_step, self._total_steps))) as handed_out:
             for planned, batch in handed_out:
-                self._step = planned.step + 1
                 yield batch
                 del planned, batch
-
-    def state_dict(self) -> dict[str, int]:
-        """The number of batches that were handed out, counted from the first one of the run."""
-        return {"step": self._step}
-
-    def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Continue after the batches that a loader of the same run had handed out; for the next iteration."""
-        self._step = int(state["step"])
 
     def _plan(self, step: int) -> PlannedBatch:
         start, stop = self._slice(step * self._batch_size, (step + 1) * self._batch_size)

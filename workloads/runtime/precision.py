@@ -18,7 +18,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from enum import StrEnum
@@ -135,8 +134,7 @@ def embed_patches_by_products(network: nn.Module) -> int:
 class CompiledForward:
     """Calls a module, compiled if it can be, block by block; its parameters and their names stay what they are.
 
-    ``note`` says why a module runs uncompiled, ``compile_s`` how long the first call took. ``fixed``: no kernel is
-    chosen by its speed if that changes results.
+    ``note`` says why a module runs uncompiled. ``fixed``: no kernel is chosen by its speed if that changes results.
     """
 
     def __init__(
@@ -147,7 +145,7 @@ class CompiledForward:
         fixed: bool = False,
         backend: str | Callable[..., Any] = "inductor",
     ) -> None:
-        self.module, self.note, self.compile_s = module, "", 0.0
+        self.module, self.note = module, ""
         self._blocks: list[nn.Module] = []
         self._cases: set[tuple[Any, ...]] = set()
         self._num_overflows = 0
@@ -170,7 +168,6 @@ class CompiledForward:
         """The module's result."""
         if not self.is_compiled:
             return self.module(*inputs)
-        started_s = time.perf_counter()
         tensors = [value for value in inputs if isinstance(value, Tensor)]
         case = (self.module.training, torch.is_grad_enabled(), *(tensor.shape for tensor in tensors))
         # What compiles a block may fail after blocks before it ran: these moved statistics and drew random numbers.
@@ -188,7 +185,6 @@ class CompiledForward:
             put_back()
             return self.module(*inputs)
         self._cases.add(case)
-        self.compile_s = self.compile_s or time.perf_counter() - started_s
         return result
 
     @contextmanager

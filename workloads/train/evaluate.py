@@ -44,7 +44,7 @@ _FLUSH_BATCHES = 32
 TOP = 5
 """A prediction among so many largest logits counts as right in ``val_top5_error``."""
 _TOTALS = ("num_samples", "wrong", "top_wrong")
-LARGE_LOGITS: Final = 2**25
+MOST_LOGITS: Final = 2**25
 """Logits that exist at a time, at most, unless one sample alone has more: 128 MiB in float32."""
 _WRONG, _RIGHT = 1, 2
 
@@ -306,11 +306,11 @@ class EvalForward:
         """
         model = self._model
         head = model.head if isinstance(model, Classifier) else model
-        if not isinstance(head, nn.Linear) or len(inputs) * head.out_features <= LARGE_LOGITS:
+        if not isinstance(head, nn.Linear) or len(inputs) * head.out_features <= MOST_LOGITS:
             yield self._forward(model, inputs)
             return
         features_BD = self._forward(model.backbone, inputs) if isinstance(model, Classifier) else inputs
-        for part_bD in torch.split(features_BD, max(1, LARGE_LOGITS // head.out_features)):
+        for part_bD in torch.split(features_BD, max(1, MOST_LOGITS // head.out_features)):
             yield head(part_bD)
 
 

@@ -62,16 +62,6 @@ class LossForward:
         return features_BD
 
 
-def loss_of(
-    model: nn.Module, objective: Objective, compiled: Callable[[nn.Module], Callable[..., Any]] | None = None
-) -> LossForward:
-    """The forward pass of a training step: ``loss_of(model, objective)(inputs, targets) -> (losses_B, num_wrong)``.
-
-    ``compiled`` wraps the part before the head (``Arithmetic.compiled``).
-    """
-    return LossForward(model, objective, compiled)
-
-
 def head_losses(
     features_BD: Tensor, head: nn.Linear, form: LinearForm, chunk_classes: int = 0
 ) -> tuple[Tensor, Tensor]:

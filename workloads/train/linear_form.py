@@ -75,11 +75,6 @@ class MixedTargets:
         is_first_B = self.weight_B >= 0.5
         return torch.where(is_first_B if self.first.ndim == 1 else is_first_B[:, None], self.first, self.second)
 
-    def to(self, device: torch.device) -> Self:
-        """The same on a device."""
-        first, second, weight_B = (part.to(device) for part in (self.first, self.second, self.weight_B))
-        return type(self)(first=first, second=second, weight_B=weight_B)
-
 
 Targets: TypeAlias = Tensor | MixedTargets
 """Classes (B,) int64; or sets of classes (B, M) int64, distinct, padded with -1; or a mixture of two of either."""

@@ -33,7 +33,7 @@ from workloads.runtime.precision import Arithmetic
 from workloads.runtime.streams import Purpose, seed_device, torch_seed
 from workloads.train.evaluate import OutcomeTally, evaluate
 from workloads.train.freezing import train_mode
-from workloads.train.large_head import loss_of
+from workloads.train.large_head import LossForward
 from workloads.train.learner import Learner, RunState
 from workloads.train.micro_batch import out_of_memory_in
 from workloads.train.objective import build_objective
@@ -81,7 +81,7 @@ class TrainingLoop:
         recomputes = request.execution.activation_checkpointing and checkpoint_activations(task.model)
         self._learner = Learner(task.model, recipe, self.calendar, arithmetic)
         self._objective = build_objective(recipe, task.num_classes, is_multi_label=task.is_multi_label)
-        losses_of = loss_of(task.model, self._objective, arithmetic.compiled)
+        losses_of = LossForward(task.model, self._objective, arithmetic.compiled)
         self._micro_batch_search = MicroBatchSearch(learner=self._learner, losses_of=losses_of, task=task, job=job)
         self._layout = self._micro_batch_search.layout()
         self._update = Update(
