@@ -319,7 +319,9 @@ class ExecutionContext:
     world_size: int = 1
     report: Callable[[Progress], None] = _ignore
     should_stop: Callable[[], bool] = _never
-    """True once the attempt must save and raise ``PreemptedError``; called per step and rank: one True stops all ranks.
+    """True once the attempt must save and raise ``PreemptedError``; one True stops all ranks.
+
+    Called per step and rank, and every few seconds of an evaluation.
     """
     watch: Watch | None = None
     """The search that follows the training, if this is a trial."""

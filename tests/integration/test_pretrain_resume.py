@@ -4,18 +4,20 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from orchestrator.core.contract import Execution, JobResult
+from orchestrator.core.contract import Execution, JobRequest, JobResult
 from orchestrator.core.errors import PreemptedError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import BATCHNORM, NO_BATCHNORM, TinyTraining
+from workloads.train import samples
 
 ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05}
 GHOST: dict[str, Any] = {
@@ -128,6 +130,44 @@ def test_pretrain_stopped_at_several_steps_equals_undisturbed(fresh: Callable[[]
     assert record.summary["resumed_steps"] == sorted({*steps} - {0})
     assert record.summary["fingerprint_changes"] == []
     assert _stable(_lines(stopped, result.key)) == _stable(_lines(plain, expected.key))
+
+
+@pytest.mark.parametrize("keep_last", [1, 2])
+def test_pretrain_stopped_within_evaluations_equals_undisturbed(
+    fresh: Callable[[], TinyTraining], monkeypatch: pytest.MonkeyPatch, keep_last: int
+) -> None:
+    """Also in the one at the end; each evaluation that a run stopped in comes first in the next attempt."""
+    monkeypatch.setattr(samples, "EVAL_BATCH_SIZE", 16)  # three batches
+    plain, stopped = fresh(), fresh()
+    execution = Execution(deterministic=True, checkpoint_keep_last=keep_last)
+
+    def request(tiny: TinyTraining, attempt: int = 1) -> JobRequest:
+        made = tiny.training(model=BATCHNORM, recipe=ADAMW | {"average": "ema"}, execution=execution, attempt=attempt)
+        keep = {"epochs": [1], "best": {"metric": "val_loss", "k": 1}}
+        return replace(made, identity={**made.identity, "parameters": {**made.parameters, "keep": keep}})
+
+    expected = plain.run(request(plain))
+    monkeypatch.setattr(samples, "_ASK_EVERY_S", 0.0)
+    # Questions: 6 steps and 3 batches of validation an epoch, 15 steps in all. At the second batch, again at once, in
+    # training, at the third batch of the second evaluation, and at the first one of the last.
+    for attempt, calls in enumerate([7, 1, 3 + 2, 4 + 2, 3 + 3], start=1):
+        with pytest.raises(PreemptedError, match=f"stopped at step {[6, 6, 8, 12, 15][attempt - 1]} as asked"):
+            stopped.run(request(stopped, attempt), should_stop=_stop_after(calls))
+    result = stopped.run(request(stopped, 9))
+    record, undisturbed = _record(stopped, result), _record(plain, expected)
+    assert record.metrics == undisturbed.metrics
+    assert _weights(record) == _weights(undisturbed)
+    assert {name: part.sha256 for name, part in record.parts.items()} == {
+        name: part.sha256 for name, part in undisturbed.parts.items()
+    }
+    assert record.summary["kept"] == undisturbed.summary["kept"]
+    assert record.summary["resumed_steps"] == [6, 8, 12, 15]  # nothing was new at the second stop
+    assert record.summary["fingerprint_changes"] == []
+    measured = record.summary["measured"]
+    assert measured["setup_s"] > 0
+    assert "images_per_s" not in measured
+    assert _stable(_lines(stopped, result.key)) == _stable(_lines(plain, expected.key))
+    assert list(stopped.store.list_objects(f"{checkpoints_folder(result.key)}/")) == []
 
 
 @pytest.mark.parametrize(("every_steps", "calls", "resumed"), [(0, 5, None), (0, 8, 6), (4, 11, 8)])

@@ -8,9 +8,11 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,15 +23,28 @@ from tests.rank_processes import ANSWER_TIMEOUT_S, Rank, in_gang
 from tests.tiny_training import TinyTraining
 from workloads.data.loader import TrainLoader
 from workloads.run import execute
+from workloads.runtime import ranks
+from workloads.train import samples
 
 Seen = list[tuple[int, int, NDArray[np.int64]]]
 """Batch, first position and ordinals of every share that a rank was handed."""
 
 
 class Gang:
-    """One attempt at a job by a gang of fresh processes, in a store below ``folder``."""
+    """One attempt at a job by a gang of fresh processes, in a store below ``folder``.
 
-    def __init__(self, folder: Path, request: JobRequest, world_size: int, *, stop_after: int | None = None) -> None:
+    ``asks_often``: validation has batches of 16 samples, and ranks ask before each whether to stop.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        request: JobRequest,
+        world_size: int,
+        *,
+        stop_after: int | None = None,
+        asks_often: bool = False,
+    ) -> None:
         self.ranks = [Rank() for _ in range(world_size)]
         self._questions = [folder / f"questions-{rank}-{request.attempt_number}" for rank in range(world_size)]
         rendezvous = folder / f"gang-{request.attempt_number}"
@@ -39,9 +54,8 @@ class Gang:
         for number, rank in enumerate(self.ranks):
             # Only the last rank is asked to stop: the others must learn of it.
             mine = stop_after if number == world_size - 1 else None
-            rank.begin(
-                in_gang, rendezvous, number, world_size, run_rank, folder, request, self._questions[number], mine
-            )
+            run = partial(run_rank, asks_often=asks_often)
+            rank.begin(in_gang, rendezvous, number, world_size, run, folder, request, self._questions[number], mine)
 
     def kill(self, rank: int, after_questions: int) -> None:
         """SIGKILL a rank once it has asked so many times whether to stop, that is at the beginning of that step."""
@@ -66,7 +80,14 @@ class Gang:
 
 
 def run_rank(
-    rank: int, world_size: int, folder: Path, request: JobRequest, questions: Path, stop_after: int | None
+    rank: int,
+    world_size: int,
+    folder: Path,
+    request: JobRequest,
+    questions: Path,
+    stop_after: int | None,
+    *,
+    asks_often: bool = False,
 ) -> tuple[JobResult, Seen] | tuple[Exception, Seen]:
     """One rank of an attempt; an error comes back with the samples seen before it."""
     asked, fifo = itertools.count(1), os.open(questions, os.O_WRONLY)
@@ -85,7 +106,7 @@ def run_rank(
         world_size=world_size,
         should_stop=should_stop,
     )
-    with _watched_batches() as seen:
+    with _watched_batches() as seen, _asking_often() if asks_often else nullcontext():
         try:
             return execute(request, context), seen
         except Exception as error:  # noqa: BLE001 - the test judges it
@@ -109,6 +130,15 @@ def sequence(attempts: Sequence[tuple[int, int, Sequence[Seen]]]) -> list[int]:
         )
         ordinals += [ordinal for _, share in shares for ordinal in share]
     return ordinals
+
+
+@contextmanager
+def _asking_often() -> Iterator[None]:
+    with (
+        mock.patch.multiple(samples, EVAL_BATCH_SIZE=16, _ASK_EVERY_S=0.0),
+        mock.patch.object(ranks, "VOTE_EVERY_S", 0.05),
+    ):
+        yield
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import pytest
 from orchestrator.core.contract import Execution, JobResult
 from orchestrator.core.errors import FailureKind, PreemptedError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.report.inputs import read_metric_history
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.local import LocalStore
 from tests.tiny_training import BATCHNORM, TinyTraining
@@ -109,6 +110,26 @@ def test_gang_killed_at_many_steps_ends_with_the_weights_of_an_undisturbed_one(
     fresh: Callable[[], TinyTraining], undisturbed: Callable[[int], Record], number: int
 ) -> None:
     _check_kill(100 + number, 1 + number % 3, fresh, undisturbed)
+
+
+def test_gang_stopped_within_evaluations_ends_with_the_results_of_an_undisturbed_one(
+    fresh: Callable[[], TinyTraining],
+) -> None:
+    """Rank 1 is asked at its batch of the first evaluation, then at that of the last one."""
+    plain, stopped = fresh(), fresh()
+    undisturbed = _record(plain, Gang(plain.folder, _request(plain, 1), 2, asks_often=True).results())
+    for attempt, stop_after in enumerate([4 + 1, 1 + 4 + 1 + 2 + 1], start=1):
+        gang = Gang(stopped.folder, _request(stopped, attempt), 2, stop_after=stop_after, asks_often=True)
+        errors = [error for error, _ in gang.results()]
+        assert [type(error) for error in errors] == [PreemptedError] * 2, errors
+    record = _record(stopped, Gang(stopped.folder, _request(stopped, 3), 2, asks_often=True).results())
+    assert record.metrics == undisturbed.metrics
+    assert record.summary["weights_sha256"] == undisturbed.summary["weights_sha256"]
+    assert record.summary["resumed_steps"] == [4, 10]
+    lines = [read_metric_history(tiny.store, record.key) for tiny in (plain, stopped)]
+    told = [[(line.step, line.metrics["train_loss"], line.metrics["val_loss"]) for line in some] for some in lines]
+    assert told[0] == told[1]
+    assert [step for step, *_ in told[0]] == [4, 8, 10]
 
 
 def test_gang_of_changing_size_sees_the_samples_of_one_process(fresh: Callable[[], TinyTraining]) -> None:

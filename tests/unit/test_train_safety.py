@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from orchestrator.core.contract import Execution
 from orchestrator.core.errors import NumericsError, PreemptedError
+from orchestrator.report.inputs import read_metric_history
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore
 from tests.memory_images import KEY, MemoryImages, memory_loop
@@ -218,6 +220,39 @@ def test_loop_rewinds_behind_an_update_that_only_an_evaluation_shows_to_be_wrong
     assert rewind.reason == "the evaluation after the update gives val_loss nan"
     assert task.seen[step + 1] == step + 1
     assert state.latest["val_loss"] == 1.0
+
+
+@pytest.mark.parametrize(("failed", "save_every", "to_step"), [(1, 5, 6), (4, 5, 21), (4, 4, 24)])
+def test_loop_stopped_within_an_evaluation_rewinds_behind_it_like_one_undisturbed(
+    failed: int, save_every: int, to_step: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for one whose checkpoints from before the update that failed are too young: it goes back less far."""
+    states = []
+    for name, stops_at in (("whole", -1), ("cut", failed)):
+        values: dict[int, Any] = {stops_at: PreemptedError("asked to stop"), failed + (name == "cut"): float("nan")}
+        evaluations = iter(values.get(number, 1.0) for number in range(10))
+
+        def evaluate(*_: object, evaluations: Iterator[Any] = evaluations, **__: object) -> dict[str, float]:
+            value = next(evaluations)
+            if isinstance(value, PreemptedError):
+                raise value
+            return {"val_error": 0.5, "val_loss": value}
+
+        monkeypatch.setattr(loop_module, "evaluate", evaluate)
+        loop, task = _train(tmp_path / name, poisoned=(), save_every=save_every)
+        if name == "cut":
+            with pytest.raises(PreemptedError, match=f"stopped at step {5 * failed + 5} as asked"):
+                loop.run()
+            loop, task = _train(tmp_path / name, poisoned=(), save_every=save_every, attempt=2)
+        states.append((loop.run(), dict(task.model.state_dict())))
+    (whole, expected), (cut, weights) = states
+    (rewind,) = cut.rewinds
+    assert rewind.to_step == to_step
+    if to_step < 24:
+        assert cut.rewinds == whole.rewinds
+        assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    lines = [[line.step for line in read_metric_history(LocalStore(tmp_path / name), KEY)] for name in ("whole", "cut")]
+    assert lines[0] == lines[1] == [5, 10, 15, 20, 25]
 
 
 def test_loop_that_fails_without_end_gives_up(tmp_path: Path) -> None:

@@ -104,8 +104,9 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
         setup_s = loop.first_step_at_s - started_s
         measured = {"setup_s": setup_s, "train_s": time.perf_counter() - loop.first_step_at_s}
         bad_samples, notes = samples.bad.summary(), [*job.notes, *loop.notes]
+        speed = {"images_per_s": loop.images_per_s} if loop.images_per_s else {}  # only the last evaluation was left
         summary = _summary(state, notes, task.origin, bad_samples, initial) | {
-            "measured": measured | {"images_per_s": loop.images_per_s, "compile_s": loop.compile_s}
+            "measured": measured | speed | {"compile_s": loop.compile_s}
         }
         with loop.learner.averaged():
             state.latest.update(select())

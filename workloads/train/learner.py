@@ -29,6 +29,8 @@ from workloads.train.safety import NormTrend, Rewind
 from workloads.train.schedule import Calendar
 from workloads.train.step_metrics import Tally
 
+AWAITS_EVALUATION: Final = "awaits_evaluation"
+"""Field of ``RunState``; in the state of a checkpoint only where it is true."""
 _AVERAGE: Final = "average/"
 _SCALER: Final = "scaler"
 
@@ -111,6 +113,8 @@ class RunState:
     """Numerics failures that this run went back behind, in the order in which they happened."""
     bad_samples: dict[str, Any] = field(default_factory=dict)
     """As of the last checkpoint, those that were counted so far; see ``RunMemory``."""
+    awaits_evaluation: bool = False
+    """The run stopped within the evaluation at ``step``: it goes on with this evaluation, and all that follows it."""
     resumed_steps: list[int] = field(default_factory=list)
     fingerprint: Fingerprint = field(default_factory=dict)
     fingerprint_changes: list[str] = field(default_factory=list)
@@ -118,7 +122,8 @@ class RunState:
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON form without the step, which the checkpoint itself carries."""
-        return {name: value for name, value in asdict(self).items() if name != "step"}
+        left_out = {"step"} if self.awaits_evaluation else {"step", AWAITS_EVALUATION}
+        return {name: value for name, value in asdict(self).items() if name not in left_out}
 
     @classmethod
     def from_json(cls, step: int, document: Mapping[str, Any]) -> Self:

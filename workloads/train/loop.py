@@ -11,6 +11,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, closing
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -148,12 +149,12 @@ class TrainingLoop:
 
     @property
     def first_step_at_s(self) -> float:
-        """Value of ``time.perf_counter`` when the first update began (or would have)."""
+        """Value of ``time.perf_counter`` when the first update began, or the evaluation with which a run goes on."""
         return self._clock.started_s
 
     @property
     def images_per_s(self) -> float:
-        """Training throughput of this attempt, evaluation and checkpoints included."""
+        """Training throughput of this attempt, evaluation and checkpoints included; 0 without an update."""
         return self._clock.images_per_s()
 
     def counters(self) -> dict[str, float]:
@@ -195,8 +196,9 @@ class TrainingLoop:
                 self._micro_batch_search.training(layout, one_by_one=_NORM_GROUPS not in self._fingerprint)
             )
             self._compare_numerics()
-            self._hold_if_due(is_first=True)
-            while self.state.step < total:
+            if not self.state.awaits_evaluation:  # which may show that the state is one to go back behind
+                self._hold_if_due(is_first=True)
+            while self.state.step < total or self.state.awaits_evaluation:
                 try:
                     self._train()
                 except FailedUpdateError as failed:
@@ -245,6 +247,10 @@ class TrainingLoop:
     def _train(self) -> None:
         """Updates up to the end, to a gap in the batches, or to one that fails."""
         state, total = self.state, self.calendar.total_steps
+        if state.awaits_evaluation:
+            self._finish_step()
+        if state.step == total:
+            return
         first = batch_of(state.step, state.rewinds)
         stop = first + steps_before_gap(state.step, total, state.rewinds)
         with closing(self._task.batches(first, stop, unit=self._layout.unit)) as batches:
@@ -254,6 +260,15 @@ class TrainingLoop:
                 self._advance(batch, votes)
                 self._after_step()
 
+    def _finish_step(self) -> None:
+        """Do what is left of a step in whose evaluation the run stopped."""
+        step = self.state.step
+        # What an evaluation blames that is not finite. Loss and gradients of this update were: it was applied.
+        self._newest = Reading(step=step - 1, loss=0.0, num_wrong=0, grad_norm=0.0)
+        self._losses[step - 1] = torch.zeros(self._layout.share)
+        self._clock.begin()
+        self._after_step()
+
     def _ask(self) -> Votes:
         """Alone, a request to stop counts at once; in a gang, once all ranks have read of it."""
         wants_stop = self._job.context.should_stop()
@@ -261,7 +276,7 @@ class TrainingLoop:
             self._stop()
         return Votes(stop=wants_stop, save=self._saver.wants_save(), data_wait_s=self._clock.wait_s)
 
-    def _stop(self) -> None:
+    def _stop(self) -> NoReturn:
         self._take(self._step_metrics.drain())
         step = self.state.step
         self._save(WhenBusy.WAIT)
@@ -309,7 +324,7 @@ class TrainingLoop:
         if has_line or is_saved or self._points.is_due(step):
             # Only numbers that are known to be right are written down. All ranks come here at the same steps.
             self._take(self._step_metrics.drain())
-        evaluated = self._evaluate() if is_evaluated else {}
+        evaluated = self._evaluate_or_stop() if is_evaluated else {}
         if evaluated and self.on_evaluation is not None:
             self._judge(self.on_evaluation, step, evaluated)
         if has_line:
@@ -339,6 +354,15 @@ class TrainingLoop:
             if step == self.calendar.total_steps:
                 raise  # the result must not be committed before the search has been told
             self._wants_stop = True  # what was trained is saved first; the next evaluation tells the search
+
+    def _evaluate_or_stop(self) -> dict[str, float]:
+        self.state.awaits_evaluation = True
+        try:
+            evaluated = self._evaluate()
+        except PreemptedError:  # on all ranks
+            self._stop()
+        self.state.awaits_evaluation = False
+        return evaluated
 
     def _evaluate(self) -> dict[str, float]:
         self._report("evaluate")
@@ -377,7 +401,8 @@ class TrainingLoop:
         state = self.state
         calendar, lap = self.calendar, self._clock.lap()
         reads = self._read_stats.lap(self._task.stats(), ends_epoch=calendar.is_epoch_end(state.step))
-        used = usage(self._throughput, self._job.device, lap["images_per_s"] / self._ranks.world_size)
+        images_per_s = lap.get("images_per_s", 0.0) / self._ranks.world_size
+        used = usage(self._throughput if lap else None, self._job.device, images_per_s)
         measured = {"lr": self._learning_rate.at(state.step - 1)} | state.norms.take_line() | lap | reads | used
         epoch, metrics = calendar.epoch(state.step), state.since_line.means("train") | measured | evaluated
         state.since_line = Tally()
@@ -395,7 +420,7 @@ class TrainingLoop:
 
     def _save(self, when_busy: WhenBusy) -> None:
         self._wants_save = False
-        if self._saver.has_room(self.state.step, when_busy):
+        if self._saver.has_room(self.state, when_busy):
             self.state.bad_samples = self._task.bad_samples()
             self._saver.save(self._learner.checkpoint(self.state), self._points.kept_steps())
 
@@ -415,6 +440,8 @@ class TrainingLoop:
             raise NumericsError(message, step, rank)
         to_step = self._points.target(step)
         checkpoint = self._points.find(to_step) or self._saver.load_at_most(to_step) or self._points.replayed(to_step)
+        # Of a run that was resumed within an evaluation, no state is held.
+        checkpoint = checkpoint or self._saver.load_at_most(step)
         if checkpoint is None:
             raise NumericsError(message, step, rank)
         to_step = max(to_step, checkpoint.step)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestrator.core.class_mixing import is_poor, repair_of
-from orchestrator.core.errors import UserError
+from orchestrator.core.errors import PreemptedError, UserError
 from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.index import SampleIndex
@@ -33,6 +34,8 @@ from workloads.train.recipe import Recipe
 from workloads.train.task import JobContext
 
 _LOOKED_AT = 16
+_ASK_EVERY_S = 5.0
+"""A shorter evaluation is finished, although the run is to stop."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -271,6 +274,10 @@ class BatchLoaders:
         At its end the ranks tell each other of bad samples, those of training included; so all of them get there. They
         read at their own pace: a node with an empty cache takes far longer than others. So whoever takes the batches
         must not begin a collective operation in between.
+
+        Raises:
+            PreemptedError: the split is that of validation, and some rank was asked to stop. All ranks leave together,
+                and the training loop saves its state; nobody would save that of another evaluation.
         """
         job = self._job
         loader = EvalLoader(
@@ -283,8 +290,15 @@ class BatchLoaders:
             num_workers=job.request.execution.num_threads,
             device=job.device,
         )
-        with job.ranks.at_own_pace():
-            yield from job.ranks.activity.each(loader)
+        asked_s, is_saved = time.monotonic(), split is self._samples.val
+        with job.ranks.at_own_pace() as pace:
+            for batch in job.ranks.activity.each(loader):
+                is_asked = is_saved and pace.is_stopping
+                if is_saved and time.monotonic() - asked_s >= _ASK_EVERY_S:
+                    is_asked, asked_s = is_asked or job.context.should_stop(), time.monotonic()
+                if is_asked:
+                    raise PreemptedError(f"{job.request.job} was asked to stop within an evaluation")
+                yield batch
         self._samples.bad.share()
 
     def stats(self) -> dict[str, float]:

@@ -24,6 +24,7 @@ from workloads.checkpoint.writer import AutoInterval, CheckpointWriter, WhenBusy
 from workloads.data.cache.folder import Pin, go_on
 from workloads.data.cache.objects import ObjectCache, Wanted
 from workloads.runtime.ranks import Ranks
+from workloads.train.learner import AWAITS_EVALUATION, RunState
 from workloads.train.step_metrics import MetricsLog
 
 _COPY_BYTES: Final = 16 * MIB
@@ -50,7 +51,8 @@ class Saver:
         self._writer = CheckpointWriter(self.folder, on_written=tick)
         self._interval = AutoInterval(execution.checkpoint_mtbf_s)
         self._is_timed = execution.checkpoint_mtbf_s > 0 and not execution.checkpoint_every_steps
-        self._saved_step = 0
+        self._saved = (0, False)
+        """Step of the newest checkpoint, and whether its evaluation is still to be done."""
         self._log = MetricsLog(context.store, request, 0)
 
     @property
@@ -82,8 +84,8 @@ class Saver:
             if name and not self._ranks.is_first:
                 checkpoint = self.folder.load_named(name)
         checkpoint = self._agreed(checkpoint)
-        self._saved_step = checkpoint.step if checkpoint else 0
-        self._log = MetricsLog(self._store, self._request, self._saved_step)
+        self._saved = _saved(checkpoint) if checkpoint else (0, False)
+        self._log = MetricsLog(self._store, self._request, _finished_step(checkpoint) if checkpoint else 0)
         return checkpoint
 
     def load_at_most(self, step: int) -> Checkpoint | None:
@@ -106,10 +108,11 @@ class Saver:
             return False
         return self._interval.is_due(cost_s=self._writer.cost_s, now_s=time.perf_counter())
 
-    def has_room(self, step: int, when_busy: WhenBusy) -> bool:
-        """Whether ``save`` at this step would write anything now; waits with ``WAIT``. Raises ``StorageError``."""
+    def has_room(self, state: RunState, when_busy: WhenBusy) -> bool:
+        """Whether ``save`` of this state would write anything now; waits with ``WAIT``. Raises ``StorageError``."""
+        is_new = (state.step, state.awaits_evaluation) != self._saved
         with self._ranks.activity.during(Activity.CHECKPOINT):
-            return self._ranks.is_first and step != self._saved_step and self._writer.has_room(when_busy)
+            return self._ranks.is_first and is_new and self._writer.has_room(when_busy)
 
     def save(self, checkpoint: Checkpoint, protected: AbstractSet[int]) -> None:
         """Copy a checkpoint; it is written in the background. Raises ``StorageError`` for an earlier one.
@@ -119,8 +122,8 @@ class Saver:
         # The metrics up to this step are durable before the checkpoint is: a run that resumes from it never writes
         # them again.
         with self._ranks.activity.during(Activity.CHECKPOINT):
-            self._writer.save(checkpoint, before=self._log.seal(checkpoint.step), protected=protected)
-        self._saved_step = checkpoint.step
+            self._writer.save(checkpoint, before=self._log.seal(_finished_step(checkpoint)), protected=protected)
+        self._saved = _saved(checkpoint)
         self._interval.saved(time.perf_counter())
 
     def check(self) -> None:
@@ -140,7 +143,7 @@ class Saver:
         """
         with self._ranks.at_own_pace():
             self.drain()
-            self._log.forget_after(checkpoint.step)
+            self._log.forget_after(_finished_step(checkpoint))
             if self._ranks.is_first:
                 # Deletion comes last: at every moment an intact checkpoint exists, and the newest knows of the rewind.
                 self.save(checkpoint, protected)
@@ -217,6 +220,16 @@ class NodeCopies:
         for pin in pins:
             with suppress(StorageError, OSError):
                 self._cache.discard(pin)
+
+
+def _saved(checkpoint: Checkpoint) -> tuple[int, bool]:
+    return checkpoint.step, bool(checkpoint.state.get(AWAITS_EVALUATION))
+
+
+def _finished_step(checkpoint: Checkpoint) -> int:
+    """The last step whose line of metrics is made: not one whose evaluation is still to be done."""
+    step, awaits_evaluation = _saved(checkpoint)
+    return step - awaits_evaluation
 
 
 def _name(checkpoint: Checkpoint | None) -> str:

@@ -164,7 +164,7 @@ class Clock:
     def __init__(self, activity: RankActivity | None = None) -> None:
         self._activity = activity or RankActivity()
         self.started_s = 0.0
-        """Value of ``time.perf_counter`` when the first update began."""
+        """Value of ``time.perf_counter`` when the first update began, or the evaluation with which a run goes on."""
         self._phase, self._report_s = "", -math.inf
         self._lap_s = 0.0
         self._lap_images = 0
@@ -175,15 +175,18 @@ class Clock:
         self._all_images = 0
         self._all_steps = 0
 
+    def begin(self) -> None:
+        """The work begins now, unless it has begun."""
+        if not self.started_s:
+            self.started_s = self._lap_s = time.perf_counter()
+
     def timed(self, items: Iterable[Item]) -> Iterator[Item]:
         """The items; the time until each is there counts as waiting, from the second one on."""
         asked_s = 0.0
         for item in self._activity.each(items):
-            now_s = time.perf_counter()
-            if not self.started_s:
-                self.started_s = self._lap_s = now_s
-            elif asked_s:
-                self.wait_s = now_s - asked_s
+            self.begin()
+            if asked_s:
+                self.wait_s = time.perf_counter() - asked_s
                 self._lap_wait_s += self.wait_s
             yield item
             asked_s = time.perf_counter()
@@ -198,14 +201,16 @@ class Clock:
 
     def lap(self) -> dict[str, float]:
         """Since the last call: ``images_per_s``, evaluation and checkpoints included; ``data_wait``, the share of the
-        time that was spent waiting for batches; ``data_wait_ms``, this time per step.
+        time that was spent waiting for batches; ``data_wait_ms``, this time per step. Nothing without a step.
         """
+        if not self._lap_steps:
+            return {}
         now_s = time.perf_counter()
         elapsed_s = max(now_s - self._lap_s, _SHORTEST_S)
         metrics = {
             "images_per_s": self._lap_images / elapsed_s,
             "data_wait": min(1.0, self._lap_wait_s / elapsed_s),
-            "data_wait_ms": 1e3 * self._lap_wait_s / max(self._lap_steps, 1),
+            "data_wait_ms": 1e3 * self._lap_wait_s / self._lap_steps,
         }
         self._lap_s, self._lap_images, self._lap_steps, self._lap_wait_s = now_s, 0, 0, 0.0
         return metrics
