@@ -26,7 +26,7 @@ from orchestrator.stack.description import BUCKET
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
-from tests.checkpoint_cases import KEY, resident_bytes
+from tests.checkpoint_cases import KEY, resident_bytes, save_at_once
 from tests.s3_server import s3_server
 from workloads.checkpoint.snapshot import Snapshot
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
@@ -305,7 +305,7 @@ def test_checkpoint_load_by_eight_ranks_of_a_node(tmp_path: Path) -> None:
     """Asked: each object once per node. Ranks are threads here."""
     store = NarrowStore(tmp_path / "store")
     model = {f"layer{number}": torch.rand(1_000_000) for number in range(16)}
-    CheckpointFolder(store, KEY).save(Checkpoint(step=1, model=model, optimizer={}, state={}))
+    save_at_once(CheckpointFolder(store, KEY), Checkpoint(step=1, model=model, optimizer={}, state={}))
     spent_s = {}
     for arm in ("each for itself", "once per node"):
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 
@@ -17,7 +18,8 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
-from workloads.checkpoint.store import Checkpoint
+from workloads.checkpoint.snapshot import Snapshot
+from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 
 KEY = "pretrain-a-0123456789abcdef"
 PARTS = ("model.safetensors", "optimizer.safetensors", "state.json", "manifest.json")
@@ -27,6 +29,14 @@ def checkpoint_of(step: int) -> Checkpoint:
     model = {"layer.weight": torch.full((2, 3), float(step)), "counter": torch.tensor(step)}
     state = {"best": 0.1 + 0.2 * step}
     return Checkpoint(step=step, model=model, optimizer={"exp_avg/layer.weight": torch.ones(2, 3)}, state=state)
+
+
+def save_at_once(folder: CheckpointFolder, checkpoint: Checkpoint) -> None:
+    """Write and commit a checkpoint, without a writer in the background."""
+    with closing(Snapshot()) as snapshot:
+        snapshot.fit(checkpoint)
+        snapshot.take(checkpoint)
+        folder.commit(snapshot)
 
 
 def assert_equal(found: Checkpoint | None, expected: Checkpoint) -> None:

@@ -14,6 +14,7 @@ import torch
 
 from orchestrator.stack.description import BUCKET
 from orchestrator.storage.layout import checkpoints_folder
+from tests.checkpoint_cases import save_at_once
 from tests.s3_server import s3_server, s3_store
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
 
@@ -39,7 +40,7 @@ def test_aws_command_lists_and_downloads_a_checkpoint_as_its_manifest_says(s3_se
     store = s3_store(tmp_path)
     weights = torch.arange(_NUM_WEIGHTS, dtype=torch.float32)
     checkpoint = Checkpoint(step=7, model={"weight": weights}, optimizer={"momentum/weight": weights * 0.5}, state={})
-    CheckpointFolder(store, KEY).save(checkpoint)
+    save_at_once(CheckpointFolder(store, KEY), checkpoint)
     prefix = f"{store.uri.removeprefix(f's3://{BUCKET}/')}/{checkpoints_folder(KEY)}/"
     listed = json.loads(aws("s3api", "list-objects-v2", "--bucket", BUCKET, "--prefix", prefix, "--output", "json"))
     sizes = {Path(found["Key"]).name: found["Size"] for found in listed["Contents"]}

@@ -32,6 +32,7 @@ from tests.checkpoint_cases import (
     committed_steps,
     kill_this,
     object_of,
+    save_at_once,
 )
 from tests.s3_server import s3_server, s3_store
 from tests.tiny_training import TinyTraining
@@ -250,7 +251,7 @@ def test_save_killed_at_any_change_leaves_an_intact_checkpoint(tmp_path: Path, m
         root = tmp_path / str(changes)
         folder = CheckpointFolder(LocalStore(root), KEY)
         for step in (1, 2):
-            folder.save(checkpoint_of(step))
+            save_at_once(folder, checkpoint_of(step))
         was_killed = _save_in_child(root, moment, changes)
         store = LocalStore(root)
         found = CheckpointFolder(store, KEY).load_newest()
@@ -260,7 +261,7 @@ def test_save_killed_at_any_change_leaves_an_intact_checkpoint(tmp_path: Path, m
         assert found.step == 2 or store.exists(SEGMENT)
         later = CheckpointFolder(store, KEY)
         later.load_newest()
-        later.save(checkpoint_of(4))
+        save_at_once(later, checkpoint_of(4))
         assert committed_steps(store) == [found.step, 4]
         if not was_killed:
             assert changes == 9

@@ -20,7 +20,7 @@ from orchestrator.storage.layout import attempt_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.testing import Fault, FaultyStore, Moment, SimulatedCrash
 from orchestrator.testing.memory_store import MemoryStore
-from tests.checkpoint_cases import KEY, committed_steps, object_of
+from tests.checkpoint_cases import KEY, committed_steps, object_of, save_at_once
 from tests.gc_store import GRACE_S, TRASH_S, Lab, make_job
 from workloads.checkpoint.retention import KEPT, Keeper, KeepPolicy, Kept, add_kept_parts
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
@@ -134,7 +134,7 @@ def train(
     for epoch in range(start + 1, stop + 1):
         target.after_evaluation(10 * epoch, {"val_error": errors.get(epoch, 0.9), "val_loss": 1.0})
         if epoch < 10:
-            folder.save(checkpoint_of(10 * epoch, target))
+            save_at_once(folder, checkpoint_of(10 * epoch, target))
 
 
 @pytest.fixture
@@ -159,7 +159,7 @@ def test_folder_best_that_was_beaten_goes_only_once_nothing_resumes_from_where_i
     seen = []
     for epoch, error in enumerate((0.5, 0.3, 0.4, 0.4, 0.1, 0.4, 0.4), start=1):
         target.after_evaluation(10 * epoch, {"val_error": error})
-        folder.save(checkpoint_of(10 * epoch, target))
+        save_at_once(folder, checkpoint_of(10 * epoch, target))
         seen.append(committed_steps(store))
     assert seen == [[10], [10, 20], [20, 30], [20, 30, 40], [20, 40, 50], [50, 60], [50, 60, 70]]
 
@@ -184,7 +184,7 @@ def test_folder_falls_back_behind_a_damaged_checkpoint_and_still_has_what_that_o
     target, folder = keeper(num_best=1), CheckpointFolder(store, KEY)
     for epoch, error in enumerate((0.3, 0.4, 0.4, 0.1), start=1):
         target.after_evaluation(10 * epoch, {"val_error": error})
-        folder.save(checkpoint_of(10 * epoch, target))
+        save_at_once(folder, checkpoint_of(10 * epoch, target))
     store.put(object_of(store, 40, "model.safetensors"), b"damaged")
     again = CheckpointFolder(store, KEY)
     loaded = again.load_newest()

@@ -28,6 +28,7 @@ from tests.checkpoint_cases import (
     committed_steps,
     object_of,
     raise_interrupt,
+    save_at_once,
 )
 from tests.shard_cases import CountingStore
 from workloads.checkpoint.store import Checkpoint, CheckpointFolder
@@ -47,7 +48,7 @@ def test_checkpoint_none_saved_loads_nothing(store: LocalStore) -> None:
 
 
 def test_checkpoint_saved_comes_back_exactly(store: LocalStore) -> None:
-    CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    save_at_once(CheckpointFolder(store, KEY), checkpoint_of(7))
     assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(7))
 
 
@@ -55,7 +56,7 @@ def test_checkpoint_of_many_ranges_comes_back_exactly(store: LocalStore, monkeyp
     monkeypatch.setattr("orchestrator.storage.bulk._RANGE_BYTES", 1000)
     model = {f"layer{n}": torch.rand(n, 50) for n in range(40)}
     saved = Checkpoint(step=7, model=model, optimizer={}, state={})
-    CheckpointFolder(store, KEY).save(saved)
+    save_at_once(CheckpointFolder(store, KEY), saved)
     arrived: list[None] = []
     assert_equal(CheckpointFolder(store, KEY, arrived=lambda: arrived.append(None)).load_newest(), saved)
     assert len(arrived) > len(PARTS), "each range tells that the reading goes on"
@@ -63,11 +64,11 @@ def test_checkpoint_of_many_ranges_comes_back_exactly(store: LocalStore, monkeyp
 
 def test_checkpoint_loaded_is_independent_of_the_store(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
-    folder.save(checkpoint_of(7))
+    save_at_once(folder, checkpoint_of(7))
     loaded = folder.load_newest()
     folder.delete_all()
     for step in (8, 9):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     assert_equal(loaded, checkpoint_of(7))
 
 
@@ -76,7 +77,7 @@ def test_checkpoint_that_finds_no_space_leaves_nothing(tmp_path: Path) -> None:
     store = HookedStore(tmp_path)
     store.before = Errors([NoSpaceError("full")], within="optimizer.safetensors")
     with pytest.raises(NoSpaceError):
-        CheckpointFolder(store, KEY).save(checkpoint_of(7))
+        save_at_once(CheckpointFolder(store, KEY), checkpoint_of(7))
     assert list(store.list_objects(f"{checkpoints_folder(KEY)}/")) == []
 
 
@@ -91,7 +92,7 @@ def test_checkpoint_of_a_store_out_of_reach_asks_it_for_no_deletion(tmp_path: Pa
 
     store.before = note
     with pytest.raises(StorageTimeoutError):
-        CheckpointFolder(store, KEY).save(checkpoint_of(7))
+        save_at_once(CheckpointFolder(store, KEY), checkpoint_of(7))
     assert [name.rpartition("/")[2] for name in asked] == ["model.safetensors", "optimizer.safetensors"]
 
 
@@ -99,25 +100,25 @@ def test_checkpoint_whose_manifest_may_be_there_keeps_its_parts(tmp_path: Path) 
     store = HookedStore(tmp_path)
     store.after = Errors([StorageTimeoutError("no answer")], within="manifest.json")
     with pytest.raises(StorageTimeoutError):
-        CheckpointFolder(store, KEY).save(checkpoint_of(7))
+        save_at_once(CheckpointFolder(store, KEY), checkpoint_of(7))
     assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(7))
 
 
 def test_checkpoint_save_keeps_the_newest_two(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (8, 9, 10, 11):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     assert committed_steps(store) == [10, 11]
 
 
 def test_checkpoint_that_a_pin_names_outlives_later_ones_and_its_job(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
-    folder.save(checkpoint_of(8))
+    save_at_once(folder, checkpoint_of(8))
     (name,) = store.list_children(f"{checkpoints_folder(KEY)}/")
     add_pin(store, Pin(name="best", keys=(f"{KEY}/checkpoints/{name}",), created_at_s=0.0))
     store.put(pin_name("a"), b"damaged")  # which hides no other pin
     for step in (9, 10, 11):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     assert committed_steps(store) == [8, 10, 11]
     folder.delete_all()
     assert committed_steps(store) == [8, 10, 11]
@@ -132,25 +133,25 @@ def test_checkpoints_stay_after_the_commit_while_a_pin_cannot_be_read(store: Loc
     folder = CheckpointFolder(store, KEY)
     store.put(pin_name("best"), b"damaged")
     for step in (8, 9, 10):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     folder.delete_all()
     assert committed_steps(store) == [9, 10]
 
 
 def test_checkpoint_later_attempt_deletes_what_it_found(store: LocalStore) -> None:
-    CheckpointFolder(store, KEY).save(checkpoint_of(9))
+    save_at_once(CheckpointFolder(store, KEY), checkpoint_of(9))
     later = CheckpointFolder(store, KEY)
     later.load_newest()
     for step in (10, 11):
-        later.save(checkpoint_of(step))
+        save_at_once(later, checkpoint_of(step))
     assert committed_steps(store) == [10, 11]
 
 
 def test_checkpoint_of_another_live_attempt_is_left_alone(store: LocalStore) -> None:
     zombie, mine = CheckpointFolder(store, KEY), CheckpointFolder(store, KEY)
-    mine.save(checkpoint_of(50))
+    save_at_once(mine, checkpoint_of(50))
     for step in (10, 11, 12):
-        zombie.save(checkpoint_of(step))
+        save_at_once(zombie, checkpoint_of(step))
     assert committed_steps(store) == [11, 12, 50]
 
 
@@ -160,7 +161,7 @@ def test_checkpoint_damaged_part_falls_back_and_says_so(
 ) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     name = object_of(store, 2, part)
     content = store.get(name)
     store.put(name, content[:-1] + bytes([content[-1] ^ 1]))
@@ -186,7 +187,7 @@ def test_checkpoint_that_arrives_damaged_once_is_read_again() -> None:
     store = Flipping()
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(2))
     assert store.num_flips == 0
 
@@ -194,7 +195,7 @@ def test_checkpoint_that_arrives_damaged_once_is_read_again() -> None:
 def test_checkpoint_missing_part_falls_back(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     store.delete(object_of(store, 2, "model.safetensors"))
     assert_equal(CheckpointFolder(store, KEY).load_newest(), checkpoint_of(1))
 
@@ -203,7 +204,7 @@ def test_checkpoint_random_damages_are_all_detected(caplog: pytest.LogCaptureFix
     store, choice = MemoryStore(), random.Random(1)  # noqa: S311 - the same damages every time
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     contents = {part: store.get(object_of(store, 2, part)) for part in PARTS}
     caplog.set_level(logging.CRITICAL)
     for number in range(NUM_DAMAGES):
@@ -263,7 +264,7 @@ def test_manifest_written_otherwise_is_refused_although_it_means_the_same() -> N
 
 
 def test_manifest_names_what_lies_in_the_store(store: LocalStore) -> None:
-    CheckpointFolder(store, KEY).save(checkpoint_of(3))
+    save_at_once(CheckpointFolder(store, KEY), checkpoint_of(3))
     manifest = object_of(store, 3, "manifest.json")
     named = named_objects(manifest, store.get(manifest))
     assert {Path(name).name for name in named} == {*PARTS} - {"manifest.json"}
@@ -275,11 +276,11 @@ def test_manifest_names_what_lies_in_the_store(store: LocalStore) -> None:
 def test_checkpoint_damaged_one_is_deleted_before_intact_ones(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     store.put(object_of(store, 2, "state.json"), b"{}")
     later = CheckpointFolder(store, KEY)
     later.load_newest()
-    later.save(checkpoint_of(3))
+    save_at_once(later, checkpoint_of(3))
     assert committed_steps(store) == [1, 3]
 
 
@@ -288,13 +289,13 @@ def test_checkpoint_crash_at_any_change_leaves_an_intact_one(tmp_path: Path) -> 
         root = tmp_path / str(changes)
         folder = CheckpointFolder(LocalStore(root), KEY)
         for step in (1, 2):
-            folder.save(checkpoint_of(step))
+            save_at_once(folder, checkpoint_of(step))
         store = HookedStore(root)
         dying = CheckpointFolder(store, KEY)
         dying.load_newest()
         store.before = Deaths(changes, raise_interrupt)
         try:
-            dying.save(checkpoint_of(3))
+            save_at_once(dying, checkpoint_of(3))
         except KeyboardInterrupt:
             found = CheckpointFolder(LocalStore(root), KEY).load_newest()
             assert found is not None
@@ -310,7 +311,7 @@ def test_checkpoint_crash_at_any_change_leaves_an_intact_one(tmp_path: Path) -> 
 def test_checkpoint_delete_all_leaves_nothing(store: LocalStore) -> None:
     folder = CheckpointFolder(store, KEY)
     for step in (1, 2):
-        folder.save(checkpoint_of(step))
+        save_at_once(folder, checkpoint_of(step))
     folder.delete_all()
     assert list(store.list_objects(f"{checkpoints_folder(KEY)}/")) == []
     assert CheckpointFolder(store, KEY).load_newest() is None
@@ -318,7 +319,7 @@ def test_checkpoint_delete_all_leaves_nothing(store: LocalStore) -> None:
 
 def test_checkpoint_that_ranks_of_a_node_load_travels_once(tmp_path: Path) -> None:
     store = CountingStore(tmp_path / "store")
-    CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    save_at_once(CheckpointFolder(store, KEY), checkpoint_of(7))
 
     def load(copies: NodeCopies | None) -> Checkpoint | None:
         return CheckpointFolder(store, KEY, copy=copies.copy if copies else None).load_newest()
@@ -338,14 +339,14 @@ def test_checkpoint_that_ranks_of_a_node_load_travels_once(tmp_path: Path) -> No
 def test_checkpoint_is_read_past_a_cache_without_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORCHESTRATOR_CACHE_BYTES", "10")
     store = LocalStore(tmp_path / "store")
-    CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    save_at_once(CheckpointFolder(store, KEY), checkpoint_of(7))
     copies = NodeCopies(store, tmp_path / "cache")
     assert_equal(CheckpointFolder(store, KEY, copy=copies.copy).load_newest(), checkpoint_of(7))
 
 
 def test_checkpoint_damaged_in_the_cache_of_the_node_is_read_from_the_store(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "store")
-    CheckpointFolder(store, KEY).save(checkpoint_of(7))
+    save_at_once(CheckpointFolder(store, KEY), checkpoint_of(7))
     ranks = [NodeCopies(store, tmp_path / "cache") for _ in range(2)]
     assert_equal(CheckpointFolder(store, KEY, copy=ranks[0].copy).load_newest(), checkpoint_of(7))
     for file in (tmp_path / "cache" / "objects").iterdir():

@@ -17,6 +17,7 @@ from orchestrator.core.errors import NumericsError, OutOfMemoryError, PreemptedE
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.layout import checkpoints_folder
 from orchestrator.storage.local import LocalStore
+from tests.checkpoint_cases import save_at_once
 from tests.memory_images import NUM_CLASSES, MemoryImages, memory_loop
 from tests.tiny_training import RECIPE
 from workloads.models.build import Classifier
@@ -241,7 +242,7 @@ def test_loop_resumed_under_other_numerics_says_so(make_loop: Callable[..., Trai
     loop = make_loop(task)
     assert loop.resumed_from_step == 3
     assert loop.state.fingerprint_changes == []
-    loop._saver.folder.save(_with_other_torch(loop))
+    save_at_once(loop._saver.folder, _with_other_torch(loop))
     changed = make_loop(MemoryTask()).state
     assert changed.fingerprint_changes == [f"torch: 0.0 -> {torch.__version__}"]
 

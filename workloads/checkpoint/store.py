@@ -167,13 +167,6 @@ class CheckpointFolder:
         )
         raise StorageError(message)
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Write and commit a checkpoint, then delete what it makes superfluous."""
-        with closing(Snapshot()) as snapshot:
-            snapshot.fit(checkpoint)
-            snapshot.take(checkpoint)
-            self.commit(snapshot)
-
     def commit(
         self,
         snapshot: Snapshot,
