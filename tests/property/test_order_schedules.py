@@ -70,12 +70,12 @@ def attempts(rng: random.Random) -> list[Attempt]:
 
 
 def loader_of(source: SampleSource, attempt: Attempt, rank: int) -> TrainLoader:
-    loader = TrainLoader(
+    return TrainLoader(
         source,
         SampleOrder.over(SampleView.whole(source.split), SEED, 2),
         SplitTargets.of(np.zeros(NUM_SAMPLES, dtype=np.int64), 2),
         batch_size=BATCH_SIZE,
-        start_step=0,
+        start_step=attempt.start,
         total_steps=NUM_STEPS,
         seed=SEED,
         stage=Stage.PRETRAIN,
@@ -85,8 +85,6 @@ def loader_of(source: SampleSource, attempt: Attempt, rank: int) -> TrainLoader:
         group_size=GROUP_SIZE,
         num_workers=attempt.num_workers,
     )
-    loader.load_state_dict({"step": attempt.start})
-    return loader
 
 
 def seen_of(source: SampleSource, augmenter: Augmenter, batch: Batch) -> list[tuple[Seen, bytes]]:
