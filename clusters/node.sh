@@ -100,7 +100,7 @@ end_ray() {
 }
 trap 'end_ray; [[ -z $claimed ]] || rm -rf "$temporary"; [[ -z $watcher_pid ]] || kill "$watcher_pid" 2>/dev/null || true' EXIT
 
-# Ray opens its folder to all users of the machine, so that it stands in one that is closed. Its name can be guessed: never
+# Ray opens its folder to all users of the machine, so it is inside one that only this user can enter. Its name can be guessed: never
 # one that somebody else has made. It is locked, because another start of this script would delete what is in it. Processes
 # that may outlive this one do not inherit the lock (9>&-): after a crash the next start has it.
 claim_folder() {
@@ -108,7 +108,7 @@ claim_folder() {
   mkdir -p "$(dirname "$temporary")"
   [[ -e $temporary || -L $temporary ]] || mkdir -m 700 "$temporary" || return
   [[ -n $(find "$temporary" -maxdepth 0 -type d -uid "$UID" ! -perm /077) ]] || {
-    say "error: $temporary is not ours, or not closed; delete it, or set ORCHESTRATOR_RAY_TMP"
+    say "error: $temporary belongs to another user, is a link, or is open to other users (it needs mode 0700); delete it, or set ORCHESTRATOR_RAY_TMP"
     return 1
   }
   exec 9>"$temporary/lock"

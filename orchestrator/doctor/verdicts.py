@@ -126,7 +126,12 @@ def _facts(
     for node in nodes:
         answer, name = found[node["node_id"]], hosts[node["node_id"]]
         if "error" in answer:
-            yield _bad("node", answer["error"], "see session_latest/logs in its Ray's --temp-dir; restart it", name)
+            yield _bad(
+                "node",
+                answer["error"],
+                "see session_latest/logs in the --temp-dir of the node's Ray; restart the node",
+                name,
+            )
             continue
         yield _versions(answer, here, name)
         yield _code(answer, here, usual, name)

@@ -219,7 +219,10 @@ class Study:
 
     def _fail_without_value(self, number: int, value: float) -> None:
         """Neither the log nor a comparison takes NaN or infinity."""
-        message = f"{self.plan.metric} is {value:g}, which compares with nothing: the training diverged"
+        message = (
+            f"{self.plan.metric} is {value:g}, which cannot be compared with other trials: the training diverged; "
+        )
+        message += "narrow search.space, for instance to a smaller lr"
         self._write(TrialFailed(trial=number, at_s=self._clock(), kind=FailureKind.NUMERICS, message=message))
 
     def _rank(self, view: TrialView) -> tuple[float, float, int]:

@@ -81,7 +81,7 @@ def reproduce(store: ObjectStore, sweep: str, revision: int) -> Reproduction:
 
     Raises:
         NotFoundError: there is no such revision.
-        SpecError: its text cannot be planned here, such as for want of its data, or because it names a Python file
+        SpecError: its text cannot be planned here, because its data are missing, or it names a Python file
             outside of the current directory.
     """
     snapshot = load_snapshot(store, sweep)

@@ -85,7 +85,7 @@ class StoreTransport:
                 f"No controller of cluster {cluster} runs{since}: the sweep waits in the store until one does. One "
                 "starts with a submit on the cluster itself, or through its dashboard."
             )
-        _say_whose_tracking(self.settings, request)
+        _warn_tracking_uri_ignored(self.settings, request)
         return message
 
     def keep_alive(self) -> None:
@@ -132,7 +132,7 @@ class DashboardTransport:
         counts = ", ".join(f"{number} {what}" for what, number in answer.counts.items())
         waits = "" if answer.verdict is SubmitVerdict.ACCEPTED else "; its controller is busy, and takes it in its turn"
         say(f"Cluster {answer.cluster} has it ({counts}; store {answer.store_uri}){waits}.")
-        _say_whose_tracking(self.settings, request)
+        _warn_tracking_uri_ignored(self.settings, request)
         return request.message_id
 
     def keep_alive(self) -> None:
@@ -162,12 +162,13 @@ class DashboardTransport:
         return answer
 
 
-def _say_whose_tracking(settings: Settings, request: SubmitRequest) -> None:
+def _warn_tracking_uri_ignored(settings: Settings, request: SubmitRequest) -> None:
     """Say that a tracking server which is only set on this machine is not that of a cluster elsewhere."""
     if settings.mlflow_tracking_uri and not request.plan.tracking_uri:
         say(
-            "note: MLFLOW_TRACKING_URI is set here, but the cluster publishes to its own tracking server: only "
-            "tracking: {uri: ...} in the sweep file counts there"
+            "note: the setting mlflow_tracking_uri (MLFLOW_TRACKING_URI) of this machine has no effect on a cluster "
+            "elsewhere, which publishes to its own tracking server; to choose one, write tracking: {uri: ...} in the "
+            "sweep file"
         )
 
 

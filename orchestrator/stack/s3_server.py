@@ -25,7 +25,7 @@ from orchestrator.core.errors import ClusterError
 from orchestrator.stack.children import Child
 from orchestrator.stack.description import BUCKET, CLIENT_FILE, LOOPBACK, make_private
 from orchestrator.stack.ports import are_free, free_ports
-from orchestrator.stack.s3_locks import ensure_locks
+from orchestrator.stack.s3_security import ensure_security
 from orchestrator.storage.files import write_private
 from orchestrator.storage.s3.client import new_session
 
@@ -76,7 +76,7 @@ class S3Server:
         self._ports = _ensure_ports(self._directory / _PORTS_FILE)
         self._child: Child | None = None
         write_private(self._directory / CLIENT_FILE, _shell_lines(self.client_environment))
-        ensure_locks(self._directory, address)
+        ensure_security(self._directory, address)
 
     @property
     def endpoint_url(self) -> str:

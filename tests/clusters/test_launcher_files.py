@@ -81,7 +81,7 @@ def test_machines_reached_by_ssh_close_rays_folder_to_their_other_users(tmp_path
     folder.chmod(0o777)
     done = on_machine(close, home, tmp_path)
     assert done.returncode == 1
-    assert "is not yours, or not closed" in done.stderr
+    assert "is open to other users (it needs mode 0700)" in done.stderr
     folder.rmdir()
     folder.symlink_to(home, target_is_directory=True)  # somebody else's link to a folder of ours
     home.chmod(0o700)

@@ -257,5 +257,5 @@ def test_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     folder.chmod(0o777)
     done = run_node(tmp_path, "head", job="")
     assert done.returncode == 2
-    assert "is not ours, or not closed" in done.stdout
+    assert "is open to other users (it needs mode 0700)" in done.stdout
     assert folder.is_dir()

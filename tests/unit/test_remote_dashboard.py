@@ -299,7 +299,7 @@ def test_changed_sweep_is_shown_and_replaced_once_the_user_agrees(
 def test_submit_says_once_that_a_tracking_server_of_this_machine_does_not_count_there(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = "only tracking: {uri: ...} in the sweep file counts there"
+    told = "to choose one, write tracking: {uri: ...} in the sweep file"
     cluster.answers = [SubmitAnswer(verdict=SubmitVerdict.DIFFERS), SubmitAnswer(verdict=SubmitVerdict.ACCEPTED)] * 2
     submitter(cluster, tmp_path, agrees=True).submit(request())
     assert told not in capsys.readouterr().err

@@ -102,7 +102,7 @@ def test_submit_through_the_store_says_once_that_a_tracking_server_of_this_machi
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://mlflow.lab")
     result = run_command(capsys, "submit", "quickstart", "-y", "--no-wait", *overrides)
     assert result.code == 0, result.err
-    assert result.message.count("only tracking: {uri: ...} in the sweep file counts there") == count
+    assert result.message.count("to choose one, write tracking: {uri: ...} in the sweep file") == count
 
 
 def test_ctrl_c_while_mlflow_is_waited_for_says_how_to_publish(

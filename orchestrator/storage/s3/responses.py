@@ -87,7 +87,7 @@ _BY_EXCEPTION: tuple[tuple[tuple[type[Exception], ...], type[StorageError], str]
         # Botocore renews credentials minutes before they expire, and raises this although the old ones are still valid.
         (botocore.CredentialRetrievalError, botocore.MetadataRetrievalError),
         CredentialsUnavailableError,
-        "what gives out the credentials failed; check the role of this machine, or credential_process of AWS_PROFILE",
+        "the credentials provider failed; check this machine's metadata service and role, or credential_process",
     ),
     (
         (botocore.FlexibleChecksumError, botocore.ChecksumError),

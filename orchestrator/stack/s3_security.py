@@ -1,6 +1,7 @@
-"""What a SeaweedFS server needs to keep others out: ``python -m orchestrator.stack.s3_locks DIRECTORY``.
+"""Certificate and keys of a SeaweedFS server, which keep others out.
 
-The command makes it for a server that a container runs in that directory (infra/compose, infra/kubernetes).
+``python -m orchestrator.stack.s3_security DIRECTORY`` makes them for a server that a container
+runs in that directory (infra/compose, infra/kubernetes).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _PARTS = ("master", "volume", "filer", "s3", "admin", "worker", "client", "msg_b
 _HTTP_PARTS = ("master", "volume", "filer", "admin")
 
 
-def ensure_locks(directory: Path, address: str) -> None:
+def ensure_security(directory: Path, address: str) -> None:
     """Keys and certificates, made once per directory, without which the server's own ports refuse.
 
     The servers behind S3 do not check its signatures: a client of one of them could read and write everything.
@@ -71,10 +72,10 @@ def _write_certificate(directory: Path, address: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Make the locks of a server whose parts call each other on loopback, unless the directory has them."""
+    """Make certificate and keys of a server whose parts call each other on loopback, unless the directory has them."""
     directory = Path(arguments[0]).absolute()
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # an emptyDir of Kubernetes is root's
-    ensure_locks(directory, LOOPBACK)
+    ensure_security(directory, LOOPBACK)
     return 0
 
 
