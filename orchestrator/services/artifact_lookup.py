@@ -13,12 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, Self, TypeVar
 
 from orchestrator.core.code import package_digest
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, OrchestratorError
-from orchestrator.core.ids import canonical_json, references_in
+from orchestrator.core.ids import canonical_json, is_key, references_in
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, KINDS, JobKind
 from orchestrator.planning.estimate.history import Measurement, SpeedHistory, index_size, measure
 from orchestrator.planning.graph.plan import Job, Plan
@@ -113,8 +112,7 @@ def lookup_artifacts(plan: Plan, *, silence_s: float = SILENCE_S) -> ArtifactSta
             return ArtifactStatus(dispositions=nothing, problems=_absent(uri))
         there = _there(store, plan.jobs, silence_s)
         records, damaged = _records(store, there, silence_s)
-        others = {key for job in plan.jobs for key in references_in(job.identity)} - {job.key for job in plan.jobs}
-        others_there = ask_all(partial(is_committed, store), sorted(others), silence_s=silence_s)
+        absent = _absent_sources(store, plan, silence_s)
         started = _started(store, [key for key in there if key not in records], silence_s)
     except TimeoutError:
         problem = f"store {uri} did not answer within {silence_s:g} s: jobs are shown as new that may have a result"
@@ -127,7 +125,7 @@ def lookup_artifacts(plan: Plan, *, silence_s: float = SILENCE_S) -> ArtifactSta
     return ArtifactStatus(
         dispositions=dispositions(plan, records.keys(), started, stale),
         records=records,
-        absent=tuple(key for key, is_there in others_there.items() if not is_there),
+        absent=absent,
         problems=(*damaged, *_altered(plan, records)),
         store=store,
     )
@@ -147,6 +145,20 @@ def _summary_or_reason(store: ObjectStore, key: str) -> ArtifactSummary | str | 
         return None
     except CorruptObjectError as error:
         return str(error)
+
+
+def _absent_sources(store: ObjectStore, plan: Plan, silence_s: float) -> tuple[str, ...]:
+    """Keys without a result that no job of the plan makes."""
+
+    def is_there(key: str) -> bool:
+        return is_key(key) and is_committed(store, key)  # a sweep.yaml may have any text there
+
+    keys = {key for job in plan.jobs for key in references_in(job.identity)} - {job.key for job in plan.jobs}
+    try:
+        found = ask_all(is_there, sorted(keys), silence_s=silence_s)
+    except TimeoutError:
+        return ()  # a warning less; the other answers stay
+    return tuple(key for key, has_result in found.items() if not has_result)
 
 
 def _absent(uri: str) -> tuple[str, ...]:

@@ -185,7 +185,7 @@ def answer_power(
         known = ", ".join(dict.fromkeys(table.transfer for table in tables)) or "none"
         what = f"transfer {question.transfer!r}" if question.transfer else "transfer of two label spaces"
         raise NotFoundError(f"sweep {plan.sweep!r} has no {what} to compare; its transfers are: {known}")
-    sweeps = _StoreSweeps(store, plan.metric)
+    sweeps = _StoreSweeps(store, plan, wanted)
     answers = [_answer(plan, table, question, estimates, sweeps) for table in wanted]
     return list(_with_effects(plan, report, question, list(zip(wanted, answers, strict=True))))
 
@@ -366,33 +366,40 @@ class _KnownNoise(NamedTuple):
 
 
 class _StoreSweeps:
-    """The sweeps of a store; each is read once for all tables of a question.
+    """The noise in the sweeps of a store. Each is read once for all tables of a question, and not kept.
 
     Args:
         store: None = there is none.
-        metric: what they are compared by.
+        plan: of the question.
+        tables: of its report, for which noise is wanted.
     """
 
-    def __init__(self, store: ObjectStore | None, metric: str) -> None:
-        self._store, self._metric = store, metric
-        self._read: dict[str, tuple[Plan, Sequence[Table]] | None] = {}
+    def __init__(self, store: ObjectStore | None, plan: Plan, tables: Sequence[Table]) -> None:
+        self._store, self._plan, self._tables = store, plan, tables
+        self._found: dict[str, dict[int, _KnownNoise]] = {}
 
     @cached_property
-    def names(self) -> Sequence[str]:
-        """Of all sweeps."""
-        return list_sweeps(self._store) if self._store else []
+    def names(self) -> Mapping[str, None]:
+        """Of all sweeps, in order."""
+        return dict.fromkeys(list_sweeps(self._store) if self._store else [])
 
-    def tables_of(self, sweep: str) -> tuple[Plan, Sequence[Table]] | None:
-        """Its plan and the tables of its report. None: it is damaged, which fsck reports. Raises ``NotFoundError``."""
+    def noise_of(self, sweep: str, table: Table) -> _KnownNoise | None:
+        """What a sweep shows of one of the tables; nothing if it is damaged, which fsck reports.
+
+        Raises:
+            NotFoundError: there is no such sweep.
+        """
         if self._store is None or sweep not in self.names:
             raise NotFoundError(f"the store has no sweep {sweep!r} to take the noise from")
-        if sweep not in self._read:
+        if sweep not in self._found:
             try:
-                plan = replace(load_plan(self._store, sweep), metric=self._metric)
-                self._read[sweep] = plan, build_report(self._store, plan).headlines
+                known = replace(load_plan(self._store, sweep), metric=self._plan.metric)
+                tables = build_report(self._store, known).headlines
             except OrchestratorError:
-                self._read[sweep] = None
-        return self._read[sweep]
+                tables = ()
+            found = {id(wanted): _of_sweep(known, tables, wanted, self._plan) for wanted in self._tables if tables}
+            self._found[sweep] = {number: noise for number, noise in found.items() if noise}
+        return self._found[sweep].get(id(table))
 
 
 def _noise(plan: Plan, table: Table, question: PowerQuestion, sweeps: _StoreSweeps) -> tuple[Noise, str]:
@@ -402,7 +409,7 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, sweeps: _StoreSwee
         return stated, "stated by --std"
     alike = "" if _is_paired(plan, table) else " and, as here, rows that share only the number of the seed"
     if question.like:
-        found = _of_sweep(sweeps, question.like, table, plan)
+        found = sweeps.noise_of(question.like, table)
         if found is None:
             like = f"sweep {question.like!r} has no {table.protocol} with {plan.metric} of two pretrain seeds{alike}"
             raise UserError(f"{like} in its results, or only equal ones: name another one with --like, or state --std")
@@ -410,9 +417,7 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, sweeps: _StoreSwee
     own = _of_table(plan, table)
     if own is not None and own.num_pretrain_seeds >= ENOUGH_SEEDS:
         return own, "measured in this sweep"
-    others = [
-        found for sweep in sweeps.names if sweep != plan.sweep and (found := _of_sweep(sweeps, sweep, table, plan))
-    ]
+    others = [found for sweep in sweeps.names if sweep != plan.sweep and (found := sweeps.noise_of(sweep, table))]
     known = ([_KnownNoise(own, "measured in this sweep")] if own else []) + others
     if not known:
         raise UserError(
@@ -424,19 +429,17 @@ def _noise(plan: Plan, table: Table, question: PowerQuestion, sweeps: _StoreSwee
     return best.noise, best.source
 
 
-def _of_sweep(sweeps: _StoreSweeps, sweep: str, table: Table, plan: Plan) -> _KnownNoise | None:
+def _of_sweep(known: Plan, tables: Sequence[Table], table: Table, plan: Plan) -> _KnownNoise | None:
     """Of a sweep's transfers by the same protocol: to the same target if that has noise, else the best known one.
 
     What pairs vary by says nothing of independent samples, and the other way round.
     """
-    read = sweeps.tables_of(sweep)
-    if read is None:
-        return None
-    known, tables = read
     is_paired = _is_paired(plan, table)
     alike = [other for other in tables if other.protocol == table.protocol and _is_paired(known, other) is is_paired]
     found = [
-        _KnownNoise(noise, f"measured in {sweep}{'' if is_same else f' (on the other target {other.target})'}", is_same)
+        _KnownNoise(
+            noise, f"measured in {known.sweep}{'' if is_same else f' (on the other target {other.target})'}", is_same
+        )
         for other in alike
         if (noise := _of_table(known, other))
         for is_same in [other.target == table.target]

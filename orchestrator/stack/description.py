@@ -5,7 +5,8 @@ The directory may come from somebody else: a copied project, or a shared folder 
 - a directory or description of another user counts as none, and nothing is started in such a directory;
 - all addresses are of this machine, and the files that they belong to are those of the directory that was read;
 - a stack runs only if it was started since this machine has booted, which no copied file says, under the pid of a
-  process that began when the file says. Only such a process is sent a signal.
+  process that began when the file says. Only such a process is sent a signal;
+- a controller is started again with Ray only if its settings were written on this machine.
 """
 
 from __future__ import annotations
@@ -109,6 +110,8 @@ class Stack:
         """
         known = {field.name for field in fields(cls)}
         document = {name: value for name, value in dict(json.loads(content)).items() if name in known}
+        if not all(isinstance(document.get(name, ""), str) for name in ("dashboard_url", "mlflow_url", "s3_url")):
+            raise ValueError("an address that is no text")
         if not all(isinstance(document.get(name), int) for name in ("pid", "pid_started_at")) or document["pid"] <= 1:
             raise ValueError("no pid of a supervisor")
         stack = cls(**document)
@@ -137,10 +140,19 @@ def make_private(directory: Path) -> None:
             directory.chmod(0o700)
     except OSError as error:
         raise unusable(directory, error) from error
-    if found.st_uid != os.getuid():
+    check_owner(directory)
+
+
+def check_owner(directory: Path) -> None:
+    """Raise ``ClusterError`` for a directory of another user, who could make this process run any program."""
+    try:
+        owner = directory.stat().st_uid
+    except FileNotFoundError:
+        return
+    if owner != os.getuid():
         raise ClusterError(
-            f"{directory} is of user {found.st_uid}, who could make this process run any program; name a directory of "
-            f"your own: ORCHESTRATOR_DIRECTORY=~/.orchestrator"
+            f"{directory} belongs to user {owner}, and this process runs as {os.getuid()}: run the command as its "
+            "owner, give the directory to this user (chown -R), or name another one (ORCHESTRATOR_DIRECTORY)"
         )
 
 
@@ -191,7 +203,7 @@ def remove_description(directory: Path) -> None:
 
 def remember_service(directory: Path, service: Mapping[str, str]) -> None:
     """Store the settings of a controller and its publisher, so that they can be started again with Ray."""
-    text = json.dumps(service, sort_keys=True, indent=1)
+    text = json.dumps({**service, **_own_marks()}, sort_keys=True, indent=1)
     folder = directory / SERVICES_FOLDER
     folder.mkdir(exist_ok=True)
     path = folder / f"{sha256(service['namespace'].encode()).hexdigest()[:12]}.json"
@@ -200,8 +212,19 @@ def remember_service(directory: Path, service: Mapping[str, str]) -> None:
 
 
 def remembered_services(directory: Path) -> list[dict[str, str]]:
-    """All stored settings, one per namespace."""
-    return [json.loads(path.read_bytes()) for path in sorted((directory / SERVICES_FOLDER).glob("*.json"))]
+    """All settings that were stored on this machine, one per namespace.
+
+    Those of a copied directory would start a controller that runs sweeps of a store which somebody else has chosen.
+    """
+    found = [json.loads(path.read_bytes()) for path in sorted((directory / SERVICES_FOLDER).glob("*.json"))]
+    own = _own_marks()
+    here = [one for one in found if any(mark and one.get(name) == mark for name, mark in own.items())]
+    return [{name: value for name, value in one.items() if name not in own} for one in here]
+
+
+def _own_marks() -> dict[str, str]:
+    """Of this machine: until it boots again, and for good where it has an id. Empty if unknown."""
+    return {"boot_id": own_boot_id(), "machine_id": _first_line("/etc/machine-id")}
 
 
 def database_behind(uri: str, directory: Path) -> str:
@@ -252,8 +275,12 @@ def start_ticks_of(pid: int) -> int | None:
 
 def own_boot_id() -> str:
     """The kernel's random name for this boot of the machine, the same in all of its containers; empty if unknown."""
+    return _first_line("/proc/sys/kernel/random/boot_id")
+
+
+def _first_line(path: str) -> str:
     try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return Path(path).read_text(encoding="utf-8").partition("\n")[0].strip()
     except OSError:
         return ""
 

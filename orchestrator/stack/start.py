@@ -38,6 +38,7 @@ from orchestrator.stack.description import (
     STACK_FILE,
     WITH_S3,
     Stack,
+    check_owner,
     make_private,
     own_boot_id,
     read_description,
@@ -131,9 +132,10 @@ def stop_stack(directory: Path) -> bool:
     What a killed stack has left is removed, too.
 
     Raises:
-        ClusterError: it is of another host.
+        ClusterError: it is of another host, or the directory is another user's.
     """
     home = directory.absolute()
+    check_owner(home)
     ends_s = time.monotonic() + STACK_STOP_GRACE_S + 5.0
     while True:
         _check_is_here(home)

@@ -225,20 +225,29 @@ def write_private(path: Path, text: str) -> None:
 def rewrite_text(path: Path, text: str) -> None:
     """Write a file of the user: all of it, or after an error (a full disk) nothing of it.
 
-    A file that is there keeps its mode; a link stays, and the file that it leads to is replaced.
+    A file that is there keeps its mode, and its owner if this process may give it away; a link stays, and the file that
+    it leads to is replaced. A device, a pipe and a file on which a container has mounted another are written in place.
 
     Raises:
         OSError: it cannot be written, or is write-protected; with ``path`` as its name.
     """
     real = Path(os.path.realpath(path))
     try:
-        mode = stat.S_IMODE(real.stat().st_mode) if real.exists() else None
-        if mode is not None and not os.access(real, os.W_OK):  # else it would be replaced all the same
+        found = real.stat() if real.exists() else None
+        if found is not None and not os.access(real, os.W_OK):  # else it would be replaced all the same
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        with replaced_file(real, 0o666 if mode is None else mode) as file:
-            if mode is not None:
-                os.fchmod(file.fileno(), mode)  # the umask does not count
+        if found is not None and not stat.S_ISREG(found.st_mode):
+            real.write_text(text, encoding="utf-8")
+            return
+        with replaced_file(real, 0o666 if found is None else stat.S_IMODE(found.st_mode)) as file:
+            if found is not None:
+                with suppress(OSError):
+                    os.fchown(file.fileno(), found.st_uid, found.st_gid)
+                os.fchmod(file.fileno(), stat.S_IMODE(found.st_mode))  # the umask does not count
             file.write(text.encode())
     except OSError as error:
+        if error.errno == errno.EBUSY:  # a mount
+            real.write_text(text, encoding="utf-8")
+            return
         error.filename = str(path)  # not that of the new file
         raise

@@ -165,7 +165,7 @@ def test_look_up_altered_record_is_a_problem_that_names_it(finished: Path, tmp_p
 def test_initial_weights_that_the_store_lacks_are_warned_of(finished: Path) -> None:
     plan = build_plan(load_sweep(str(finished / "sweep.yaml"))[0], store_uri=(finished / "store").as_uri())
     there = next(job.key for job in plan.jobs if job.kind is JobKind.PRETRAIN)
-    for key in (there, there[:-1] + ("1" if there[-1] == "0" else "0")):
+    for key in (there, there[:-1] + ("1" if there[-1] == "0" else "0"), "pretrain-x:1"):
         text = FIRST.replace("  labels: [", f"  init: {{artifact: {key}}}\n  labels: [")
         warned = [warning for warning in outlook_of(text, finished).warnings if "init.artifact" in warning]
         assert [key in warning for warning in warned] == [True] * (key != there)

@@ -21,12 +21,15 @@ from orchestrator.stack.attach import attach_cluster
 from orchestrator.stack.children import ray_directory
 from orchestrator.stack.description import (
     MLFLOW_TOKEN_FILE,
+    SERVICES_FOLDER,
     STACK_FILE,
     TOKEN_FILE,
     Stack,
     make_private,
     own_boot_id,
     own_identity,
+    remember_service,
+    remembered_services,
     start_ticks_of,
     touch_stack,
     touched_at_s,
@@ -122,6 +125,7 @@ def test_token_is_for_the_user_alone_and_another_one_at_each_start(tmp_path):
         {"ray_address": "192.0.2.1:6379"},
         {"mlflow_url": "http://192.0.2.1:5000"},
         {"s3_url": "https://192.0.2.1"},
+        {"dashboard_url": 8265},
     ],
     ids=str,
 )
@@ -134,11 +138,23 @@ def test_description_in_a_copied_directory_is_of_no_stack(described, tmp_path, f
     assert read_stack(tmp_path) == described
 
 
+def test_services_of_a_copied_directory_are_not_started_again(tmp_path):
+    service = {"namespace": "n", "store_uri": "file:///s"}
+    remember_service(tmp_path, service)
+    assert remembered_services(tmp_path) == [service]
+    (file,) = (tmp_path / SERVICES_FOLDER).iterdir()
+    for marks in ({}, {"boot_id": "", "machine_id": ""}, {"boot_id": "another", "machine_id": "another"}):
+        file.write_text(json.dumps(service | marks))
+        assert remembered_services(tmp_path) == []
+
+
 def test_directory_and_description_of_another_user_count_as_none(described, tmp_path, monkeypatch):
     monkeypatch.setattr("os.getuid", lambda: os.geteuid() + 1)
     assert read_stack(tmp_path) is None
-    with pytest.raises(ClusterError, match=rf"{tmp_path} is of user {os.geteuid()}, .* ORCHESTRATOR_DIRECTORY="):
+    with pytest.raises(ClusterError, match=rf"{tmp_path} belongs to user {os.geteuid()}, .*ORCHESTRATOR_DIRECTORY"):
         make_private(tmp_path)
+    with pytest.raises(ClusterError, match="run the command as its owner"):
+        stop_stack(tmp_path)
 
 
 def test_ports_are_distinct_free_and_outside_of_rays_own():

@@ -267,14 +267,19 @@ def test_files_that_are_no_images_by_their_names_are_counted_and_told(source: Pa
         "d.gif",
     )
     fill(source / "train", dict.fromkeys(others, b"?"))
+    (source / "train/empty").mkdir()
     conversion = CONVERTERS["imagefolder"](ConvertRequest(source=source))
     assert listing_digest(conversion) == before
-    assert conversion.notes == {"left_out": {".tif": 2, ".jfif": 1, "": 1, ".db": 1, ".txt": 1, ".gif": 1}}
-    (note,) = describe_conversion(conversion)["notes"]
+    left_out = {".tif": 2, ".jfif": 1, "": 1, ".db": 1, ".txt": 1, ".gif": 1}
+    assert conversion.notes == {"left_out": left_out, "empty": ["empty"]}
+    note, of_empty = describe_conversion(conversion)["notes"]
     assert note.startswith("left out of the source: 7 files (.tif 2, ")
     assert ", no extension 1, " in note
     write = {"destination_uri": str(tmp_path / "out"), "num_processes": 1}
-    assert shard({"converter": "imagefolder", "source": {"source": str(source)}, "write": write})["notes"] == [note]
+    assert shard({"converter": "imagefolder", "source": {"source": str(source)}, "write": write})["notes"] == [
+        note,
+        of_empty,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -311,7 +316,7 @@ def test_class_of_which_no_file_is_an_image_is_refused_and_not_dropped(
         ("imagenet1k", "val/n00000002"),
     ],
 )
-def test_class_whose_folder_is_empty_is_refused_unless_another_split_has_its_images(
+def test_empty_folder_is_named_unless_another_split_has_images_of_its_class(
     tmp_path: Path, converter: str, empty: str
 ) -> None:
     kept = "train/animal/cat" if converter == "imagefolder" else "train/n00000001"
@@ -319,16 +324,17 @@ def test_class_whose_folder_is_empty_is_refused_unless_another_split_has_its_ima
     source = fill(tmp_path / "in", {f"{kept}/0.jpg": photo(0), **below})
     split, _, name = empty.partition("/")
     (source / empty).mkdir(parents=True)
-    with pytest.raises(UserError, match=f"in/{empty} holds no image, so its class would be missing, .* remove it"):
-        listed(source, converter)
+    before = CONVERTERS[converter](ConvertRequest(source=source))
+    (note,) = describe_conversion(before)["notes"]
+    assert note.startswith(f"1 empty folder without a class: {name}; ")
     fill(source, {f"{'val' if split == 'train' else 'train'}/{name}/1.jpg": photo(1)})
-    assert len(listed(source, converter)) == 1 + (split == "val")
+    assert "notes" not in describe_conversion(CONVERTERS[converter](ConvertRequest(source=source)))
 
 
-def test_class_whose_tar_is_empty_is_refused(tmp_path: Path) -> None:
+def test_empty_tar_is_named(tmp_path: Path) -> None:
     source = fill(tmp_path / "in", {"n00000001.tar": tar_of([("0.JPEG", photo(0))]), "n00000002.tar": tar_of([])})
-    with pytest.raises(UserError, match="in/n00000002 holds no image"):
-        listed(source, "imagenet21k")
+    conversion = CONVERTERS["imagenet21k"](ConvertRequest(source=source))
+    assert conversion.notes == {"empty": ["n00000002"]}
 
 
 def test_class_in_a_tar_of_tars_of_which_no_file_is_an_image_is_refused(tmp_path: Path) -> None:

@@ -360,6 +360,22 @@ def test_metric_of_a_level_is_refused_only_where_all_levels_are_known() -> None:
     assert _plan(*foreign, metric).metric == "val_level_error_phylum"
 
 
+def test_change_of_all_blocks_counts_if_it_changes_one_of_them() -> None:
+    begin = TEXT.index("pretrain:")
+    blocks = """\
+pretrain:
+  one: {model: {name: test_vit, image_size: 32}, labels: levels/depth1, recipe: {epochs: 9, batch_size: 8, lr: 0.1}}
+  two:
+    model: {name: test_vit, image_size: 32}
+    labels: levels/depth1
+    recipe: {batch_size: 8, lr: 0.1}
+    factors: {recipe.epochs: [30, 90]}
+tiny: {pretrain: {"*": {recipe: {epochs: 1}}}}
+"""
+    tree = read_document(TEXT[:begin] + blocks, "sweep.yaml", changes=Changes(scale="tiny")).tree
+    assert sorted(block["recipe"]["epochs"] for block in tree.value["pretrain"].values()) == [1, 30, 90]
+
+
 TINY = "tiny: {pretrain: {recipe: {epochs: 1}}}\n"
 
 

@@ -496,7 +496,7 @@ class ShardBar:
     """
 
     def __init__(self, title: str) -> None:
-        console = Console(stderr=True)
+        console = Console(stderr=True, markup=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -26,8 +26,8 @@ def convert(request: ConvertRequest) -> Conversion:
     """List a tree of class folders, by split.
 
     Raises:
-        UserError: there are no images, images without a class folder, class folders that are empty or whose images are
-            all of forms that are not read, or links that may not be followed.
+        UserError: there are no images, images without a class folder, class folders whose images are all of forms that
+            are not read, or links that may not be followed.
     """
     folders = split_folders(request)
     rule = LinkRule.within(request.source, *folders.values(), follow_links=request.follow_links)
@@ -38,7 +38,7 @@ def convert(request: ConvertRequest) -> Conversion:
     paths = sorted({_class_of(name, folders[split]) for split, images in found.items() for name, _ in images})
     if not paths:
         raise UserError(f"{request.source} has no images in class folders; it needs train/<class>/<image>.jpg")
-    left_out.check_empty(folders.values(), paths)
+    left_out.note_empty(folders.values(), paths)
     leaf_of = {path: leaf for leaf, path in enumerate(paths)}
     splits: dict[str, ItemTable] = {}
     for split, images in found.items():

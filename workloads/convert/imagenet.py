@@ -131,7 +131,7 @@ def _conversion(
         raise UserError(
             f"{request.source} has no images of synsets; it needs tars or folders named n01440764 and so on"
         )
-    left_out.check_empty(places.values(), seen, depth=1)
+    left_out.note_empty(places.values(), seen, depth=1)
     synsets, names = sorted(seen), _names(request.source)
     final = {seen[synset]: leaf for leaf, synset in enumerate(synsets)}
     for table in tables.values():

@@ -1,8 +1,9 @@
 """Files of a source that are not converted, because their names are not those of images.
 
-They are counted, so that people are told. A class whose images are all left out, or whose folder is empty, would
-vanish, and later classes would get other numbers: it is refused. Only files that may be images make a class; others,
-such as masks in ``.npy`` files or a folder of annotations, lie beside the classes of many sources.
+They are counted, so that people are told. A class whose images are all left out would vanish, and later classes would
+get other numbers: it is refused. Only files that may be images make a class; others, such as masks in ``.npy`` files or
+a folder of annotations, lie beside the classes of many sources. Empty folders are named, since a class may be among
+them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from orchestrator.core.units import printable
 from workloads.data.scan import IMAGE_EXTENSIONS, SPARE_IMAGE_EXTENSIONS
 
 _FIELD: Final = "left_out"
+_EMPTY_FIELD: Final = "empty"
 COLUMNS_FIELD: Final = "columns"
 """Of `Conversion.notes`: sentences about columns of tables."""
 _OTHER_IMAGES: Final = frozenset(
@@ -43,6 +45,7 @@ class LeftOut:
         self._images: dict[Path, Counter[str]] = {}
         """Those that may be images."""
         self._empty: list[Path] = []
+        self._classless: list[str] = []
 
     def add(self, folder: Path, name: str) -> None:
         """Count a file."""
@@ -58,8 +61,9 @@ class LeftOut:
         self._empty.append(folder)
 
     def notes(self) -> dict[str, Any]:
-        """For `Conversion`: number of files by extension, the most frequent first; empty if there are none."""
-        return {_FIELD: dict(self._counts.most_common())} if self._counts else {}
+        """For `Conversion`: number of files by extension, the most frequent first, and folders that are empty."""
+        counts = {_FIELD: dict(self._counts.most_common())} if self._counts else {}
+        return counts | ({_EMPTY_FIELD: self._classless} if self._classless else {})
 
     def check_classes(self, root: Path, kept: Iterable[str], *, depth: int | None = None) -> None:
         """See that no class is lost.
@@ -90,25 +94,22 @@ class LeftOut:
         message += "archives, complete downloads, or move it out of the source"
         raise UserError(printable(message))
 
-    def check_empty(self, roots: Collection[Path], kept: Iterable[str], *, depth: int | None = None) -> None:
-        """See that no folder of a class is empty while the class has no image in another split either.
+    def note_empty(self, roots: Collection[Path], kept: Iterable[str], *, depth: int | None = None) -> None:
+        """Note the empty folders that would each be a class if they held images, and have none in another split either.
 
         Args:
             roots: of the folders of the classes, one per split.
             kept: paths of folders below any of them that hold images.
             depth: how many parts of a path name a class; None = all of them.
-
-        Raises:
-            UserError: a class would be missing.
         """
         held = {str(above) for path in map(PurePosixPath, kept) for above in (path, *path.parents)}
+        lost: dict[str, None] = {}
         for folder in sorted(self._empty):
-            parts = [folder.relative_to(root).parts[:depth] for root in roots if root in folder.parents]
-            if parts and not any(str(PurePosixPath(*name)) in held for name in parts):
-                message = (
-                    f"{folder} holds no image, so its class would be missing, and later ones would have other numbers: "
-                )
-                raise UserError(printable(f"{message}complete its download, or remove it from the source"))
+            names = {
+                str(PurePosixPath(*folder.relative_to(root).parts[:depth])) for root in roots if root in folder.parents
+            }
+            lost |= dict.fromkeys(sorted(names)) if names and not names & held else {}
+        self._classless = list(lost)
 
 
 def may_be_image(name: str) -> bool:
@@ -130,6 +131,12 @@ def describe_notes(notes: Mapping[str, Any]) -> list[str]:
     if found := notes.get(_FIELD):
         images = ", ".join(f".{extension}" for extension in IMAGE_EXTENSIONS)
         sentences.append(f"left out of the source: {_named(found)}; images are named {images}")
+    if empty := notes.get(_EMPTY_FIELD):
+        named = ", ".join(empty[:_NUM_NAMED]) + (", ..." if len(empty) > _NUM_NAMED else "")
+        sentences.append(
+            f"{len(empty)} empty folder{'s' * (len(empty) > 1)} without a class: {named}; if images are still to come, "
+            "wait for them: they change the numbers of later classes"
+        )
     return [printable(sentence) for sentence in sentences]
 
 

@@ -350,18 +350,27 @@ def covered_settings(tree: Tree, change: Located, within: Path = ()) -> Iterator
     if not isinstance(whole, Mapping) or not isinstance(changed, Mapping):
         return
     places = Tree(file=tree.file, value=change.value, places=change.places)
-    parts: list[tuple[Path, object, object]] = [((), whole, changed)]
+    parts: list[tuple[Path, Sequence[object], object]] = [((), [whole], changed)]
     if not PretrainSpec.model_fields.keys() & whole.keys():
-        names = ((name, block) for name in changed for block in (whole if name == EVERY else [name]))
-        parts = [((name,), whole.get(block), changed[name]) for name, block in names]
-    for steps, block, part in parts:
-        for factor, values in _settings_by_value(block.get(_FACTORS) if isinstance(block, Mapping) else None):
-            for path, given in _settings(part):
-                is_covered = all(any(path[: len(other)] == other for other in one) for one in values)
-                if is_covered and not all(one.get(path) == given for one in values):
-                    here = ("pretrain", *steps, *path)
-                    shown = f"{dotted((*within, *here))}: " if within else ""
-                    yield f"{places.locate(here)}: {shown}{_in_vain(factor, path, given)}"
+        parts = [
+            ((name,), [*whole.values()] if name == EVERY else [whole.get(name)], part) for name, part in changed.items()
+        ]
+    for steps, blocks, part in parts:
+        for path, given in _settings(part):
+            factors = [_covering(block, path, given) for block in blocks]
+            if all(factors):  # of several blocks, one that it changes is enough
+                here = ("pretrain", *steps, *path)
+                shown = f"{dotted((*within, *here))}: " if within else ""
+                yield f"{places.locate(here)}: {shown}{_in_vain(factors[0], path, given)}"
+
+
+def _covering(block: object, path: Path, given: object) -> str:
+    """A factor of a block of which all values set a field, and not all to the given value; empty if there is none."""
+    for factor, values in _settings_by_value(block.get(_FACTORS) if isinstance(block, Mapping) else None):
+        is_covered = all(any(path[: len(other)] == other for other in one) for one in values)
+        if is_covered and not all(one.get(path) == given for one in values):
+            return factor
+    return ""
 
 
 def _in_vain(factor: str, path: Path, given: object) -> str:
