@@ -278,11 +278,17 @@ def test_levels_are_added_to_a_sweep_at_once_or_not_at_all(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["real.yaml", "sweep.yaml", "table.csv"]
 
 
-@pytest.mark.usefixtures("answered")
-def test_levels_are_added_to_no_sweep_that_is_not_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "table.csv"
-    refused = run_command(capsys, "labels", "hierarchy", "quickstart", "wordnet", "--add", "--out", str(out))
-    assert refused.code == 2
-    assert "quickstart is no file here that levels could be added to" in refused.message
-    assert "Traceback" not in refused.err
-    assert not out.exists()
+def test_table_may_go_into_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = {"key": "name", "levels": ["kind"], "rows": [{"name": "0", "kind": "a"}], "notes": []}
+    monkeypatch.setattr(labels, "ask_labels", lambda *_: found)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert run_command(capsys, "labels", "hierarchy", "quickstart", "table.csv", "--out", str(pipe)).code == 0
+        assert os.read(reader, 9) == b"name,kind"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()

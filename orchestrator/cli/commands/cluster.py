@@ -82,10 +82,10 @@ def examine(file: Path, output: DocumentForm) -> ExitCode:
         for result in results:
             advice = f" -> {result.remedy}" if result.remedy else ""
             line = f"{result.verdict.value:8} {result.name:15} {result.detail}{advice}"
-            stdout_console().print(line, markup=False)
+            stdout_console().print(line)
     if num_failed:
         message = f"{num_failed} of {len(results)} checks failed; nothing was created."
-        stderr_console().print(message, markup=False)
+        stderr_console().print(message)
     return ExitCode.FAILURE if num_failed else ExitCode.OK
 
 

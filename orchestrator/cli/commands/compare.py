@@ -340,7 +340,7 @@ def _write(folder: Path, comparison: SampleComparison, sheet: bytes) -> None:
             (folder / name).write_bytes(content)
     except OSError as error:
         raise UserError(f"--out {folder} cannot be written: {error}; name another folder") from error
-    stderr_console().print(f"wrote {', '.join(str(folder / name) for name in files)}", markup=False, soft_wrap=True)
+    stderr_console().print(f"wrote {', '.join(str(folder / name) for name in files)}", soft_wrap=True)
 
 
 def _print(comparisons: Sequence[SampleComparison], form: TableForm) -> None:
@@ -354,7 +354,7 @@ def _print(comparisons: Sequence[SampleComparison], form: TableForm) -> None:
             for table in sample_tables(comparison):
                 stdout_console().print(FittingTable(table=table))
             for sentence in sample_sentences(comparison):
-                stdout_console().print(f"  {sentence}", markup=False)
+                stdout_console().print(f"  {sentence}")
     else:
         for comparison in comparisons:
             sys.stdout.write("\n\n".join(markdown_table(table) for table in sample_tables(comparison)) + "\n\n")

@@ -266,7 +266,7 @@ def _show(found: dict[str, Any], output: DocumentForm, last_line: str) -> None:
         stdout_console().print(table)
     if found.get("bad_samples"):
         stderr_console().print(bad_table(found["bad_samples"]))
-    stdout_console().print(last_line, markup=False, highlight=False, soft_wrap=True)
+    stdout_console().print(last_line, highlight=False, soft_wrap=True)
 
 
 def _yaml(document: dict[str, Any]) -> str:

@@ -51,7 +51,7 @@ def describe(
         print_document(document, output)
         return
     for line in description_lines(document):
-        stdout_console().print(line, markup=False)
+        stdout_console().print(line)
 
 
 def job_document(store: ObjectStore, plan: Plan, job: Job, view: JobView) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def _end(cluster: str, options: ControlOptions) -> ExitCode:
     state = (
         f"is no longer drained{': waiting jobs start within seconds' if is_served else ''}" if was_drained else "works"
     )
-    stderr_console().print(f"Cluster {name} {state}.", markup=False, soft_wrap=True)
+    stderr_console().print(f"Cluster {name} {state}.", soft_wrap=True)
     return ExitCode.OK
 
 
@@ -103,7 +103,7 @@ def _show(request: Drain | None, cluster: str, store: ObjectStore, options: Cont
     if options.form is not DocumentForm.TABLE:
         print_document({"cluster": cluster, "drain": None if request is None else asdict(request)}, options.form)
     state = _describe(request, cluster, store, options)
-    stderr_console().print(f"Cluster {cluster} {state}.", markup=False, soft_wrap=True)
+    stderr_console().print(f"Cluster {cluster} {state}.", soft_wrap=True)
     return ExitCode.OK
 
 

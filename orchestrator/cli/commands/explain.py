@@ -59,7 +59,7 @@ def explain(
         print_document({**found.to_json(), **_view_document(view)}, output)
         return
     for line in (*explanation_lines(found), *_view_lines(view, plan.sweep if plan else "")):
-        stdout_console().print(line, markup=False)
+        stdout_console().print(line)
 
 
 def _submitted(found: Explanation, plan: Plan, store: ObjectStore) -> JobView | None:

@@ -100,7 +100,7 @@ def _export(objects: ObjectStore, record: Record, directory: Path, options: Expo
         written = [str(directory / file) for file in (WEIGHTS, HEAD, *files)]
         print_document({"key": record.key, "directory": str(directory), "files": written}, options.form)
     use = f"timm.create_model('local-dir:{directory}', pretrained=True)"
-    stderr_console().print(f"{record.key} is in {directory}: {use}", markup=False, soft_wrap=True)
+    stderr_console().print(f"{record.key} is in {directory}: {use}", soft_wrap=True)
 
 
 def timm_config(document: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, Any]:

@@ -200,7 +200,7 @@ def _expect(references: Sequence[str], fleet: Fleet, prices: PriceTable | None, 
     accelerator = check_accelerator(options.accelerator)
     outlooks = [_outlook(reference, fleet, accelerator, prices, options) for reference in references]
     for problem in dict.fromkeys(problem for outlook in outlooks for problem in outlook.found.problems):
-        stderr_console().print(f"warning: {problem}", markup=False)
+        stderr_console().print(f"warning: {problem}")
     study = join_plans([outlook.plan for outlook in outlooks])
     durations_s = dict.fromkeys(study.plan.by_name(), 0.0)
     kept: dict[str, int] = {}
@@ -291,7 +291,7 @@ class _Ticker:
     def __call__(self, elapsed_s: float) -> None:
         if time.monotonic() >= self._at_s:
             self._at_s = time.monotonic() + _PRINT_EVERY_S
-            stderr_console().print(f"simulated {format_duration(elapsed_s)} ...", markup=False)
+            stderr_console().print(f"simulated {format_duration(elapsed_s)} ...")
 
 
 def _lines(found: Forecast, bounds: Sequence[Forecast], fleet: Fleet, expected: _Expected, bill: _Bill) -> list[str]:
@@ -349,7 +349,7 @@ def _waits(found: Forecast) -> str:
 def _print_table(found: Forecast, lines: list[str], *, has_hours: bool) -> None:
     console = stdout_console()
     for line in lines:
-        console.print(line, markup=False)
+        console.print(line)
     table = Table(title=f"{found.resource}-hours", title_justify="left")
     for column in ("held for", "hours", "%"):
         table.add_column(column, justify="left" if column == "held for" else "right")
@@ -360,7 +360,7 @@ def _print_table(found: Forecast, lines: list[str], *, has_hours: bool) -> None:
     if has_hours:
         console.print(table)
     ends = ", ".join(f"{number} {ending}" for ending, number in found.num_ends.items())
-    console.print(f"{found.num_attempts} attempts: {ends or 'none'}", markup=False)
+    console.print(f"{found.num_attempts} attempts: {ends or 'none'}")
 
 
 def _document(found: Forecast, bounds: Sequence[Forecast], expected: _Expected, bill: _Bill) -> dict[str, Any]:
@@ -393,7 +393,7 @@ def _write(path: str, content: bytes) -> None:
         Path(path).write_bytes(content)
     except OSError as error:
         raise UserError(f"the chart cannot be written to {path}: {error}; name another file") from error
-    stderr_console().print(f"wrote {path}", markup=False)
+    stderr_console().print(f"wrote {path}")
 
 
 def _verdict(found: Forecast) -> ExitCode:

@@ -297,7 +297,7 @@ def _print_has_ended(snapshot: Snapshot, request: ControlRequest, form: Document
         }
         print_document({**document, "refusal": refusal, "state": snapshot.state.value}, form)
     if is_reached:
-        stderr_console().print(f"{message}.", markup=False, soft_wrap=True)
+        stderr_console().print(f"{message}.", soft_wrap=True)
         return ExitCode.OK
     complain(f"{message}; to continue it, use retry or submit")
     return ExitCode.FAILURE
@@ -367,7 +367,7 @@ def _conclude(store: ObjectStore, snapshot: Snapshot, sent: _Sent) -> ExitCode:
         f"Done: {whose} {effect}." if is_followed else f"Request sent: {whose} {effect}; {_when(store, snapshot)}."
     )
     see = command_line("status", snapshot.sweep, store=sent.options.store)
-    stderr_console().print(f"{message}{undo} See: {see}", markup=False, soft_wrap=True)
+    stderr_console().print(f"{message}{undo} See: {see}", soft_wrap=True)
     return ExitCode.OK
 
 

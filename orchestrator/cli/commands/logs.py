@@ -185,9 +185,7 @@ def _leaving(sweep: str, job: str, options: LogOptions) -> Iterator[list[bool]]:
     except KeyboardInterrupt:
         left.append(True)
         again = command_line("logs", sweep, *([job] if job else []), "-f", store=options.store)
-        stderr_console().print(
-            f"Detached; the job continues. To follow it again: {again}", markup=False, soft_wrap=True
-        )
+        stderr_console().print(f"Detached; the job continues. To follow it again: {again}", soft_wrap=True)
 
 
 def _print_one(store: ObjectStore, sweep: str, job: str, options: LogOptions) -> None:

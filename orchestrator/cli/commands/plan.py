@@ -113,7 +113,7 @@ def show_plan(reference: str, options: PlanOptions) -> ExitCode:
         prices=read_prices(options.prices),
     )
     for problem in (*outlook.found.problems, *outlook.warnings):
-        stderr_console().print(f"warning: {problem}", markup=False)
+        stderr_console().print(f"warning: {problem}")
     _print_outlook(outlook, options)
     for refusal in outlook.refusals:
         complain(refusal)
@@ -136,9 +136,9 @@ def _print_outlook(outlook: Preview, options: PlanOptions) -> None:
     console = stdout_console()
     console.print(jobs_table(outlook) if options.lists_jobs else groups_table(outlook))
     dispositions = dict(outlook.found.dispositions)
-    console.print(summary_line(outlook.plan, dispositions), markup=False)
+    console.print(summary_line(outlook.plan, dispositions))
     for line in preview_lines(outlook):
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def _show_diff(reference: str, plan: Plan, options: PlanOptions) -> ExitCode:
@@ -156,11 +156,11 @@ def _show_diff(reference: str, plan: Plan, options: PlanOptions) -> ExitCode:
     title = f"{options.diff}{revision} -> {reference}{f' with {changed}' if changed else ''}"
     console.print(diff_table(diff, title))
     for line in diff_lines(diff, lists_jobs=options.lists_jobs):
-        console.print(line, markup=False)
+        console.print(line)
     found = lookup_artifacts(plan)
     for problem in found.problems:
-        stderr_console().print(f"warning: {problem}", markup=False)
-    console.print(f"A submit of {reference}: {summary_line(plan, dict(found.dispositions))}", markup=False)
+        stderr_console().print(f"warning: {problem}")
+    console.print(f"A submit of {reference}: {summary_line(plan, dict(found.dispositions))}")
     return ExitCode.OK
 
 

@@ -111,18 +111,18 @@ def show_power(reference: str, options: PowerOptions) -> ExitCode:
     answers = answer_power(plan, question, accelerator=check_accelerator(options.accelerator), prices=prices)
     if options.png:
         _write(options.png, answers, plan.metric)
-        stderr_console().print(f"wrote {options.png}", markup=False)
+        stderr_console().print(f"wrote {options.png}")
     if options.form is not DocumentForm.TABLE:
         print_document(json_ready([_document(answer, prices) for answer in answers]), options.form)
         return ExitCode.OK
     for answer in answers:
         stdout_console().print(FittingTable(table=_table(answer, plan.metric, prices)))
         for line in _lines(answer, plan.metric):
-            stdout_console().print(f"  {line}", markup=False)
+            stdout_console().print(f"  {line}")
         if answer.effects:
             stdout_console().print(FittingTable(table=_effect_table(answer, plan.metric)))
             for line in _effect_lines(answer):
-                stdout_console().print(f"  {line}", markup=False)
+                stdout_console().print(f"  {line}")
     return ExitCode.OK
 
 

@@ -207,7 +207,7 @@ def _changed(message: str, store: ObjectStore, cluster: str, quotas: Quotas, for
         when = "the store has seen no controller of a cluster of this name yet; one that starts will apply it"
     else:
         when = "no controller runs; the next one will apply it"
-    stderr_console().print(f"{message}: {when}.", markup=False, soft_wrap=True)
+    stderr_console().print(f"{message}: {when}.", soft_wrap=True)
     _show(store, cluster, quotas, form)
 
 
@@ -243,7 +243,7 @@ def _show(store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) 
         print_document({"cluster": cluster, "users": users, "unreadable_sweeps": use.unreadable}, form)
     if use.unreadable:
         missing = f"It is unknown what these sweeps use, because they cannot be read: {', '.join(use.unreadable)}."
-        stderr_console().print(missing, markup=False, soft_wrap=True)
+        stderr_console().print(missing, soft_wrap=True)
 
 
 def _users(quotas: Quotas, use: _ClusterUse) -> dict[str, Mapping[str, Any]]:

@@ -138,10 +138,10 @@ def _print(
     elif options.form is TableForm.TABLE:
         console.print(render_terminal(report))
         folder = options.directory or uris[0].rpartition("/")[0]
-        console.print(f"Report files: {folder}/", markup=False)
+        console.print(f"Report files: {folder}/")
         if options.with_page:
-            console.print(f"Interactive page: {folder}/{PAGE}", markup=False)
-        console.print(compare, soft_wrap=True, markup=False, end="\n" if compare else "")
+            console.print(f"Interactive page: {folder}/{PAGE}")
+        console.print(compare, soft_wrap=True, end="\n" if compare else "")
     else:
         sys.stdout.write(files[RESULTS if options.form is TableForm.CSV else MARKDOWN].decode())
 

@@ -49,7 +49,7 @@ def _write(sweep: str, revision: int, folder: Path, uri: str, *, force: bool, fo
     _save(folder, files, force=force)
     if form is DocumentForm.TABLE:
         for line in _lines(found, folder, list(files)):
-            stdout_console().print(line, markup=False)
+            stdout_console().print(line)
     else:
         print_document({**_document(found), "folder": str(folder), "files": list(files)}, form)
     return ExitCode.OK if found.is_exact else ExitCode.FAILURE

@@ -172,4 +172,4 @@ def _end_own_drain(connection: RayTransport) -> None:
 
 
 def _print(text: str) -> None:
-    stderr_console().print(text, markup=False, soft_wrap=True)
+    stderr_console().print(text, soft_wrap=True)

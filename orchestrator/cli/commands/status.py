@@ -80,8 +80,8 @@ def show_status(sweep: str, store_uri: str, form: DocumentForm, prices: str = ""
         compare = compare_line(store, snapshot.plan) if snapshot.plan is not None else ""
         stdout_console().print(status_table(status, store=store_uri))
         for line in address_lines(snapshot.cluster):
-            stdout_console().print(line, soft_wrap=True, markup=False)
-        stdout_console().print(compare, soft_wrap=True, markup=False, end="\n" if compare else "")
+            stdout_console().print(line, soft_wrap=True)
+        stdout_console().print(compare, soft_wrap=True, end="\n" if compare else "")
     else:
         compare = compare_link(store, snapshot.plan) if snapshot.plan is not None else ""
         print_document({**status_document(status), "compare": compare}, form)

@@ -98,7 +98,7 @@ def gc(
         print_document(tally_document(tally, applied=apply), output)
         return
     if not tally.amounts and not tally.restored:
-        stdout_console().print(f"No garbage in {objects.uri}.", markup=False)
+        stdout_console().print(f"No garbage in {objects.uri}.")
         return
     stdout_console().print(tally_table(tally, applied=apply))
     if not apply:
@@ -132,14 +132,13 @@ def fsck(
     else:
         for finding, done in findings:
             text = f"{finding.problem.value}  {finding.name}  {finding.detail}{f' ({done})' if done else ''}"
-            stdout_console().print(text, markup=False)
+            stdout_console().print(text)
     num_left = sum(not done for _, done in findings)
     how = "sizes and content" if deep else "sizes (--deep reads the content too)"
     repaired = f", {len(findings) - num_left} of them repaired" if repair else ""
     stderr_console().print(
         f"{census.num_heads} records and manifests, {_amount(census.checked)}: {how} compared, "
         f"{len(findings)} damaged objects in {objects.uri}{repaired}",
-        markup=False,
     )
     if num_left:
         raise typer.Exit(ExitCode.FAILURE)

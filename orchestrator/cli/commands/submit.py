@@ -153,7 +153,7 @@ def submit_sweep(reference: str, options: SubmitOptions) -> ExitCode:
             snapshot = follow_sweep(submitter, submitter.store, plan.sweep, message, prices)
         except KeyboardInterrupt:
             left = _left(submitter.settings, plan, reference, options)
-            stderr_console().print(f"\n{left}", markup=False, soft_wrap=True)
+            stderr_console().print(f"\n{left}", soft_wrap=True)
             return ExitCode.INTERRUPTED
         return conclude(submitter.store, plan, snapshot, options, connection=submitter)
 
@@ -173,11 +173,11 @@ def _may_start(prepared: PreparedSubmit, options: SubmitOptions) -> bool:
     console, preview, check, plan = stderr_console(), prepared.preview, prepared.check, prepared.plan
     found = dict(preview.found.dispositions)
     console.print(kinds_table(plan, found))
-    console.print(summary_line(plan, found), markup=False)
+    console.print(summary_line(plan, found))
     for line in preview_lines(preview):
-        console.print(line, markup=False)
+        console.print(line)
     for problem in (*preview.found.problems, *preview.warnings):
-        console.print(f"warning: {problem}", markup=False)
+        console.print(f"warning: {problem}")
     if plan.store_uri == UNKNOWN_STORE:
         console.print("Only the cluster knows which results its store has already; those jobs are not run again.")
     if check.previous is not None:
@@ -200,7 +200,7 @@ def _connect(
     except (ClusterError, InfeasibleError):
         where = "" if plan.store_uri == UNKNOWN_STORE else f" What the store knows: {status_command(settings, plan)}"
         known = f"Nothing was submitted.{where}"
-        stderr_console().print(known, markup=False, soft_wrap=True)
+        stderr_console().print(known, soft_wrap=True)
         raise
 
 
@@ -260,7 +260,7 @@ def _leave(submitter: Submitter, plan: Plan, message: str, form: DocumentForm) -
         )
     else:
         known = f"Submitted. See: {status_command(submitter.settings, plan)}"
-    stderr_console().print(known, soft_wrap=True, markup=False)
+    stderr_console().print(known, soft_wrap=True)
     if form is not DocumentForm.TABLE:
         print_document({"sweep": plan.sweep, "message": message}, form)
 
@@ -285,7 +285,7 @@ def conclude(
     if not is_published:
         publish = status_command(connection.settings, planned, "publish")
         hint = f"MLflow does not have all results yet; they follow. To publish them now: {publish}"
-        stderr_console().print(hint, markup=False, soft_wrap=True)
+        stderr_console().print(hint, soft_wrap=True)
     return ended
 
 

@@ -101,7 +101,7 @@ def watch_sweep(sweep: str, store_uri: str, *, every_s: float = EVERY_S) -> Exit
         _say_detached(sweep, store_uri)
         return exit_code_for(snapshot)
     for line in (f"Sweep {sweep}: {snapshot.outcome}", *failure_lines(snapshot, store_uri)):
-        stdout_console().print(line, markup=False)
+        stdout_console().print(line)
     return exit_code_for(snapshot)
 
 
@@ -138,7 +138,7 @@ def _look(watching: Watching) -> SweepStatus:
 
 def _say_detached(sweep: str, store_uri: str) -> None:
     again = command_line("watch", sweep, store=store_uri)
-    stderr_console().print(f"Detached; the sweep continues. To watch it again: {again}", markup=False, soft_wrap=True)
+    stderr_console().print(f"Detached; the sweep continues. To watch it again: {again}", soft_wrap=True)
 
 
 class _Display(Protocol):
@@ -217,7 +217,5 @@ class Lines:
             return
         for view in snapshot.jobs.values():
             if self._said.get(view.name) != now[view.name] and (view.state.is_final or view.failures):
-                self._console.print(
-                    f"[{num_ended}/{len(now)}] {job_line(view, tells_reason=False)}", markup=False, soft_wrap=True
-                )
+                self._console.print(f"[{num_ended}/{len(now)}] {job_line(view, tells_reason=False)}", soft_wrap=True)
         self._said = now
