@@ -276,19 +276,3 @@ def test_levels_are_added_to_a_sweep_at_once_or_not_at_all(
     assert yaml.safe_load(real.read_text())["labels"]["hierarchy"]["dataset"] == "photos"
     assert real.stat().st_mode & 0o777 == 0o664
     assert sorted(path.name for path in tmp_path.iterdir()) == ["real.yaml", "sweep.yaml", "table.csv"]
-
-
-def test_table_may_go_into_a_pipe(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = {"key": "name", "levels": ["kind"], "rows": [{"name": "0", "kind": "a"}], "notes": []}
-    monkeypatch.setattr(labels, "ask_labels", lambda *_: found)
-    pipe = tmp_path / "pipe"
-    os.mkfifo(pipe)
-    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        assert run_command(capsys, "labels", "hierarchy", "quickstart", "table.csv", "--out", str(pipe)).code == 0
-        assert os.read(reader, 9) == b"name,kind"
-    finally:
-        os.close(reader)
-    assert pipe.is_fifo()

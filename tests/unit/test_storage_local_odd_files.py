@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError
-from orchestrator.storage.files import read_regular
+from orchestrator.storage.files import read_regular, rewrite_text
 from orchestrator.storage.local import LocalStore
 
 SECRET = b"of somebody else"
@@ -247,3 +247,15 @@ def test_read_of_a_pipe_as_a_file_ends_with_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OSError, match="named pipe"):
         within_time(lambda: read_regular(tmp_path / "pipe"))
+
+
+def test_users_file_that_is_a_pipe_is_written_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        rewrite_text(pipe, "table")
+        assert os.read(reader, 9) == b"table"
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()
