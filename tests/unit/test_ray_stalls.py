@@ -152,6 +152,24 @@ def test_sums_of_a_search_never_fall_so_that_each_image_counts_once():
     assert mailbox.progress.counters == {"images": 2050.0}
 
 
+def test_search_warns_of_an_outage_while_a_trial_that_runs_meets_it_and_no_longer():
+    mailbox = TrialMailbox(GangShape(num_workers=2))
+
+    def told(trial: int, **states: float) -> dict[str, float]:
+        mailbox.on_report(trial, {"progress": Progress(phase="train", counters={"images": 1.0, **states}).to_json()})
+        return {name: value for name, value in mailbox.progress.counters.items() if name != "images"}
+
+    for trial in range(2):
+        mailbox.expect(trial)
+    assert told(0, unsaved_s=120.0, uncompiled=1.0) == {"unsaved_s": 120.0, "uncompiled": 1.0}
+    assert told(1, unsaved_s=90.0, uncompiled=1.0) == {"unsaved_s": 120.0, "uncompiled": 1.0}, "they are not added up"
+    assert told(0, uncompiled=1.0) == {"unsaved_s": 90.0, "uncompiled": 1.0}
+    mailbox.forget(1)
+    assert told(0) == {}
+    mailbox.expect(1)
+    assert told(0) == {}, "the trial's next attempt has not met it"
+
+
 def test_rate_of_a_search_is_that_of_the_trials_that_run():
     mailbox = TrialMailbox(GangShape(num_workers=2))
     for trial in range(2):

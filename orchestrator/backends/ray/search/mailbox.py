@@ -15,6 +15,9 @@ from orchestrator.backends.ray.placement_groups import MAX_GAP_S
 from orchestrator.core.contract import JobRequest, Progress
 from orchestrator.core.job_kinds import JobKind
 
+_STATES = ("uncompiled", "unsaved_s")
+"""Names in ``Progress.counters`` of what holds only now, and is no sum."""
+
 
 class TrialMailbox(GangMailbox):
     """The mailbox of a search: its workers are trials, each with its own progress, and a failed trial is a result."""
@@ -61,7 +64,7 @@ class TrialMailbox(GangMailbox):
             # Not when it ends: a trial that is stopped still reports while it writes its checkpoint.
             self._past.update(self._counters.pop(trial, {}))
             if trial in self._progress_by_trial:
-                self._progress_by_trial[trial] = replace(self._progress_by_trial[trial], images_per_s=0.0)
+                self._progress_by_trial[trial] = replace(self._progress_by_trial[trial], images_per_s=0.0, counters={})
 
     def silent_trial(self, reservations: Mapping[str, bool] | None, now_s: float, limit_s: float) -> int | None:
         """Number of a trial that has not reported for ``limit_s`` seconds; None if there is no such trial.
@@ -100,22 +103,27 @@ class TrialMailbox(GangMailbox):
     def _count(self, trial: int, counters: Mapping[str, float]) -> None:
         """Take a trial's sums. The controller would take a total that falls for restarted, and count all of it."""
         before = self._counters.get(trial, {})
+        counters = {name: value for name, value in counters.items() if name not in _STATES}
         self._past.update({name: before[name] for name, value in counters.items() if value < before.get(name, 0.0)})
         self._counters[trial] = {**before, **counters}
 
     def _total(self) -> Progress:
-        """The sum over trials: it grows while any makes steps, or goes on without. The rate is of those that run."""
+        """The sum over trials: it grows while any makes steps, or goes on without. The rate is of those that run, and
+        of their states the highest is told.
+        """
         reported, counters = self._progress_by_trial, Counter(self._past)
         for sums in self._counters.values():
             counters.update(sums)
         if not reported:
             return Progress(phase=PLACING_WORKERS)
+        running = [one for trial, one in reported.items() if trial in self._silent_s]
+        states = {name: max((one.counters.get(name, 0.0) for one in running), default=0.0) for name in _STATES}
         return Progress(
             phase=f"{self.num_ended} of {self.num_trials} trials ended",
             step=sum(one.step for one in reported.values()),
             done=sum(one.done for one in reported.values()),
-            images_per_s=sum(one.images_per_s for trial, one in reported.items() if trial in self._silent_s),
-            counters=dict(counters),
+            images_per_s=sum(one.images_per_s for one in running),
+            counters={**counters, **{name: value for name, value in states.items() if value}},
         )
 
 
