@@ -33,6 +33,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import journal_segment
 from orchestrator.storage.open import check_tracking, open_store
 from orchestrator.storage.protocol import ObjectStore
+from orchestrator.storage.request_pool import RequestPool
 from orchestrator.sweeps.client import SweepLedger, list_sweeps
 from orchestrator.sweeps.lease import LeaseLostError, new_holder
 from orchestrator.sweeps.progress import PresenceBoard, PublishingTrouble
@@ -129,6 +130,7 @@ class ControllerActor(LoopActor):
         self._backend: RayBackend | None = None
         self._kept_alive_at_s = 0.0
         self._presence: PresenceBoard | None = None
+        self._pool = RequestPool.of(self._settings.store_uri)
         self._is_notifying = False
         self._metrics = ControllerMetrics(self._settings.namespace)
         super().__init__()
@@ -169,7 +171,7 @@ class ControllerActor(LoopActor):
         self._metrics.follow(controller, time.monotonic() - started_s)
         if backend is not None:
             backend.observe((), are_all=not controller.is_blind)
-            self._show_nodes(backend)
+            self._show_nodes(controller, backend)
         if controller.is_idle:
             return IDLE_PAUSE_S
         if not has_changed and backend is not None:
@@ -189,11 +191,12 @@ class ControllerActor(LoopActor):
             start_notifying(settings.store_uri, settings.cluster, self._snapshots)
         return controller, backend
 
-    def _show_nodes(self, backend: RayBackend) -> None:
+    def _show_nodes(self, controller: Controller, backend: RayBackend) -> None:
         now = time.time()
         if self._presence is not None and self._presence.is_due(now):
             try:
-                self._presence.show(backend.capacity().machines, backend.idle_runners(), now)
+                machines, runners = backend.capacity().machines, backend.idle_runners()
+                self._pool.ask(controller.stay_alive, self._presence.show, machines, runners, now)
             except OrchestratorError as error:
                 _LOG.warning("the nodes of cluster %s are not shown: %s", self._settings.cluster, error)
 

@@ -97,7 +97,7 @@ class Controller:
         limits = limits or AttemptLimits()
         self._health = NodeHealth(backend, store.uri)
         self._pricing = NodePricing()
-        self._keys = KeyCache(store, cluster, self._pool, self._stay_alive)
+        self._keys = KeyCache(store, cluster, self._pool, self.stay_alive)
         self._tracker = AttemptTracker(backend, limits, now())
         self._executor = Executor(
             store,
@@ -106,7 +106,7 @@ class Controller:
             self._tracker.stops,
             self._pricing,
             grace_s=limits.grace_s,
-            on_alive=self._stay_alive,
+            on_alive=self.stay_alive,
         )
         self._scheduler = Scheduler()
         self._durations = _EstimatedDurations()
@@ -212,9 +212,9 @@ class Controller:
         above = 0
         while self._owned is None:
             try:
-                self._owned = self._adopt_sweeps(self._lease.acquire(above))
+                self._owned = self._adopt_sweeps(self._pool.ask(self._on_alive, self._lease.acquire, above))
             except StaleLeaseError as error:
-                found = read_lease(self._store, self._cluster)
+                found = self._pool.ask(self._on_alive, read_lease, self._store, self._cluster)
                 is_anothers = found is not None and found.holder != self._holder
                 if is_anothers or error.epoch <= above:
                     raise  # another controller has started meanwhile, and lives; or nothing is above what it says
@@ -227,12 +227,12 @@ class Controller:
         # Runners refuse the former controller from here on; only then does this one read what that one wrote last.
         self._backend.announce(epoch)
         me = Identification(cluster=self._cluster, epoch=epoch, holder=self._holder)
-        owned = OwnedSweeps(self._store, me, self._now, self._stay_alive, self._pool)
+        owned = OwnedSweeps(self._store, me, self._now, self.stay_alive, self._pool)
         owned.adopt_all()
         return owned
 
-    def _stay_alive(self) -> None:
-        """A round of many requests may outlast a lease; whoever sees an expired one would replace this controller."""
+    def stay_alive(self) -> None:
+        """Show life and keep the lease in what takes long: one that expires has it replaced. Raises as ``tick``."""
         self._on_alive()
         self._lease.keep(self._on_alive)
 
@@ -263,7 +263,7 @@ class Controller:
             self._settle_messages(owned, sorted(woken), set)
             return
         self._inbox_at_s = self._now() + INBOX_EVERY_S
-        with self._pool.batch(self._stay_alive) as batch:
+        with self._pool.batch(self.stay_alive) as batch:
             find, drain = batch.start(self._find_messages, woken), batch.start(self._read_drain)
             quotas = batch.start(self._read_quotas)
 
@@ -282,13 +282,13 @@ class Controller:
                 return told
 
             self._settle_messages(owned, owned.looks.due(self._now()), finish)
-        with self._pool.batch(self._stay_alive) as batch:
+        with self._pool.batch(self.stay_alive) as batch:
             for done in [batch.start(discard_marker, self._store, *marker) for marker in owned.looks.take_settled()]:
                 done()
 
     def _settle_messages(self, owned: OwnedSweeps, due: Sequence[str], finish: Callable[[], set[str]]) -> None:
         """Look into the inboxes of these sweeps, and of those that turn out to be due meanwhile."""
-        with self._pool.batch(self._stay_alive) as batch:  # all sweeps of the store, when a controller starts
+        with self._pool.batch(self.stay_alive) as batch:  # all sweeps of the store, when a controller starts
             lists = {sweep: batch.start(list_inbox, self._store, sweep) for sweep in due}
             owned.check_fences(due)
             told = finish()
@@ -326,7 +326,7 @@ class Controller:
                 message,
                 now=self._now(),
                 pool=self._pool,
-                on_alive=self._stay_alive,
+                on_alive=self.stay_alive,
                 why_not=self._backend.why_not,
             )
             owned.append(owned_sweep, events)
@@ -335,7 +335,7 @@ class Controller:
         if isinstance(message, Submit | Retry):
             self._keys.forget_all(owned_sweep.snapshot)
         # Only now: a message that is deleted before its event is durable would be lost by a crash in between.
-        discard(self._store, owned_sweep.snapshot.sweep, message)
+        self._pool.ask(self.stay_alive, discard, self._store, owned_sweep.snapshot.sweep, message)
         owned.looks.forget_marker(owned_sweep.snapshot.sweep, message.message_id)
 
     def _observe(self, owned: OwnedSweeps) -> None:
@@ -352,7 +352,7 @@ class Controller:
         if any(report.status in _ENDS_OF_CONTACT for report in reports.values()):
             # A controller that slept past its lease finds runners that do not talk to it any more. Its journals may be
             # open to it still, and there must never stand that they are lost.
-            self._lease.verify()
+            self._lease.verify(self._on_alive)
         self._ended = {attempt_id for attempt_id, one in reports.items() if one.status is not AttemptStatus.RUNNING}
         self._record(owned, owned_sweeps, reports)
         self._tracker.release_orphans(reports)
@@ -362,7 +362,7 @@ class Controller:
         self, owned: OwnedSweeps, owned_sweeps: Sequence[OwnedSweep], reports: Mapping[str, AttemptReport]
     ) -> None:
         news: list[_News] = []
-        with self._pool.batch(self._stay_alive) as batch:
+        with self._pool.batch(self.stay_alive) as batch:
             verdicts: _Verdicts = {
                 attempt.attempt_id: batch.start(judge_report, self._store, attempt, report, self._now())
                 for owned_sweep in owned_sweeps
@@ -416,7 +416,7 @@ class Controller:
         is_at_rest = not any(snapshot.live_attempts for snapshot in snapshots) and not self._tracker.orphans
         is_at_rest = is_at_rest and not owned.is_blind  # an attempt may run that no journal has told of yet
         if drain is not None and drain.drained_at_s is None and is_at_rest:
-            note_drained(self._store, self._cluster, self._now())
+            self._pool.ask(self.stay_alive, note_drained, self._store, self._cluster, self._now())
 
     def _act(self, owned: OwnedSweeps) -> None:
         self._keys.end_waits(self._now())
@@ -438,9 +438,9 @@ class Controller:
     def _follow_each(self, owned: OwnedSweeps) -> None:
         """Bring what the scheduler knows up to date, sweep by sweep: together they take long after a takeover."""
         snapshots = [owned_sweep.snapshot for owned_sweep in owned.active()]
-        durations = self._durations.of([*snapshots, *owned.shelved()], self._stay_alive)
+        durations = self._durations.of([*snapshots, *owned.shelved()], self.stay_alive)
         for snapshot in snapshots:
-            self._stay_alive()
+            self.stay_alive()
             with owned.guard(snapshot.sweep):
                 self._scheduler.follow(snapshot, durations.get(snapshot.sweep))
 
@@ -453,7 +453,7 @@ class Controller:
             except SWEEP_FAULTS as error:
                 _LOG.warning("nothing can be decided (%r): the sweep that is the cause is looked for", error)
             for owned_sweep in owned.active():
-                self._stay_alive()
+                self.stay_alive()
                 with owned.guard(owned_sweep.snapshot.sweep):
                     check(view, owned_sweep.snapshot)
             self._unplanned = {snapshot.sweep for snapshot in owned.shelved()}
@@ -490,7 +490,7 @@ class Controller:
             claimed=self._keys.unavailable,
             may_start=self._drain is None and not owned.is_blind,
             max_live_attempts=self._max_live_attempts,
-            durations=self._durations.of([*served, *shelved], self._stay_alive),
+            durations=self._durations.of([*served, *shelved], self.stay_alive),
             remaining_s=self._tracker.remaining_s,
             node_by_attempt=self._tracker.node_by_attempt,
             user_caps=self._quotas,
@@ -518,14 +518,14 @@ class Controller:
         if not owned.is_contested:
             return
         # A newer controller of this very cluster goes on with our attempts; only another cluster's takeover ends them.
-        self._lease.verify()
+        self._lease.verify(self._on_alive)
         for owned_sweep in owned.fenced:
             for attempt in owned_sweep.snapshot.live_attempts:
                 self._tracker.disown(attempt, self._now())
         owned.fenced.clear()
 
     def _show_progress(self, owned: OwnedSweeps) -> None:
-        with self._pool.batch(self._stay_alive) as batch:
+        with self._pool.batch(self.stay_alive) as batch:
             writes: dict[str, Callable[[], None]] = {}
             for owned_sweep in owned.all():
                 sweep, board = owned_sweep.snapshot.sweep, owned_sweep.board

@@ -214,7 +214,7 @@ class OwnedSweeps:
 
     def adopt_all(self) -> None:
         """Take every sweep of this cluster; unfinished ones get an adoption at once, which fences dead writers."""
-        for sweep in list_sweeps(self._store):
+        for sweep in self._pool.ask(self._on_alive, list_sweeps, self._store):
             self._retry_at_s[sweep] = self._now()
         self.reload()
         # Only now: a store that does not answer takes a minute for each read, which would use up the blind time.
@@ -259,8 +259,7 @@ class OwnedSweeps:
 
     def append(self, owned_sweep: OwnedSweep, events: Sequence[Event]) -> None:
         """Journal some events of a sweep; use inside ``guard``."""
-        with self._pool.batch(self._on_alive) as batch:
-            self._finish_append(owned_sweep, batch.start(owned_sweep.ledger.append, events))
+        self._finish_append(owned_sweep, partial(self._pool.ask, self._on_alive, owned_sweep.ledger.append, events))
 
     def append_each(self, news: Sequence[tuple[OwnedSweep, Sequence[Event]]]) -> set[str]:
         """Journal events of several sweeps side by side, each sweep once; use outside of ``guard``. Sweeps whose events
@@ -358,7 +357,7 @@ class OwnedSweeps:
     def _messages_of(self, sweep: str, names: Sequence[str]) -> Iterator[tuple[OwnedSweep, Message]]:
         ids = {name.removesuffix(".json") for name in names}
         self._ignored[sweep] = self._ignored.get(sweep, set()) & ids
-        for message in read_inbox(self._store, sweep, skip=self._ignored[sweep], names=names):
+        for message in self._each(read_inbox(self._store, sweep, skip=self._ignored[sweep], names=names)):
             if self._is_held_up(sweep):
                 return  # settling the message before this one failed, and messages count in their order
             owned_sweep = self._addressee(sweep, message)
@@ -376,6 +375,11 @@ class OwnedSweeps:
         if not self._is_held_up(sweep):
             self.looks.done(sweep, ids, self._now())
 
+    def _each(self, messages: Iterator[Message]) -> Iterator[Message]:
+        """These messages, each read when it is wanted: one may hold a large plan."""
+        while (message := self._pool.ask(self._on_alive, next, messages, None)) is not None:
+            yield message
+
     def _is_held_up(self, sweep: str) -> bool:
         return sweep in self._retry_at_s or sweep in self._troubled
 
@@ -384,7 +388,7 @@ class OwnedSweeps:
 
         They are handled first: a late cancel would end the submitted sweep.
         """
-        for message in read_inbox(self._store, sweep):
+        for message in self._each(read_inbox(self._store, sweep)):
             if message.message_id >= submit.message_id:
                 return
             if isinstance(message, Submit) and message.cluster != self._me.cluster:
@@ -404,7 +408,8 @@ class OwnedSweeps:
         return Superseded(message_id=submit.message_id, reason=reason)
 
     def _addressee(self, sweep: str, message: Message) -> OwnedSweep | None:
-        if isinstance(message, Unreadable) and sweep not in self._sweeps and not journal_exists(self._store, sweep):
+        has_journal = partial(self._pool.ask, self._on_alive, journal_exists, self._store, sweep)
+        if isinstance(message, Unreadable) and sweep not in self._sweeps and not has_journal():
             text = "message %s to the new sweep %s is damaged (%s): submit the sweep again"
             _LOG.error(text, message.message_id, sweep, message.reason)
         if not isinstance(message, Submit):

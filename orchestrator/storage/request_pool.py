@@ -81,3 +81,14 @@ class RequestPool:
             yield batch
         finally:
             batch.end()
+
+    def ask(
+        self,
+        on_alive: Callable[[], None],
+        work: Callable[Arguments, Result],
+        *arguments: Arguments.args,
+        **options: Arguments.kwargs,
+    ) -> Result:
+        """The answer to a single request. ``on_alive`` as for ``batch``; raises what the request raises."""
+        with self.batch(on_alive) as batch:
+            return batch.start(work, *arguments, **options)()

@@ -163,11 +163,13 @@ class Lease:
             LeaseLostError: a controller with a higher epoch holds it.
         """
         if is_time(self._renew_at_s, self._now(), RENEW_EVERY_S):
-            with self._pool.batch(on_alive) as batch:
-                batch.start(self.verify)()
+            self.verify(on_alive)
 
-    def verify(self) -> None:
-        """Renew the lease now. Raises ``LeaseLostError`` as ``keep`` does."""
+    def verify(self, on_alive: Callable[[], None] = lambda: None) -> None:
+        """Renew the lease now. ``on_alive`` and what is raised: as for ``keep``."""
+        self._pool.ask(on_alive, self._renew)
+
+    def _renew(self) -> None:
         state, stat = self._read() or (None, None)
         if state is None or stat is None or state.epoch != self.epoch or state.holder != self._holder:
             raise LeaseLostError(self._refusal(state))

@@ -101,7 +101,7 @@ def _handle_submit(
     if not isinstance(plan, Plan):
         return [MessageRefused(at_s=now, message_id=message.message_id, sender=message.sender, reason=plan)]
     snapshot = ledger.snapshot
-    event = _submission(store, ledger, message, _owned(plan, message, snapshot), now)
+    event = pool.ask(on_alive, _submission, store, ledger, message, _owned(plan, message, snapshot), now)
     return [event, *missed_artifacts(store, snapshot, plan, now, pool=pool, on_alive=on_alive)]
 
 

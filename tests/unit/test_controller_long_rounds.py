@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 
 from orchestrator.backends.protocol import Capacity
 from orchestrator.controller import execution
-from orchestrator.controller.controller import LOOK_UP_S, Controller
+from orchestrator.controller.controller import INBOX_EVERY_S, LOOK_UP_S, Controller
 from orchestrator.core.contract import Execution, Resources
 from orchestrator.state.failure_policy import observed_mtbf_s
 from orchestrator.state.transitions import JobState, SweepState
@@ -22,7 +23,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
 from orchestrator.sweeps import client
 from orchestrator.sweeps.lease import LEASE_DURATION_S, RENEW_EVERY_S, Lease, LeaseLostError, read_lease
-from orchestrator.testing import FakeClock, Hang, ScriptedBackend
+from orchestrator.testing import FakeClock, Hang, Lose, ScriptedBackend, Succeed
 from tests.scripted_sweep import CLUSTER, World, make_job
 
 NUM_JOBS = 30
@@ -57,6 +58,7 @@ class SlowWorld(World):
     def __init__(self, root: Path) -> None:
         store = SlowStore(root)
         super().__init__(root, ScriptedBackend(store, total=Resources(cpus=1000.0, memory_gib=1e6)), store=store)
+        self.root = root
         self.signs_at_s: list[float] = []
         self.controller = Controller(
             store, self.backend, CLUSTER, "slow", self.clock, on_alive=lambda: self.signs_at_s.append(self.clock())
@@ -144,36 +146,74 @@ def test_long_look_for_the_records_of_a_sweep_that_is_submitted_again_keeps_the_
 
 
 @pytest.mark.parametrize(
-    ("how", "within"), [("put_if_absent", "/journal/"), ("put_if_absent", "/snapshots/"), ("put_if_match", "/lease")]
+    ("how", "within"),
+    [
+        ("put_if_absent", "/journal/"),
+        ("put_if_absent", "/snapshots/"),
+        ("put_if_absent", "/plan-"),
+        ("put_if_absent", "/spec-"),
+        ("put_if_match", "/lease"),
+        ("put_if_match", "/drain"),
+        ("get", "/inbox/"),
+        ("delete", "/inbox/"),
+        ("list_children", "sweeps/"),
+    ],
 )
-def test_one_write_that_waits_for_the_store_shows_signs_of_life_and_keeps_the_lease(
+def test_one_request_that_waits_for_the_store_shows_signs_of_life_and_keeps_the_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str, within: str
 ) -> None:
     monkeypatch.setattr(request_pool, "_LOCAL", ())
     monkeypatch.setattr(request_pool, "_ALIVE_EVERY_S", 0.001)
     world = SlowWorld(tmp_path)
-    write, waited, expired = getattr(world.store, how), list[str](), list[float]()
-
-    def wait_first(name: str, *arguments: Any) -> Any:
-        """The first such write takes 30 s of the world's clock, which goes on as the controller shows signs of life."""
-        if within in name and not waited:
-            waited.append(name)
-            for _ in range(30):
-                world.clock.advance(1.0)
-                wait_for_sign_of_life(world)
-                lease = read_lease(LocalStore(tmp_path), CLUSTER)
-                if within != "/lease" and (lease is None or lease.expires_at_s <= world.clock()):
-                    expired.append(world.clock())
-        return write(name, *arguments)
-
-    monkeypatch.setattr(world.store, how, wait_first)
+    waited, expired = let_one_wait(world, monkeypatch, how, lambda name: within in name)
     world.controller.tick()
     world.clock.advance(RENEW_EVERY_S)
     world.submit(make_job("probe/0"))
     world.finish()
+    client.drain(world.store, CLUSTER)
+    world.clock.advance(INBOX_EVERY_S)
+    world.controller.tick()
     assert len(waited) == 1
     assert expired == []
     assert world.longest_silence_s() < LEASE_DURATION_S
+
+
+def test_check_of_the_lease_before_an_attempt_counts_as_lost_shows_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_pool, "_LOCAL", ())
+    monkeypatch.setattr(request_pool, "_ALIVE_EVERY_S", 0.001)
+    world = SlowWorld(tmp_path)
+    world.backend._scripts = {"probe/0": [Lose(), Succeed()]}
+    world.submit(make_job("probe/0"))
+    world.tick_until(lambda: bool(world.backend.launched))
+    waited, _ = let_one_wait(world, monkeypatch, "put_if_match", lambda name: "/lease" in name)
+    world.controller.tick()
+    assert len(waited) == 1, "it is not due yet, and is renewed all the same"
+    assert world.longest_silence_s() < LEASE_DURATION_S
+
+
+def let_one_wait(
+    world: SlowWorld, monkeypatch: pytest.MonkeyPatch, how: str, is_wanted: Callable[[str], bool]
+) -> tuple[list[str], list[float]]:
+    """The first such request takes 30 s of the world's clock, which goes on as the controller shows signs of life: its
+    name, and when the lease had expired meanwhile.
+    """
+    request, waited, expired = getattr(world.store, how), list[str](), list[float]()
+
+    def wait_first(name: str, *arguments: Any, **options: Any) -> Any:
+        if is_wanted(name) and not waited:
+            waited.append(name)
+            for _ in range(30):
+                world.clock.advance(1.0)
+                wait_for_sign_of_life(world)
+                lease = read_lease(LocalStore(world.root), CLUSTER)
+                if "/lease" not in name and (lease is None or lease.expires_at_s <= world.clock()):
+                    expired.append(world.clock())
+        return request(name, *arguments, **options)
+
+    monkeypatch.setattr(world.store, how, wait_first)
+    return waited, expired
 
 
 def wait_for_sign_of_life(world: SlowWorld) -> None:

@@ -51,9 +51,7 @@ def test_caller_shows_signs_of_life_while_it_waits(monkeypatch: pytest.MonkeyPat
         if len(signs) == 5:
             may_end.set()
 
-    with RequestPool(2).batch(sign) as batch:
-        answer = batch.start(may_end.wait, DEADLINE_S)
-        assert answer()
+    assert RequestPool(2).ask(sign, may_end.wait, DEADLINE_S)
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
