@@ -23,7 +23,7 @@ from orchestrator.backends.ray.settings import KEEP_ALIVE_VARIABLE, RunnerSettin
 from orchestrator.controller.attempt_tracker import AttemptLimits
 from orchestrator.controller.controller import Controller
 from orchestrator.controller.notifying import start_notifying
-from orchestrator.core.errors import OrchestratorError, StorageThrottledError, StorageTimeoutError
+from orchestrator.core.errors import OUTAGES, OrchestratorError
 from orchestrator.metrics import catalog
 from orchestrator.metrics.exporter import Exporter, RayExporter, StoreErrors
 from orchestrator.metrics.sweeps import SweepMetrics
@@ -85,7 +85,7 @@ class ControllerMetrics:
         self._sweeps.show(controller.observed(), time.time())
         if not self._is_shown:
             self._is_shown = True
-            for error in (StorageTimeoutError, StorageThrottledError):
+            for error in OUTAGES:
                 self._exporter.add(catalog.ERRORS, 0, {**self._labels, "error": error.__name__})
         total = controller.capacity
         self._exporter.set(catalog.EPOCH, controller.epoch, self._labels)

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.controller.actor import ControllerMetrics
+from orchestrator.controller.controller import Controller
 from orchestrator.core.contract import Outcome, Progress, Resources, Timings
-from orchestrator.core.errors import FailureKind, StorageError
+from orchestrator.core.errors import OUTAGES, FailureKind, StorageError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.metrics import catalog
 from orchestrator.metrics.attempts import COUNTERS, AttemptMetrics, CounterBook
@@ -26,6 +28,7 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.os_errors import COUNTED
 from orchestrator.sweeps.progress import ProgressBoard, read_warnings
+from orchestrator.testing import ScriptedBackend
 from tests.builders import make_job, make_plan
 from tests.integration.ray_jobs import job, request
 
@@ -376,6 +379,15 @@ def test_goodput_weighs_jobs_by_gpus_and_leaves_the_others_out() -> None:
     account.follow(sweep.snapshot)
     assert account.goodput(100.0) == pytest.approx(0.8)
     assert account.gpu_hours(100.0) == pytest.approx(500 / 3600)
+
+
+def test_each_kind_of_outage_has_its_series_of_failed_rounds_before_the_first_one(tmp_path: Path) -> None:
+    exporter = Remembered()
+    controller = Controller(LocalStore(tmp_path), ScriptedBackend(LocalStore(tmp_path)), "c", "h")
+    ControllerMetrics("n", exporter).follow(controller, 0.0)
+    assert {key for key in exporter.counters if key[0] == catalog.ERRORS.name} == {
+        (catalog.ERRORS.name, "n", error.__name__) for error in OUTAGES
+    }
 
 
 def test_goodput_before_anything_ran_is_unknown() -> None:
