@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+from orchestrator.core.errors import FailureKind
 from orchestrator.scheduling.commands import ExcludeNode
 from orchestrator.scheduling.placement import Machines
 from orchestrator.scheduling.sweep_index import SweepIndex
-from orchestrator.state.failure_policy import POLICY, is_same_step, signature_of
+from orchestrator.state.failure_policy import FULL_DISK, POLICY, is_same_step, signature_of
 from orchestrator.state.snapshot import Failure, JobView, Snapshot
 from orchestrator.state.transitions import JobState
 
@@ -23,6 +25,8 @@ REPEATED_S = 4 * EXCLUDED_S
 """A node that fails again soon after its exclusion is excluded for longer."""
 MAX_EXCLUDED = 0.1
 """Largest part of the nodes that is excluded, and at least one of several."""
+OUTAGE_S = 300.0
+"""Periods of this length are compared: an outage of the store fails jobs for as long as they are tried again."""
 
 
 def excluded_nodes(snapshots: Iterable[Snapshot], now: float) -> dict[str, float]:
@@ -54,10 +58,11 @@ def exclusions(
     """
     num_nodes = 0 if machines.is_pool else len(machines.names)
     already = machines.places.keys() & excluded
-    room = max(1, int(MAX_EXCLUDED * num_nodes)) - len(already)
+    most = max(1, int(MAX_EXCLUDED * num_nodes))
+    room, outages = most - len(already), _outages(indexes, most)
     ends = _latest_ends([*(index.snapshot for index in indexes), *former])
     failed = {
-        node: _recent(indexes, node, max(now - WINDOW_S, ends.get(node, 0.0)))
+        node: _recent(indexes, node, max(now - WINDOW_S, ends.get(node, 0.0)), outages)
         for node in _nodes_with_failures(indexes)
         if node in machines.places  # spot nodes that are gone would raise the mean of those that are there
     }
@@ -83,13 +88,42 @@ def _nodes_with_failures(indexes: Iterable[SweepIndex]) -> set[str]:
     return {node for index in indexes for node, failures in index.failures.by_node.items() if failures}
 
 
-def _recent(indexes: Iterable[SweepIndex], node: str, since_s: float) -> dict[tuple[str, str], Failure]:
+def _outages(indexes: Iterable[SweepIndex], most: int) -> set[int]:
+    """Numbers of the periods around which jobs lost the store on more than so many nodes: no node is the cause."""
+    nodes: defaultdict[int, set[str]] = defaultdict(set)
+    for index in indexes:
+        for node, failures in index.failures.by_node.items():
+            for failure in failures.values():
+                if failure.kind is FailureKind.STORAGE:
+                    number = _period_of(failure)
+                    for near in (number - 1, number, number + 1):
+                        nodes[near].add(node)
+    return {number for number, found in nodes.items() if len(found) > most}
+
+
+def _period_of(failure: Failure) -> int:
+    return int(failure.at_s // OUTAGE_S)
+
+
+def _may_blame_node(failure: Failure, outages: Collection[int]) -> bool:
+    """Whether it counts against its node. A store that does not answer says nothing of a node: jobs elsewhere may just
+    not have needed it meanwhile. A full disk does, unless it is one that many nodes share.
+    """
+    if failure.kind is FailureKind.STORAGE:
+        signature = signature_of(failure.message)
+        return signature is not None and signature.name == FULL_DISK and _period_of(failure) not in outages
+    return POLICY[failure.kind].may_blame_node
+
+
+def _recent(
+    indexes: Iterable[SweepIndex], node: str, since_s: float, outages: Collection[int]
+) -> dict[tuple[str, str], Failure]:
     """Latest failures of different jobs on a node that may be its fault."""
     return {
         (index.plan.sweep, job): failure
         for index in indexes
         for job, failure in index.failures.by_node.get(node, {}).items()
-        if failure.at_s > since_s and POLICY[failure.kind].may_blame_node
+        if failure.at_s > since_s and _may_blame_node(failure, outages)
     }
 
 

@@ -32,6 +32,8 @@ MAX_GROWTH = 4
 _WORKERS_PER_NODE = 4
 SAME_STEPS, SAME_PART = 20, 0.01
 """Failures of numerics at most so many steps apart, or this part of the steps so far, count as the same failure."""
+FULL_DISK = "full disk"
+"""Name of a signature."""
 _MAX_QUOTED = 200
 """Characters of a message that a reason quotes."""
 
@@ -102,8 +104,8 @@ POLICY: dict[FailureKind, FailureRule] = {
     # Neither a full disk nor a store that refuses is the job's fault, and a person needs some minutes to repair both:
     # the seven waits add up to ten. Objects that are missing or damaged are bad data: waiting does not help. A job of
     # weeks meets more than one such time, but a store that stays full must not repeat its long epochs for ever. It may
-    # blame the node: one whose disk is full is always free, and every ready job would fail there. If the store is out
-    # of reach, jobs fail on the other nodes, too.
+    # blame the node, if the message names a full disk (see ``scheduling.node_exclusion``): such a node is always free,
+    # and every ready job would fail there.
     FailureKind.STORAGE: FailureRule(
         charge=Charge.CLUSTER,
         max_failures_of_kind=8,
@@ -312,9 +314,10 @@ SIGNATURES: tuple[Signature, ...] = (
         "the node ran out of memory: set memory_gib of the jobs to what they need, so that fewer share a node",
     ),
     _signature(
-        "full disk",
+        FULL_DISK,
         FailureKind.STORAGE,
-        r"no space left on device|\bENOSPC\b|disk quota exceeded|\bEDQUOT\b",
+        r"no space left on device|\bENOSPC\b|disk quota exceeded|\bEDQUOT\b"
+        r"|the local disk's utilization is over capacity",  # Ray's
         "a disk is full: make room in the cache or scratch directory of that node",
     ),
     _signature(

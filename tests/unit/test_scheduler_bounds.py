@@ -19,6 +19,7 @@ from orchestrator.scheduling.commands import (
     PreemptAttempt,
     TripSweep,
 )
+from orchestrator.scheduling.node_exclusion import OUTAGE_S
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.events import Event
@@ -288,6 +289,9 @@ def failing_on(
     return after(plan_of(sweep, *jobs), *journal)
 
 
+FULL, SILENT = "[Errno 28] No space left on device: '/scratch'", "the store did not answer in 60 s"
+
+
 def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
     found = decide(failing_on("node-0002", 3), nodes=gpu_nodes(80))
     (command,) = of_type(found, ExcludeNode)
@@ -300,25 +304,38 @@ def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
 
 
 @pytest.mark.parametrize(
-    ("failures", "excluded"),
+    ("message", "failures", "excluded"),
     [
-        ((0, 4), ["node-0001"]),
-        ((2, 7), ["node-0001"]),
-        ((4, 4), []),
-        ((2, 6), []),
-        ((0, 0, 3, *[0] * 7), ["node-0002"]),
-        ([8] * 10, []),
-        ([1, 2, 3, 4, 3, 2, 1, 2, 3, 4], []),
+        (FULL, (0, 3), ["node-0001"]),
+        (FULL, (0, 0, 3, *[0] * 7), ["node-0002"]),
+        (FULL, (0, 3, 5, *[0] * 17), ["node-0002", "node-0001"]),
+        (FULL, (8, 1), []),
+        (FULL, (2, 7), []),
+        (FULL, (0, 3, 5, 1, *[0] * 16), []),
+        (FULL, [8] * 10, []),
+        (SILENT, (8, 0), []),
+        (SILENT, (8, 1), []),
+        (SILENT, [1, 2, 3, 4, 3, 2, 1, 2, 3, 4], []),
     ],
 )
-def test_node_on_which_jobs_lose_the_store_is_excluded_and_none_if_the_store_is_out_of_reach(
-    failures: Sequence[int], excluded: list[str]
+def test_node_with_a_full_disk_is_excluded_and_none_if_the_store_is_full_or_out_of_reach(
+    message: str, failures: Sequence[int], excluded: list[str]
 ) -> None:
     snapshots = [
-        failing_on(f"node-{node:04d}", num_jobs, "no answer", FailureKind.STORAGE, sweep=f"s{node}")
+        failing_on(f"node-{node:04d}", num_jobs, message, FailureKind.STORAGE, sweep=f"s{node}")
         for node, num_jobs in enumerate(failures)
     ]
     found = of_type(decide(*snapshots, nodes=gpu_nodes(8 * len(failures))), ExcludeNode)
+    assert [command.node for command in found] == excluded
+
+
+@pytest.mark.parametrize(("later_s", "excluded"), [(OUTAGE_S, []), (3 * OUTAGE_S, ["node-0000"])])
+def test_full_disk_counts_if_another_node_met_one_at_another_time(later_s: float, excluded: list[str]) -> None:
+    other = gpu_job("pretrain/other", gpus=8)
+    failure = replace(failed(other, FailureKind.STORAGE, SILENT, node="node-0001"), at_s=later_s)
+    elsewhere = after(plan_of("other", other), launched(other, "node-0001"), failure)
+    full = failing_on("node-0000", 3, FULL, FailureKind.STORAGE)
+    found = of_type(decide(full, elsewhere, nodes=gpu_nodes(16), now=4 * OUTAGE_S), ExcludeNode)
     assert [command.node for command in found] == excluded
 
 
