@@ -171,6 +171,24 @@ def test_writer_outage_delays_every_write_and_loses_none(
     assert "tried again" in caplog.text
 
 
+def test_writer_tells_of_unsaved_work_until_the_store_is_back_and_not_until_all_is_written(
+    store: HookedStore, writer: CheckpointWriter
+) -> None:
+    told = list[bool]()
+
+    def refuse_once(_: str) -> None:
+        told.append(writer.unsaved_s > 0)
+        if len(told) == 1:
+            raise StorageTimeoutError("no answer")
+
+    store.before = refuse_once
+    writer.save(checkpoint_of(1))
+    writer.drain()
+    assert told[:2] == [False, True]
+    assert len(told) > 3, "there is more to write"
+    assert not any(told[2:])
+
+
 def test_writer_waits_for_longer_than_its_patience_while_objects_are_written(
     store: HookedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

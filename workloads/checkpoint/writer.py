@@ -68,7 +68,7 @@ class CheckpointWriter:
         self._is_closing = Event()
         self._num_written = 0
         self._is_failing = False
-        """Whether the store was out of reach for the checkpoint in flight."""
+        """Whether the latest write found the store out of reach, and will be tried again."""
         self._saved_at_s = time.monotonic()
         """When the newest committed checkpoint was copied; before the first one, when this attempt began."""
         self._stall_s = self._write_s = 0.0
@@ -190,7 +190,7 @@ class CheckpointWriter:
             try:
                 started_s = time.perf_counter()
                 self._folder.commit(self._snapshot, before=before, protected=protected, persist=self._persist)
-                self._saved_at_s, self._is_failing = copied_at_s, False
+                self._saved_at_s = copied_at_s
                 flight.set_result(time.perf_counter() - started_s)
             except BaseException as error:  # noqa: BLE001 - raised again in the thread that trains
                 flight.set_exception(error)
@@ -204,6 +204,7 @@ class CheckpointWriter:
             try:
                 write()
                 self._num_written += 1
+                self._is_failing = False
                 return
             except OUTAGES as error:
                 if self._is_closing.is_set():
