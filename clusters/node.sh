@@ -81,7 +81,7 @@ say() { echo "$(date -Is) $role $name at $address: $*"; }
 head_address() { if [[ -n ${ORCHESTRATOR_HEAD:-} ]]; then echo "$ORCHESTRATOR_HEAD"; else cat "$shared/address" 2>/dev/null; fi; }
 is_running() { [[ -n $1 ]] && kill -0 "$1" 2>/dev/null; }
 is_over() { [[ $allocation == member && -n $shared && -e $shared/ended ]]; }
-answers() { timeout 20 ray health-check --address "$1" >/dev/null 2>&1; }
+answers() { timeout 20 ray health-check --address "$1" >/dev/null 2>&1 9>&-; }
 
 # `wait` comes back at every signal; this one comes back when the process has ended, with its status.
 wait_for() {
@@ -112,7 +112,13 @@ claim_folder() {
     return 1
   }
   exec 9>"$temporary/lock"
-  flock --nonblock 9 && [[ $temporary/lock -ef /dev/fd/9 ]] || {
+  local found=0
+  flock --nonblock 9 || found=$?
+  ((found < 2)) || { # 1: somebody has the lock
+    say "error: the file system of $temporary has no locks: set ORCHESTRATOR_RAY_TMP to a directory on a local disk"
+    return 1
+  }
+  ((found == 0)) && [[ $temporary/lock -ef /dev/fd/9 ]] || {
     say "error: a $role of this cluster runs on this machine already, in $temporary: end it first. A machine has one," \
       "with all CPUs and GPUs that it offers to the cluster"
     return 1
@@ -131,7 +137,7 @@ serve_store() {
     [[ -z $told ]] || return 0
     is_running "$ray_pid" || { say "error: Ray did not start, see above"; return 1; }
     ((SECONDS < deadline)) || { say "error: Ray does not answer at $address:$port after $start_s s"; return 1; }
-    sleep 1
+    sleep 1 9>&-
   done
   export RAY_ADDRESS=$address:$port
   python3 -m orchestrator.cli serve ${ORCHESTRATOR_IDLE_S:+--until-idle "$ORCHESTRATOR_IDLE_S"} --grace "$grace_s" 9>&- &
@@ -145,7 +151,7 @@ serve_store() {
   # A head that dies must not leave the allocation waiting for it.
   while is_running "$serve_pid"; do
     is_running "$ray_pid" || { say "error: Ray's head has died"; kill -KILL "$serve_pid"; return 1; }
-    sleep 1 &
+    sleep 1 9>&- &
     wait $! || true
   done
   local status=0
@@ -173,7 +179,7 @@ join_cluster() {
       say "error: no head at '$head' within $join_s s"
       return 1
     }
-    sleep 2
+    sleep 2 9>&-
   done
   export RAY_ADDRESS=$head
   claim_folder || exit 2

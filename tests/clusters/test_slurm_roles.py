@@ -17,6 +17,7 @@ NODE_SCRIPT = ROOT / "clusters" / "node.sh"
 # The head is lost at the first start of a member, and answers again at the third question; after the second start it
 # has ended on purpose. The start of a head stays until it is killed.
 RAY = """#!/bin/sh
+[ ! -e /proc/self/fd/9 ] || echo "$@" >>locking
 echo "$1" >>calls
 echo "$@" >>words
 case "$1 $2" in
@@ -28,7 +29,9 @@ esac
 exit 1
 """
 
-
+SLEEP = """#!/bin/sh
+[ ! -e /proc/self/fd/9 ] || echo sleep >>locking
+"""
 NOTICE = "kill -TERM $PPID"
 
 
@@ -152,7 +155,7 @@ def run_node(
     folder: Path, *roles: str, serve_status: int = 0, script: Path = NODE_SCRIPT, job: str = "7", **more: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a node's script in an allocation, with stand-ins for Ray and the controller; without ``job``, on a host."""
-    programs = {"ray": RAY, "python3": f"#!/bin/sh\nexit {serve_status}\n", "sleep": "#!/bin/sh\n"}
+    programs = {"ray": RAY, "python3": f"#!/bin/sh\nexit {serve_status}\n", "sleep": SLEEP}
     (folder / "bin").mkdir(exist_ok=True)
     for name, text in programs.items():
         (folder / "bin" / name).write_text(text)
@@ -248,6 +251,24 @@ def test_second_node_of_a_cluster_on_one_machine_is_refused_and_the_first_keeps_
     assert (folder / "r").is_dir()
     assert len(temporary_folders(tmp_path)) == 1
     assert run_node(tmp_path, "head", job="").returncode == 0  # the first one was killed, and its folder is there still
+
+
+@pytest.mark.parametrize("role", ["head", "member"])
+def test_nothing_that_may_outlive_a_killed_node_holds_its_lock(tmp_path: Path, role: str) -> None:
+    """The next start would be refused until it has ended. The script is killed with SIGKILL, or for want of memory."""
+    done = run_node(tmp_path, role, "member")
+    assert "start" in (tmp_path / "calls").read_text().split(), done.stdout
+    assert not (tmp_path / "locking").exists(), (tmp_path / "locking").read_text()
+
+
+def test_file_system_without_locks_is_named(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "flock").write_text("#!/bin/sh\nexit 71\n")
+    (tmp_path / "bin" / "flock").chmod(0o755)
+    done = run_node(tmp_path, "head")
+    assert done.returncode == 2
+    assert "has no locks: set ORCHESTRATOR_RAY_TMP" in done.stdout
+    assert "runs on this machine already" not in done.stdout
 
 
 def test_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
