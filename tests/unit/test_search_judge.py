@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -127,10 +128,33 @@ def test_trial_that_is_stopped_at_a_rung_resumes_from_there(tiny):
     assert [one.epoch for one in told] == [3.0]
 
 
-def test_trial_that_is_stopped_while_it_is_judged_keeps_its_training(tiny, monkeypatch):
-    def stopped(probe, backbone):
-        raise PreemptedError("asked to stop while it was judged")
+def stopped(probe, backbone):
+    raise PreemptedError("asked to stop while it was judged")
 
+
+def test_trial_that_is_stopped_while_it_is_judged_at_its_end_begins_with_this_and_has_the_same_bits(tiny, monkeypatch):
+    request = tiny.training(model=BATCHNORM, recipe=SHORT, seed=5)
+    keep = {"best": {"metric": "val_loss", "k": 2}}
+    request = replace(request, identity={**request.identity, "parameters": {**request.parameters, "keep": keep}})
+    alone, _ = watched(tiny, request, (), probe=probe_of(tiny))
+    undisturbed = read_record(tiny.store, request.key)
+    forget(tiny.store, request.key)
+    monkeypatch.setattr(TargetProbe, "__call__", stopped)
+    for _ in range(2):
+        assert watched(tiny, request, (), probe=probe_of(tiny)) == ([], None)
+    monkeypatch.undo()
+    told, result = watched(tiny, request, (), probe=probe_of(tiny))
+    assert result is not None
+    assert result.resumed_from_step == told[0].step == alone[0].step
+    assert [(one.epoch, one.metrics) for one in told] == [(one.epoch, one.metrics) for one in alone]
+    record = read_record(tiny.store, request.key)
+    assert record.metrics == undisturbed.metrics
+    assert {name: part.sha256 for name, part in record.parts.items()} == {
+        name: part.sha256 for name, part in undisturbed.parts.items()
+    }
+
+
+def test_trial_that_is_stopped_while_it_is_judged_keeps_its_training(tiny, monkeypatch):
     request = tiny.training(recipe={"epochs": 3}, seed=4)
     monkeypatch.setattr(TargetProbe, "__call__", stopped)
     assert watched(tiny, request, (1.0,), probe=probe_of(tiny)) == ([], None)

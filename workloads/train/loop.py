@@ -352,7 +352,9 @@ class TrainingLoop:
                 judge(step, evaluated)
         except PreemptedError:
             if step == self.calendar.total_steps:
-                raise  # the result must not be committed before the search has been told
+                # The result must not be committed before the search has been told: the next attempt begins with that.
+                self.state.awaits_evaluation = True
+                self._stop()
             self._wants_stop = True  # what was trained is saved first; the next evaluation tells the search
 
     def _evaluate_or_stop(self) -> dict[str, float]:
