@@ -124,8 +124,9 @@ def _fits(seal: object, document: Mapping[str, Any]) -> bool:
     return bool(seal == sha256_hex(canonical_json(document)))
 
 
-def _once(work: Callable[[], object]) -> None:
-    work()
+def once(write: Callable[[], object]) -> None:
+    """Make a write, and do not repeat it: the default where a caller may give what does."""
+    write()
 
 
 class ArtifactWriter:
@@ -135,7 +136,7 @@ class ArtifactWriter:
     """
 
     def __init__(
-        self, store: ObjectStore, request: JobRequest, *, persist: Callable[[Callable[[], object]], object] = _once
+        self, store: ObjectStore, request: JobRequest, *, persist: Callable[[Callable[[], object]], object] = once
     ) -> None:
         self._store = store
         self._request = request

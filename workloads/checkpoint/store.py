@@ -27,6 +27,7 @@ from orchestrator.core.errors import (
     StorageError,
 )
 from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import once
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.digests import Digests
 from orchestrator.storage.layout import attempts_folder, checkpoint_name, checkpoints_folder
@@ -44,10 +45,6 @@ _MANIFEST = "manifest.json"
 Write = Callable[[], object]
 Copy = Callable[[str, int, Digests, int], bool]
 """Writes the object of this name, size and content into an open file, verified; False: read it from the store."""
-
-
-def _once(write: Write) -> None:
-    write()
 
 
 def _nothing() -> None:
@@ -173,7 +170,7 @@ class CheckpointFolder:
         *,
         before: Mapping[str, bytes] | None = None,
         protected: AbstractSet[int] = frozenset(),
-        persist: Callable[[Write], None] = _once,
+        persist: Callable[[Write], None] = once,
     ) -> None:
         """Write and commit what a snapshot holds, then delete what it makes superfluous.
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from orchestrator.core.activity import Activity, RankActivity
 from orchestrator.core.contract import JobRequest
 from orchestrator.storage import ObjectStore
+from orchestrator.storage.artifacts import once
 from orchestrator.storage.layout import metrics_segment
 from orchestrator.storage.seals import seal
 from workloads.models.refusals import REFUSALS
@@ -150,9 +151,7 @@ class MetricsLog:
         self._lines, self._from_step = [], step
         return {name: seal(name, content)}
 
-    def close_segment(
-        self, step: int, persist: Callable[[Callable[[], object]], object] = lambda write: write()
-    ) -> None:
+    def close_segment(self, step: int, persist: Callable[[Callable[[], object]], object] = once) -> None:
         """Write the lines so far. ``persist`` makes the write; it may repeat it."""
         for name, content in self.seal(step).items():
             persist(partial(self._store.put, name, content))
