@@ -197,6 +197,8 @@ class ControllerActor(LoopActor):
             try:
                 machines, runners = backend.capacity().machines, backend.idle_runners()
                 self._pool.ask(controller.stay_alive, self._presence.show, machines, runners, now)
+            except LeaseLostError:
+                raise
             except OrchestratorError as error:
                 _LOG.warning("the nodes of cluster %s are not shown: %s", self._settings.cluster, error)
 

@@ -89,12 +89,12 @@ def _nodes_with_failures(indexes: Iterable[SweepIndex]) -> set[str]:
 
 
 def _outages(indexes: Iterable[SweepIndex], most: int) -> set[int]:
-    """Numbers of the periods around which jobs lost the store on more than so many nodes: no node is the cause."""
+    """Numbers of the periods around which jobs met a full disk on more than so many nodes: they share that disk."""
     nodes: defaultdict[int, set[str]] = defaultdict(set)
     for index in indexes:
         for node, failures in index.failures.by_node.items():
             for failure in failures.values():
-                if failure.kind is FailureKind.STORAGE:
+                if _is_full_disk(index, failure):
                     number = _period_of(failure)
                     for near in (number - 1, number, number + 1):
                         nodes[near].add(node)
@@ -105,13 +105,21 @@ def _period_of(failure: Failure) -> int:
     return int(failure.at_s // OUTAGE_S)
 
 
-def _may_blame_node(failure: Failure, outages: Collection[int]) -> bool:
-    """Whether it counts against its node. A store that does not answer says nothing of a node: jobs elsewhere may just
-    not have needed it meanwhile. A full disk does, unless it is one that many nodes share.
+def _is_full_disk(index: SweepIndex, failure: Failure) -> bool:
+    """Whether a disk of its node was full. A store that is full, or does not answer, says nothing of a node: jobs
+    elsewhere may just not have needed it meanwhile.
     """
-    if failure.kind is FailureKind.STORAGE:
-        signature = signature_of(failure.message)
-        return signature is not None and signature.name == FULL_DISK and _period_of(failure) not in outages
+    store, message = index.plan.store_uri, failure.message
+    if failure.kind is not FailureKind.STORAGE or (store and store in message):
+        return False
+    signature = signature_of(message)
+    return signature is not None and signature.name == FULL_DISK
+
+
+def _may_blame_node(index: SweepIndex, failure: Failure, outages: Collection[int]) -> bool:
+    """Whether it counts against its node. A full disk does, unless many nodes met one: it is one that they share."""
+    if _is_full_disk(index, failure):
+        return _period_of(failure) not in outages
     return POLICY[failure.kind].may_blame_node
 
 
@@ -123,7 +131,7 @@ def _recent(
         (index.plan.sweep, job): failure
         for index in indexes
         for job, failure in index.failures.by_node.get(node, {}).items()
-        if failure.at_s > since_s and _may_blame_node(failure, outages)
+        if failure.at_s > since_s and _may_blame_node(index, failure, outages)
     }
 
 

@@ -4,9 +4,9 @@ The directory may come from somebody else: a copied project, or a shared folder 
 
 - a directory or description of another user counts as none, and nothing is started in such a directory;
 - all addresses are of this machine, and the files that they belong to are those of the directory that was read;
-- a stack runs only if it was started since this machine has booted, which no copied file says, under the pid of a
-  process that began when the file says. Only such a process is sent a signal;
-- a controller is started again with Ray only if its settings were written on this machine.
+- a stack runs only if it was started in this very directory (a copy has another inode) since this machine has booted,
+  under the pid of a process that began when the file says. Only such a process is sent a signal;
+- a controller is started again with Ray only if its settings were written in this directory, on this machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,6 @@ SERVICES_FOLDER = "services"
 """Settings with which controllers and publishers of a running stack were started."""
 S3_FOLDER = "s3"
 BUCKET = "orchestrator"
-"""File of the local S3 server's address; exists once it is ready."""
 CLIENT_FILE = "client.env"
 """In ``S3_FOLDER``: for a shell to read, so that its commands use the local S3 server. Holds a secret."""
 WITH_S3 = "--s3"
@@ -80,6 +79,8 @@ class Stack:
     """Where it runs."""
     boot_id: str = ""
     """Of the machine it runs on: stays as the host is renamed, or its container is made again."""
+    inode: int = 0
+    """Of its directory; 0 for a stack of an earlier version."""
 
     @property
     def is_alive(self) -> bool:
@@ -176,13 +177,15 @@ def read_stack(directory: Path) -> Stack | None:
 def read_description(directory: Path) -> Stack | None:
     """The last description of a stack, running or killed; a stack that ends in order removes it.
 
-    One of another user, or with addresses of another machine, counts as none.
+    One of another user, of another directory or with addresses of another machine counts as none.
     """
     try:
         with (directory / STACK_FILE).open("rb") as file:
             if {directory.stat().st_uid, os.fstat(file.fileno()).st_uid} != {os.getuid()}:
                 return None
             stack = Stack.from_bytes(file.read())
+        if stack.inode not in {0, directory.stat().st_ino}:
+            return None
     except (OSError, ValueError, TypeError):
         return None
     home = directory.absolute()
@@ -203,7 +206,7 @@ def remove_description(directory: Path) -> None:
 
 def remember_service(directory: Path, service: Mapping[str, str]) -> None:
     """Store the settings of a controller and its publisher, so that they can be started again with Ray."""
-    text = json.dumps({**service, **_own_marks()}, sort_keys=True, indent=1)
+    text = json.dumps({**service, **_marks_of(directory)}, sort_keys=True, indent=1)
     folder = directory / SERVICES_FOLDER
     folder.mkdir(exist_ok=True)
     path = folder / f"{sha256(service['namespace'].encode()).hexdigest()[:12]}.json"
@@ -212,19 +215,22 @@ def remember_service(directory: Path, service: Mapping[str, str]) -> None:
 
 
 def remembered_services(directory: Path) -> list[dict[str, str]]:
-    """All settings that were stored on this machine, one per namespace.
+    """All settings that were stored in this directory on this machine, one per namespace.
 
     Those of a copied directory would start a controller that runs sweeps of a store which somebody else has chosen.
     """
     found = [json.loads(path.read_bytes()) for path in sorted((directory / SERVICES_FOLDER).glob("*.json"))]
-    own = _own_marks()
-    here = [one for one in found if any(mark and one.get(name) == mark for name, mark in own.items())]
+    own = _marks_of(directory)
+    machines = [(name, own[name]) for name in ("boot_id", "machine_id") if own[name]]
+    here = [one for one in found if any(one.get(name) == mark for name, mark in machines)]
+    here = [one for one in here if one.get("inode") == own["inode"]]
     return [{name: value for name, value in one.items() if name not in own} for one in here]
 
 
-def _own_marks() -> dict[str, str]:
-    """Of this machine: until it boots again, and for good where it has an id. Empty if unknown."""
-    return {"boot_id": own_boot_id(), "machine_id": _first_line("/etc/machine-id")}
+def _marks_of(directory: Path) -> dict[str, str]:
+    """Of a directory and this machine, until it boots again, and for good where it has an id. Empty if unknown."""
+    inode = str(directory.stat().st_ino)
+    return {"boot_id": own_boot_id(), "machine_id": _first_line("/etc/machine-id"), "inode": inode}
 
 
 def database_behind(uri: str, directory: Path) -> str:

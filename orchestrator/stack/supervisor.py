@@ -45,6 +45,7 @@ from orchestrator.stack.children import (
 from orchestrator.stack.description import (
     LOOPBACK,
     S3_FOLDER,
+    TOKEN_FILE,
     WITH_S3,
     Stack,
     make_private,
@@ -178,7 +179,7 @@ class Supervisor:
         """
         started_s = time.monotonic()
         touch_stack(self._directory)
-        token_path, mlflow_token_path = renew_token(self._directory), renew_mlflow_token(self._directory)
+        mlflow_token_path = renew_mlflow_token(self._directory)
         make_ray_directory(self._home)
         listener = self._mlflow_listener = listen_on_loopback()
         self._ray_ports = free_ports(3)
@@ -199,7 +200,7 @@ class Supervisor:
                     dashboard_url=self._dashboard_url,
                     mlflow_url=f"http://{LOOPBACK}:{listener.getsockname()[1]}",
                     tracking_uri=tracking_uri(self._directory),
-                    token_path=str(token_path),
+                    token_path=str(self._directory / TOKEN_FILE),
                     mlflow_token_path=str(mlflow_token_path),
                     s3_url=self._s3.endpoint_url if self._s3 is not None else "",
                     pid=pid,
@@ -208,6 +209,7 @@ class Supervisor:
                     start_s=time.monotonic() - started_s,
                     host=socket.gethostname(),
                     boot_id=own_boot_id(),
+                    inode=self._directory.stat().st_ino,
                 )
             )
             self._revive()  # of a supervisor that was killed
@@ -235,6 +237,7 @@ class Supervisor:
     def _start_ray(self) -> Child:
         if not are_free(self._ray_ports):  # the same port if possible: open pages continue to work
             self._ray_ports = free_ports(len(self._ray_ports))
+        renew_token(self._directory)
         port, dashboard_port, agent_port = self._ray_ports
         return start_ray(self._directory, self._home, port=port, dashboard_port=dashboard_port, agent_port=agent_port)
 
@@ -252,7 +255,6 @@ class Supervisor:
             self._ray = None
             ray.end(time.monotonic())
             set_ray_files_aside(self._directory, self._home)
-            renew_token(self._directory)
             if not num_left:
                 message = (
                     f"Ray did not come up in {NUM_TRIES} tries ({trouble}): the machine may be too busy or short of "

@@ -103,9 +103,9 @@ POLICY: dict[FailureKind, FailureRule] = {
     ),
     # Neither a full disk nor a store that refuses is the job's fault, and a person needs some minutes to repair both:
     # the seven waits add up to ten. Objects that are missing or damaged are bad data: waiting does not help. A job of
-    # weeks meets more than one such time, but a store that stays full must not repeat its long epochs for ever. It may
-    # blame the node, if the message names a full disk (see ``scheduling.node_exclusion``): such a node is always free,
-    # and every ready job would fail there.
+    # weeks meets more than one such time, but a store that stays full must not repeat its long epochs for ever. A
+    # full disk blames the node (see ``scheduling.node_exclusion``): such a node is always free, and every ready job
+    # would fail there.
     FailureKind.STORAGE: FailureRule(
         charge=Charge.CLUSTER,
         max_failures_of_kind=8,
@@ -113,7 +113,6 @@ POLICY: dict[FailureKind, FailureRule] = {
         backoff_s=5.0,
         waits_for="the store (or the disk of a node) to work again",
         is_deadly=True,
-        may_blame_node=True,
     ),
     FailureKind.UNKNOWN: FailureRule(
         action=FailureAction.RETRY_ELSEWHERE, backoff_s=1.0, is_deadly=True, may_blame_node=True
@@ -316,7 +315,7 @@ SIGNATURES: tuple[Signature, ...] = (
     _signature(
         FULL_DISK,
         FailureKind.STORAGE,
-        r"no space left on device|\bENOSPC\b|disk quota exceeded|\bEDQUOT\b"
+        r"no space left on device|\bENOSPC\b|disk quota exceeded|\bEDQUOT\b|\bthe disk is full\b"
         r"|the local disk's utilization is over capacity",  # Ray's
         "a disk is full: make room in the cache or scratch directory of that node",
     ),

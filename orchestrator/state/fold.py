@@ -357,10 +357,8 @@ class _Folding:
             return
         view, kind = self._job(event), failure.kind
         if kind is FailureKind.NO_ROOM and view.last_failure is not None:
-            # A node that may be at fault stays the one to avoid, before one that had no room; a lost one is gone, and a
-            # single failure of the store says little of a node.
-            others = {FailureKind.NODE_LOST, FailureKind.STORAGE}
-            went_wrong = any(POLICY[one].may_blame_node and one not in others for one in view.failures)
+            # A node that may be at fault stays the one to avoid, before one that had no room; a lost one is gone.
+            went_wrong = any(POLICY[one].may_blame_node and one is not FailureKind.NODE_LOST for one in view.failures)
             failure = replace(failure, node=(not went_wrong and failure.node) or view.last_failure.node)
         failures = {**view.failures, kind: view.failures.get(kind, 0) + 1}
         num_deaths = view.num_deaths + (POLICY[kind].is_deadly)

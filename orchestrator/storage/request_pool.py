@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import ParamSpec, TypeVar
+
+from orchestrator.core.errors import OrchestratorError
 
 NUM_THREADS = 32
 """As many as the S3 client keeps connections."""
@@ -46,7 +48,9 @@ class Batch:
         """Drop what has not begun, and wait for the rest."""
         # First all of them: while one is waited for, the threads would begin the others.
         for future in [future for future in self._futures if not future.cancel()]:
-            future.exception()
+            while not wait([future], _ALIVE_EVERY_S).done:
+                with suppress(OrchestratorError):  # what it raises is raised by the next batch, too
+                    self._on_alive()
 
     def _call(self, work: Callable[[], Result]) -> Result:
         self._on_alive()

@@ -28,8 +28,8 @@ SLOW_FROM = 1.5
 """A rank is slow if its own time per step is at least so many times that of the others."""
 _UNCOMPILED = " runs without torch.compile, although compute.compile asks for it: its log says why"
 _UNSAVED = (
-    "{}: no checkpoint could be saved for {}: the store is out of reach from its node; the training goes on, and the "
-    "work since then is lost if the attempt ends"
+    "{}: the work of the last {} is in no checkpoint: the store is out of reach from its node; the training goes on, "
+    "and this work is lost if the attempt ends"
 )
 PRESENCE_EVERY_S = 5.0
 

@@ -122,6 +122,7 @@ def test_token_is_for_the_user_alone_and_another_one_at_each_start(tmp_path):
         {"pid": 1, "pid_started_at": start_ticks_of(1), "boot_id": own_boot_id()},
         {"boot_id": "of another machine"},
         {"boot_id": ""},
+        {"inode": 1},
         {"ray_address": "192.0.2.1:6379"},
         {"mlflow_url": "http://192.0.2.1:5000"},
         {"s3_url": "https://192.0.2.1"},
@@ -143,8 +144,9 @@ def test_services_of_a_copied_directory_are_not_started_again(tmp_path):
     remember_service(tmp_path, service)
     assert remembered_services(tmp_path) == [service]
     (file,) = (tmp_path / SERVICES_FOLDER).iterdir()
-    for marks in ({}, {"boot_id": "", "machine_id": ""}, {"boot_id": "another", "machine_id": "another"}):
-        file.write_text(json.dumps(service | marks))
+    written = json.loads(file.read_text())
+    for marks in ({"boot_id": "", "machine_id": ""}, {"boot_id": "another", "machine_id": "another"}, {"inode": "1"}):
+        file.write_text(json.dumps(written | marks))
         assert remembered_services(tmp_path) == []
 
 

@@ -334,8 +334,8 @@ def test_board_warns_of_work_that_no_checkpoint_holds(tmp_path: Path) -> None:
     board.warn("")
     board.flush(1.0)
     (unsaved,) = read_warnings(store, "s")
-    assert unsaved.startswith("pretrain/b: no checkpoint could be saved for 2h10m: the store is out of reach from its")
-    assert unsaved.endswith("the work since then is lost if the attempt ends (and 1 more)")
+    assert unsaved.startswith("pretrain/b: the work of the last 2h10m is in no checkpoint: the store is out of reach")
+    assert unsaved.endswith("and this work is lost if the attempt ends (and 1 more)")
 
 
 def test_sweep_that_is_gone_is_forgotten() -> None:

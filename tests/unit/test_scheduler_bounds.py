@@ -280,16 +280,23 @@ def test_breaker_holds_while_failures_differ() -> None:
 
 
 def failing_on(
-    node: str, num_jobs: int, message: str = "died", kind: FailureKind = FailureKind.UNKNOWN, *, sweep: str = "s"
+    node: str,
+    num_jobs: int,
+    message: str = "died",
+    kind: FailureKind = FailureKind.UNKNOWN,
+    *,
+    sweep: str = "s",
+    store_uri: str = "",
 ) -> Snapshot:
     jobs = [gpu_job(f"pretrain/{number}", gpus=1) for number in range(num_jobs)]
     journal: list[Event] = []
     for job in jobs:
         journal += [launched(job, node), failed(job, kind, message, node=node)]
-    return after(plan_of(sweep, *jobs), *journal)
+    return after(replace(plan_of(sweep, *jobs), store_uri=store_uri), *journal)
 
 
 FULL, SILENT = "[Errno 28] No space left on device: '/scratch'", "the store did not answer in 60 s"
+FULL_CACHE = "no room for artifacts/index/x under /cache: the disk is full; free space there"
 
 
 def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
@@ -309,6 +316,7 @@ def test_node_on_which_different_jobs_fail_is_excluded_for_a_while() -> None:
         (FULL, (0, 3), ["node-0001"]),
         (FULL, (0, 0, 3, *[0] * 7), ["node-0002"]),
         (FULL, (0, 3, 5, *[0] * 17), ["node-0002", "node-0001"]),
+        (FULL_CACHE, (0, 3), ["node-0001"]),
         (FULL, (8, 1), []),
         (FULL, (2, 7), []),
         (FULL, (0, 3, 5, 1, *[0] * 16), []),
@@ -329,12 +337,18 @@ def test_node_with_a_full_disk_is_excluded_and_none_if_the_store_is_full_or_out_
     assert [command.node for command in found] == excluded
 
 
+def test_full_store_excludes_no_node() -> None:
+    message = f"writing pins/x under file:///shared failed: {FULL}"
+    full = failing_on("node-0001", 3, message, FailureKind.STORAGE, store_uri="file:///shared")
+    assert of_type(decide(full, nodes=gpu_nodes(16)), ExcludeNode) == []
+
+
 @pytest.mark.parametrize(("later_s", "excluded"), [(OUTAGE_S, []), (3 * OUTAGE_S, ["node-0000"])])
 def test_full_disk_counts_if_another_node_met_one_at_another_time(later_s: float, excluded: list[str]) -> None:
     other = gpu_job("pretrain/other", gpus=8)
-    failure = replace(failed(other, FailureKind.STORAGE, SILENT, node="node-0001"), at_s=later_s)
+    failure = replace(failed(other, FailureKind.STORAGE, FULL, node="node-0001"), at_s=later_s)
     elsewhere = after(plan_of("other", other), launched(other, "node-0001"), failure)
-    full = failing_on("node-0000", 3, FULL, FailureKind.STORAGE)
+    full = failing_on("node-0000", 4, FULL, FailureKind.STORAGE)
     found = of_type(decide(full, elsewhere, nodes=gpu_nodes(16), now=4 * OUTAGE_S), ExcludeNode)
     assert [command.node for command in found] == excluded
 

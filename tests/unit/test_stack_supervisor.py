@@ -215,6 +215,7 @@ def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(direc
     running = run()
     until(lambda: len(marked(running.home / "tmp" / "ray")) == 2, "Ray's worker runs")
     before, was = marked(running.home / "tmp" / "ray"), read_stack(directory)
+    token = read_token(directory)
     os.kill(child_pid(running, "ray"), signal.SIGKILL)
     told: list[str] = []
 
@@ -231,6 +232,9 @@ def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(direc
     assert was is not None
     assert now.trouble == ""
     assert (now.ray_address, now.dashboard_url) == (was.ray_address, was.dashboard_url)
+    assert token != read_token(directory)  # the port was free for a moment: others may have been shown the token
+        directory
+    )  # the port was free for a moment, and clients show the token to whoever has it
     assert len(before) == 2
     assert not set(before) & set(marked(running.home))
 
@@ -251,8 +255,7 @@ def test_ray_that_does_not_come_up_is_tried_twice_and_told_in_one_sentence(direc
     monkeypatch.setattr(module, "start_ray", start_ray)
     running = Running(directory)
     running.thread.join(WITHIN_S)
-    tokens.append(read_token(directory))
-    assert len(set(tokens)) == len(tokens) == 4  # whoever took its ports before was shown the token
+    assert len(set(tokens)) == len(tokens) == 3  # whoever took its ports before was shown the token
     assert "did not come up in 2 tries" in str(running.error)
     assert "\n" not in str(running.error)
     assert "Traceback" not in str(running.error)

@@ -110,7 +110,7 @@ def run_training(request: JobRequest, context: ExecutionContext, stage: Stage, m
         }
         with loop.learner.averaged():
             state.latest.update(select())
-            # No checkpoint is of the last step: this attempt has evaluated the weights that it commits.
+            # This attempt has evaluated the weights: a checkpoint of the last step awaits its evaluation.
             outcomes = loop.outcomes.of_split(samples.val.source.split, ranks)
             summary |= _hashes(task) | {SUMMARY_FIELD: outcomes.summary()}
             # No rank leaves before the record is there: a launcher may end a gang with its first rank. Kept checkpoints

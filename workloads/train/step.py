@@ -48,7 +48,8 @@ _FIRST_BUCKET_BYTES: Final = 1024**2
 _BUCKET_BYTES: Final = 25 * 1024**2
 _UNTOUCHED: Final = -0.0
 """What a rank adds to the gradient of a parameter that its losses do not depend on. It changes no other number, and a
-sum is -0.0 only if all ranks added it: gradients begin as 0.0, and what is added to that is never -0.0."""
+sum is -0.0 only if all ranks added it: gradients begin as 0.0, and what is added to that is never -0.0. (Rounded to
+bf16, a parameter with no gradient but negative ones below 2^-134 in size looks left out.)"""
 _REMEMBERED_STEPS: Final = 20
 """Steps over which the running means forget, and the fewest before a rank is called slow."""
 PER_RANK: Final = 2
