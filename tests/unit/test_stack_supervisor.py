@@ -233,8 +233,6 @@ def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(direc
     assert now.trouble == ""
     assert (now.ray_address, now.dashboard_url) == (was.ray_address, was.dashboard_url)
     assert token != read_token(directory)  # the port was free for a moment: others may have been shown the token
-        directory
-    )  # the port was free for a moment, and clients show the token to whoever has it
     assert len(before) == 2
     assert not set(before) & set(marked(running.home))
 
