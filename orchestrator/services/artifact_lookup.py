@@ -109,7 +109,7 @@ def lookup_artifacts(plan: Plan, *, silence_s: float = SILENCE_S) -> ArtifactSta
     try:
         store = _opened(uri, silence_s)
         if store is None:
-            return ArtifactStatus(dispositions=nothing, problems=_absent(uri))
+            return ArtifactStatus(dispositions=nothing, absent=_other_sources(plan), problems=_absent(uri))
         there = _there(store, plan.jobs, silence_s)
         records, damaged = _records(store, there, silence_s)
         absent = _absent_sources(store, plan, silence_s)
@@ -147,15 +147,20 @@ def _summary_or_reason(store: ObjectStore, key: str) -> ArtifactSummary | str | 
         return str(error)
 
 
+def _other_sources(plan: Plan) -> tuple[str, ...]:
+    """Keys that jobs start from and no job of the plan makes."""
+    keys = {key for job in plan.jobs for key in references_in(job.identity)} - {job.key for job in plan.jobs}
+    return tuple(sorted(keys))
+
+
 def _absent_sources(store: ObjectStore, plan: Plan, silence_s: float) -> tuple[str, ...]:
-    """Keys without a result that no job of the plan makes."""
+    """Those of them without a result."""
 
     def is_there(key: str) -> bool:
         return is_key(key) and is_committed(store, key)  # a sweep.yaml may have any text there
 
-    keys = {key for job in plan.jobs for key in references_in(job.identity)} - {job.key for job in plan.jobs}
     try:
-        found = ask_all(is_there, sorted(keys), silence_s=silence_s)
+        found = ask_all(is_there, _other_sources(plan), silence_s=silence_s)
     except TimeoutError:
         return ()  # a warning less; the other answers stay
     return tuple(key for key, has_result in found.items() if not has_result)

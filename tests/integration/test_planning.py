@@ -162,13 +162,14 @@ def test_look_up_altered_record_is_a_problem_that_names_it(finished: Path, tmp_p
     assert "fsck" in problem
 
 
-def test_initial_weights_that_the_store_lacks_are_warned_of(finished: Path) -> None:
+def test_initial_weights_that_the_store_lacks_are_warned_of(finished: Path, tmp_path: Path) -> None:
     plan = build_plan(load_sweep(str(finished / "sweep.yaml"))[0], store_uri=(finished / "store").as_uri())
     there = next(job.key for job in plan.jobs if job.kind is JobKind.PRETRAIN)
     for key in (there, there[:-1] + ("1" if there[-1] == "0" else "0"), "pretrain-x:1"):
         text = FIRST.replace("  labels: [", f"  init: {{artifact: {key}}}\n  labels: [")
         warned = [warning for warning in outlook_of(text, finished).warnings if "init.artifact" in warning]
         assert [key in warning for warning in warned] == [True] * (key != there)
+    assert lookup_artifacts(replace(outlook_of(text, finished).plan, store_uri=(tmp_path / "new").as_uri())).absent
 
 
 def test_look_up_store_that_does_not_answer_is_given_up_in_time(silent: str, tmp_path: Path) -> None:

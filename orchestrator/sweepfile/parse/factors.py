@@ -186,6 +186,9 @@ class _Design:
             elif isinstance(values.value, Mapping):
                 self._factors[name] = self._mapped(written, values)
             else:
+                if "." in written and written.partition(".")[0] in PretrainSpec.model_fields:
+                    message = f"a single value states what the block is and sets no field; write {written}: "
+                    raise self._problem((written,), f"{message}[{value_text(values.value)}] to set it")
                 self._fixed[name] = values
 
     def _check_factor(self, written: str, name: str) -> None:
@@ -361,7 +364,7 @@ def covered_settings(tree: Tree, change: Located, within: Path = ()) -> Iterator
             if all(factors):  # of several blocks, one that it changes is enough
                 here = ("pretrain", *steps, *path)
                 shown = f"{dotted((*within, *here))}: " if within else ""
-                yield f"{places.locate(here)}: {shown}{_in_vain(factors[0], path, given)}"
+                yield f"{places.locate(here)}: {shown}{_in_vain(factors[0], path, given, steps, within)}"
 
 
 def _covering(block: object, path: Path, given: object) -> str:
@@ -373,10 +376,14 @@ def _covering(block: object, path: Path, given: object) -> str:
     return ""
 
 
-def _in_vain(factor: str, path: Path, given: object) -> str:
-    is_listed = dotted(path) == factor and given is not None
-    remedy = f"it: factors: {{{factor}: [{value_text(given)}]}}" if is_listed else "these values"
-    return f"all values of the factor '{factor}' set {dotted(path)}, too, so that this has no effect; change {remedy}"
+def _in_vain(factor: str, path: Path, given: object, block: Path, within: Path) -> str:
+    message = f"all values of the factor '{factor}' set {dotted(path)}, too, so that this has no effect; "
+    if dotted(path) != factor or given is None:
+        return f"{message}change these values"
+    if within:
+        place = dotted((*within, "pretrain", *block))
+        return f"{message}write factors: {{{factor}: [{value_text(given)}]}} in {place}"
+    return f"{message}write --set '{dotted(('pretrain', *block, _FACTORS, factor))}=[{value_text(given)}]'"
 
 
 def _settings_by_value(factors: object) -> Iterator[tuple[str, list[dict[Path, object]]]]:
