@@ -93,9 +93,8 @@ def by_ray_tune(uri: str, big: BigSweep, experiment: str) -> int:
     return NUM_SLOW_JOBS
 
 
-def by_publisher(uri: str, big: BigSweep, experiment: str) -> int:
-    renamed = big_sweep(NUM_JOBS, sweep=experiment.replace(" ", "-"), is_over=False)
-    assert Publisher(renamed.store, uri).publish_once(renamed.plan.sweep)
+def by_publisher(uri: str, big: BigSweep, _: str) -> int:
+    assert Publisher(big.store, uri).publish_once(big.plan.sweep)
     return NUM_JOBS + 1  # that of the sweep
 
 
@@ -110,14 +109,15 @@ ARMS: dict[str, Arm] = {
 
 def compare(title: str, uri: str, names: Sequence[str] = tuple(ARMS)) -> dict[str, float]:
     """Rates by arm, in runs per second: medians of the rounds, printed with those of the publisher to each."""
-    big = big_sweep(NUM_JOBS, is_over=False)
     by_client(uri, big_sweep(1), "warm")
     rates: dict[str, list[float]] = {name: [] for name in names}
     ratios: dict[str, list[float]] = {name: [] for name in names}
     for number in range(NUM_ROUNDS):
         for name in names:
+            experiment = f"{name} {number}".replace("'", "").replace("*", "")
+            big = big_sweep(NUM_JOBS, sweep=experiment.replace(" ", "-").replace(".", "-"), is_over=False)
             began_s = time.perf_counter()
-            num_done = ARMS[name](uri, big, f"{name} {number}".replace("'", "").replace("*", ""))
+            num_done = ARMS[name](uri, big, experiment)
             rates[name].append(num_done / (time.perf_counter() - began_s))
         for name in names:
             ratios[name].append(rates["the publisher"][-1] / rates[name][-1])

@@ -112,6 +112,8 @@ class LookAnswer(TypedDict):
     left_out: dict[str, str]
     """Columns that are no levels for their name alone, and why."""
     multi_label: bool
+    notes: list[str]
+    """Sentences about files that are left out and empty folders."""
     pixels: int
     gpus: int
 

@@ -190,6 +190,16 @@ def test_what_the_converters_lack_is_named_by_the_command_that_takes_it(
         init(tmp_path / "sweep.yaml", source=__file__)
 
 
+def test_folder_without_images_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folders(tmp_path / "photos", "cat", "dog") / "elm").mkdir()
+    monkeypatch.setattr("orchestrator.core.data_plane.ask", lambda _, request, **__: look(request))
+    with chdir(tmp_path):
+        init(Path("sweep.yaml"), source="photos")
+    assert "note: 1 empty folder without a class: elm; " in capsys.readouterr().err
+
+
 def test_what_has_no_images_or_no_validation_images_is_said(tmp_path: Path) -> None:
     fill(tmp_path, {"empty/readme.txt": b"", "list.txt": b""})
     with pytest.raises(UserError, match="has no images in class folders, and no data set in a form that is known"):

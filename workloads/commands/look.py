@@ -28,6 +28,7 @@ from workloads.commands.data import ShardInputRequest, index, open_shard_input, 
 from workloads.convert import huggingface
 from workloads.convert.inat import is_rank_folder
 from workloads.convert.items import Conversion, ConvertRequest, is_image
+from workloads.convert.left_out import describe_notes
 from workloads.convert.listing import list_source
 from workloads.convert.tabular import find_level_columns
 from workloads.convert.write import source_samples
@@ -47,7 +48,8 @@ def look(request: Mapping[str, Any]) -> dict[str, Any]:
 
     Further ``form`` (a word for people), ``num_samples`` by split, ``num_classes``, ``levels``, ``incomplete`` (levels
     at which some classes have no value), ``left_out`` (columns of a table that would be levels under other names, and
-    why), ``multi_label``, ``pixels`` (the median of the shorter sides of some images) and ``gpus`` of this machine.
+    why), ``multi_label``, ``notes`` for people, ``pixels`` (the median of the shorter sides of some images) and
+    ``gpus`` of this machine.
 
     Raises:
         UserError: nothing is there, or nothing that this program reads.
@@ -100,6 +102,7 @@ def _shards(place: str) -> dict[str, Any]:
         "incomplete": incomplete,
         "left_out": {},
         "multi_label": multi_label,
+        "notes": [],
         "pixels": int(statistics.median(min(row["width"], row["height"]) for row in sizes)),
     }
 
@@ -137,6 +140,7 @@ def _source(path: Path, place: str) -> dict[str, Any]:
         "incomplete": _incomplete(conversion.classes),
         "left_out": left_out,
         "multi_label": conversion.multi_label,
+        "notes": describe_notes(conversion.notes),
         "pixels": _pixels(conversion, place),
     }
 

@@ -75,4 +75,6 @@ def _of_images(source: str, file: Path) -> str:
     except NoAnswerError as error:
         hint = " (options of `orchestrator data shard`, of whose shards init can write a sweep)"
         raise UserError(f"{error}{hint if SHARD_FLAG.search(str(error)) else ''}") from error
+    for note in found["notes"]:
+        stderr_console().print(f"note: {note}", soft_wrap=True)
     return first_sweep(found, source, str(file.absolute().parent), str(file), len(os.sched_getaffinity(0)))
