@@ -217,8 +217,8 @@ def let_one_wait(
 
 
 def wait_for_sign_of_life(world: SlowWorld) -> None:
-    """Wait for one of now, but not long: a controller that shows none waits for the caller."""
-    for _ in range(50):
+    """Wait for one of now; for a second at most, since a controller that shows none waits for the caller."""
+    for _ in range(1000):
         if world.signs_at_s[-1:] == [world.clock()]:
             return
         time.sleep(0.001)
