@@ -11,6 +11,7 @@ module, ``--help`` too: it imports nothing heavy.
 from __future__ import annotations
 
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -39,6 +40,8 @@ _OF_PROJECT = frozenset({DOTENV_FILE, PROJECT_FILE})
 _NOT_OF_PROJECT = "a file that comes with a project, perhaps somebody else's, must not"
 _RAY_MODE, _RAY_ON_KUBERNETES = "RAY_AUTH_MODE", "RAY_ENABLE_K8S_TOKEN_AUTH"
 _POD_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
+_COPIED = re.compile(r"\$\{[^}:]*(?::-[^}]*)?\}")
+"""What other programs replace in a ``.env`` by a variable; references to secrets (``${env:NAME}``) are not."""
 _HIDDEN = "***"
 _FLAGS = frozenset({"", "0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
 """What pydantic reads as true or false; empty = not set."""
@@ -252,15 +255,26 @@ def read_project_file(path: Path) -> SettingsFile:
 
 
 def read_dotenv(path: Path) -> dict[str, str]:
-    """Variables of a ``.env`` file; none without the file. Raises ``SpecError`` if it cannot be read."""
+    """Variables of a ``.env`` file; none without the file.
+
+    Raises:
+        SpecError: it cannot be read, or would copy variables of the environment, perhaps secrets, into its own.
+    """
     if not path.is_file():
         return {}
     from dotenv import dotenv_values
 
     try:
-        return {name: value for name, value in dotenv_values(path).items() if value is not None}
+        values = {name: text for name, text in dotenv_values(path, interpolate=False).items() if text is not None}
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError((f"{path}: cannot be read: {error}",)) from error
+    if copies := [name for name, value in values.items() if _COPIED.search(value)]:
+        problem = (
+            f"{path}: ${{NAME}} in the value of {', '.join(copies)} is not replaced, because this could copy a secret "
+            "of the environment; write the value itself, or remove the line and set the variable in the environment"
+        )
+        raise SpecError((problem,))
+    return values
 
 
 def problem_of(name: str, value: object) -> str:

@@ -209,6 +209,13 @@ def test_dotenv_may_hold_a_token_but_not_name_another_secret(
     assert said("ray_token", project, home) == ("env:RAY_AUTH_TOKEN", ".env")
 
 
+@pytest.mark.parametrize("value", ["${HF_TOKEN}", "'a-${HF_TOKEN:-b}'"])
+def test_dotenv_copies_no_secret_of_the_environment(project: Path, home: dict[str, str], value: str) -> None:
+    (project / ".env").write_text(f"RAY_ADDRESS=evil:6379\nORCHESTRATOR_RAY_TOKEN=env:X\nX={value}\n")
+    with pytest.raises(SpecError, match=r"\$\{NAME\} in the value of X is not replaced.*write the value itself"):
+        resolve(project, {**home, "HF_TOKEN": "secret-of-the-user"})
+
+
 def test_file_keeps_its_comments_and_its_other_settings(home: dict[str, str], project: Path) -> None:
     path = user_file(home)
     path.write_text(f'# mine\nnamespace = "team" # shared\n\n{path.read_text()}')
