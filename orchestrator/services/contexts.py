@@ -37,7 +37,7 @@ _RAY_ADDRESS = re.compile(r"(?:ray://)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}|au
 
 
 def set_context(path: Path, name: str, changes: Mapping[str, str]) -> dict[str, str]:
-    """Make or change a context; returns its settings as they are now.
+    """Make or change a context; returns its settings as they are now, without passwords.
 
     Args:
         path: the user's file; made if it is not there, its comments stay.
@@ -58,7 +58,7 @@ def set_context(path: Path, name: str, changes: Mapping[str, str]) -> dict[str, 
                 table[setting] = value
             else:
                 table.pop(setting, None)
-        return {setting: str(value) for setting, value in table.items()}
+        return {setting: without_password(str(value)) for setting, value in table.items()}
 
 
 def unset_context(path: Path, name: str) -> None:

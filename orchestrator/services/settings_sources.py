@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from orchestrator.core.errors import SpecError
+from orchestrator.core.security.redaction import HIDDEN, redacted
 from orchestrator.core.security.references import is_reference
+from orchestrator.core.security.secret_patterns import names_secret
 from orchestrator.core.suggest import did_you_mean
 
 PROJECT_FILE = "orchestrator.toml"
@@ -42,7 +43,9 @@ _RAY_MODE, _RAY_ON_KUBERNETES = "RAY_AUTH_MODE", "RAY_ENABLE_K8S_TOKEN_AUTH"
 _POD_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 _COPIED = re.compile(r"\$\{[^}:]*(?::-[^}]*)?\}")
 """What other programs replace in a ``.env`` by a variable; references to secrets (``${env:NAME}``) are not."""
-_HIDDEN = "***"
+_LOGIN = re.compile(r"(?i)(https?://|://(?=[^/?#\s]*:[^/?#\s]*@))[^/?#\s]*@")
+"""In a URI; a user without a password is shown, but for the web, where it may be a token."""
+_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
 _FLAGS = frozenset({"", "0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
 """What pydantic reads as true or false; empty = not set."""
 _APPLIED: list[Resolved] = []
@@ -425,12 +428,14 @@ def flagged_context() -> str:
 
 
 def without_password(text: str) -> str:
-    """A URI whose password, if there is one, is hidden."""
-    parts = urlsplit(text)
-    if parts.password is None:
+    """A setting's value without passwords and tokens; a reference to a secret stays as it is."""
+    if is_reference(as_reference(text)):
         return text
-    user, host = parts.username or "", parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{user}:{_HIDDEN}@{host}"))
+    return redacted(_IN_QUERY.sub(_without_secret, _LOGIN.sub(rf"\1{HIDDEN}@", text)))
+
+
+def _without_secret(found: re.Match[str]) -> str:
+    return f"{found[1]}={HIDDEN}" if names_secret(found[1]) else found[0]
 
 
 def _apply(resolved: Resolved, environment: MutableMapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import chdir
 from pathlib import Path
 from unittest.mock import patch
 
@@ -99,11 +100,11 @@ def test_config_command_shows_values_and_origins_and_no_password(
 ) -> None:
     monkeypatch.chdir(project)
     (project / "orchestrator.toml").write_text('mlflow_tracking_uri = "http://ann:hunter2@tracking:5000"\n')
-    with patch.dict(os.environ, home, clear=True):
+    with patch.dict(os.environ, {**home, "ORCHESTRATOR_RAY_TOKEN": "file:/home/ann/token"}, clear=True):
         result = run_command(capsys, "config", "--origin", "-o", "json")
         table = run_command(capsys, "config", "--origin")
     assert result.document["mlflow_tracking_uri"] == {
-        "value": "http://ann:***@tracking:5000",
+        "value": "http://[hidden]@tracking:5000",
         "origin": "orchestrator.toml",
         "variable": "MLFLOW_TRACKING_URI",
     }
@@ -111,6 +112,7 @@ def test_config_command_shows_values_and_origins_and_no_password(
     assert result.document["store"]["value"] == (project / ".orchestrator" / "store").as_uri()
     assert result.document["s3_allowed_buckets"]["value"] is None
     assert result.document["namespace"]["value"] == "orchestrator"
+    assert result.document["ray_token"]["value"] == "file:/home/ann/token"
     assert "hunter2" not in table.out
 
 
@@ -123,9 +125,29 @@ def test_wrong_project_file_ends_any_command_with_2(
         assert run_command(capsys, "status").code == 2
 
 
-def test_uris_without_a_password_are_shown_as_they_are() -> None:
-    assert without_password("postgresql://ann@host/runs") == "postgresql://ann@host/runs"
-    assert without_password("file:///a b") == "file:///a b"
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("postgresql://h/db?user=a&password=hunter2&sslmode=require", "?user=a&password=[hidden]&sslmode=require"),
+        ("postgresql://ann:hunt@er2@h/db", "postgresql://[hidden]@h/db"),
+        ("https://hunter2@h:5000/path", "https://[hidden]@h:5000/path"),
+        ("s3://[hunter2", "s3://[hunter2"),
+        ("postgresql://ann@host/runs", "postgresql://ann@host/runs"),
+        ("file:///a b", "file:///a b"),
+        ("env:HUNTER", "env:HUNTER"),
+    ],
+)
+def test_config_shows_values_without_passwords_and_tokens(
+    project: Path, home: dict[str, str], capsys: pytest.CaptureFixture[str], text: str, shown: str
+) -> None:
+    assert without_password(text).endswith(shown)
+    write_user_file(home, f'[contexts.lab]\nmlflow_tracking_uri = "{text}"\n')
+    with patch.dict(os.environ, {**home, "ORCHESTRATOR_CONTEXT": "lab"}, clear=True), chdir(project):
+        assert run_command(capsys, "config", "-o", "json").document["mlflow_tracking_uri"].endswith(shown)
+        contexts = run_command(capsys, "config", "contexts", "-o", "json").document["contexts"]
+        changed = run_command(capsys, "config", "set-context", "lab", "aws_region=eu", "-o", "json")
+    assert contexts["lab"]["settings"]["mlflow_tracking_uri"].endswith(shown)
+    assert changed.document["settings"]["mlflow_tracking_uri"].endswith(shown)
 
 
 def test_version_names_the_code(capsys: pytest.CaptureFixture[str]) -> None:
