@@ -25,7 +25,7 @@ from orchestrator.storage.protocol import ObjectStore
 CONTROLLER, PUBLISHER, WATCHDOG = "controller", "publisher", "watchdog"
 _NUM_CLOCK_QUESTIONS = 5
 _QUICK_S, _STORE_S, _REDUCE_S, _DEVICES_S = 12.0, 15.0, 40.0, 45.0
-"""Limits for an answer of a node: its facts, the store, the all-reduce, its GPUs."""
+"""Limits for an answer of a node: its facts, the store, the all-reduce or MLflow, its GPUs."""
 Report = Callable[[str, Mapping[str, Any]], None]
 """Takes the name of a stage and its results."""
 
@@ -41,6 +41,9 @@ class ClusterQuestion:
     store_uri: str
     """Empty = the store is not checked: its checks have failed on this machine already."""
     tracking_uri: str
+    """Empty = it is not checked, too."""
+    tracking_is_of_sweep: bool = False
+    """Whether a sweep names it, and not the settings."""
     token: str = ""
     shards: tuple[tuple[str, str], ...] = ()
     """Store and name of some shards that nodes should be able to read."""
@@ -88,8 +91,9 @@ def ask(question: ClusterQuestion, report: Report) -> None:
     heads = [node["NodeID"] for node in nodes if HEAD_RESOURCE in node["Resources"]]
     trackers = {name: there[name] for name in (heads or list(there)[:1]) if name in there}
     if question.tracking_uri:
-        calls = {name: doctor.tracking.remote(question.tracking_uri) for name, doctor in trackers.items()}
-        report("tracking", _gather(calls, _STORE_S))
+        uri, of_sweep = question.tracking_uri, question.tracking_is_of_sweep
+        calls = {name: doctor.tracking.remote(uri, of_sweep=of_sweep) for name, doctor in trackers.items()}
+        report("tracking", _gather(calls, _REDUCE_S))  # MLflow is imported there first
     if question.shards:
         shards = [list(shard) for shard in question.shards]
         report("shards", _gather({name: one.shards.remote(shards) for name, one in there.items()}, _STORE_S))

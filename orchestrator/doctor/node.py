@@ -76,11 +76,14 @@ class NodeDoctor:
             return _error_answer(error)
         return {"sees_driver": seen, "took_s": time.monotonic() - started_s}
 
-    def tracking(self, uri: str) -> dict[str, Any]:
-        """Whether MLflow answers requests of this node."""
+    def tracking(self, uri: str, *, of_sweep: bool) -> dict[str, Any]:
+        """Whether a publisher on this node can use a tracking URI; one that a sweep names may not see every login."""
         try:
             from orchestrator.doctor.sweep_inputs import reach_tracking
+            from orchestrator.storage.open import check_tracking
 
+            if of_sweep:
+                check_tracking(uri)
             return {"found": reach_tracking(uri)}
         except Exception as error:  # noqa: BLE001 - it becomes the check's result
             return _error_answer(error)

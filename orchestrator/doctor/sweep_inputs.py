@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
-from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 from orchestrator.core.errors import BadDataError, OrchestratorError
 from orchestrator.storage.dataset_files import read_dataset_file
 from orchestrator.storage.listing import list_shards
 from orchestrator.storage.open import open_store
 from orchestrator.sweepfile.values import Dataset, ResolvedSweep
-from orchestrator.tracking.server import ask_database
+from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
 
 _HEADER_BYTES = 512
 _MAGIC = slice(257, 262)
 """Offset of the magic in a tar header (POSIX ustar)."""
 _NUM_SAMPLES = 3
-_TIMEOUT_S = 5.0
+_TRACKING_URI = re.compile(r"(?:https?|sqlite|postgresql(?:\+\w+)?)://")
 
 
 def sample_shards(sweep: ResolvedSweep) -> list[tuple[str, str]]:
@@ -65,42 +63,31 @@ def _some(shards: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
 
 
 def reach_tracking(uri: str) -> str:
-    """Check that MLflow answers; returns one line. No message shows the URI, which may have a password.
+    """Check that the publisher can use a tracking URI; returns one line.
+
+    No message shows the URI, which may have a password. Nothing is written.
 
     Raises:
-        OrchestratorError: it does not, or the URI means nothing.
+        OrchestratorError: it cannot, or the URI means nothing.
     """
-    parts = urlsplit(uri)
-    if parts.scheme in {"http", "https"}:
-        return _ask_server(f"{parts.scheme}://{parts.hostname}{f':{parts.port}' if parts.port else ''}{parts.path}")
-    if parts.scheme == "sqlite":
-        return _check_database(Path(parts.path.removeprefix("/") if parts.path.startswith("//") else parts.path))
-    if parts.scheme.partition("+")[0] == "postgresql":
-        return ask_database(uri)
-    raise OrchestratorError(
-        f"the tracking URI has the scheme {parts.scheme!r}; write http(s)://host:port, sqlite:///absolute/path or "
-        "postgresql://host/database"
-    )
-
-
-def _ask_server(address: str) -> str:
-    request = Request(f"{address.rstrip('/')}/health")  # noqa: S310 - http and https only
+    if _TRACKING_URI.match(uri) is None:
+        raise OrchestratorError(
+            f"the tracking URI has the scheme {urlsplit(uri).scheme!r}; write http(s)://host:port, "
+            "sqlite:///absolute/path or postgresql://host/database"
+        )
+    server = TrackingServer(uri)
+    if database := server.database:
+        there = next(parent for parent in (database, *database.parents) if parent.exists())
+        if not os.access(there, os.W_OK):
+            raise OrchestratorError(f"{there} cannot be written to; choose another MLFLOW_TRACKING_URI")
+        if there != database:
+            return f"{database} is made at the first run"
     try:
-        with urlopen(request, timeout=_TIMEOUT_S):  # noqa: S310
-            return f"MLflow at {address} answers"
-    except HTTPError as error:
-        if error.code in {401, 403}:
-            return f"MLflow at {address} answers, and requires a login"
-        message = f"{address} answers with HTTP {error.code} and is no MLflow server; check MLFLOW_TRACKING_URI"
-        raise OrchestratorError(message) from None
-    except (URLError, OSError) as error:
-        reason = getattr(error, "reason", error)
-        message = f"{address} does not answer: {reason}; start the server, or check MLFLOW_TRACKING_URI and proxies"
-        raise OrchestratorError(message) from None
-
-
-def _check_database(path: Path) -> str:
-    there = next(parent for parent in (path, *path.parents) if parent.exists())
-    if not os.access(there, os.W_OK):
-        raise OrchestratorError(f"{there} cannot be written to; choose another MLFLOW_TRACKING_URI")
-    return f"{path} {'is there' if path.exists() else 'is made at the first run'}"
+        server.check()
+    except TrackingRefusedError:
+        raise
+    except TrackingError as error:
+        what = str(error).partition("; ")[0]  # behind it stands what this means for a sweep
+        how = "check MLFLOW_TRACKING_URI" if database else "start the server, or check MLFLOW_TRACKING_URI and proxies"
+        raise OrchestratorError(f"{what}; {how}") from None
+    return f"{database} can be used" if database else f"MLflow at {server.shown} answers"

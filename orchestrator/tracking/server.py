@@ -184,21 +184,6 @@ def _schema_revision() -> str:
     return str(_get_latest_schema_revision())  # type: ignore[no-untyped-call]
 
 
-def ask_database(uri: str) -> str:
-    """Connect to a database as the publisher does; says in one line that it works.
-
-    Raises:
-        TrackingError: it cannot be used; the message never shows the URI, which may hold a password.
-    """
-    host = urlsplit(uri).hostname or "localhost"
-    try:
-        with failures_named("connecting", host):
-            check_database(uri)
-    except ImportError as error:
-        raise TrackingRefusedError(missing_driver(uri, error)) from error
-    return f"the MLflow database on {host} answers"
-
-
 def missing_driver(uri: str, error: ImportError) -> str:
     """What to say where the program that talks to a kind of database is not installed."""
     return (
@@ -399,10 +384,7 @@ class TrackingServer:
     @property
     def _client(self) -> MlflowClient:
         if self._connected is None:
-            for name, value in _QUIET.items():
-                os.environ.setdefault(name, value)
-            os.environ[_MAX_RETRIES_VARIABLE] = "0"
-            os.environ.update(dict.fromkeys(_TO_OTHER_HOSTS, "false"))
+            _set_environment()
             logging.getLogger("alembic").setLevel(logging.WARNING)
             from mlflow import MlflowClient  # 4 s
 
@@ -412,6 +394,21 @@ class TrackingServer:
                 self._check()
                 self._connected = MlflowClient(tracking_uri=self.uri)
         return self._connected
+
+    @property
+    def database(self) -> Path | None:
+        """The file of an SQLite database; None of anything else."""
+        return _sqlite_path(self.uri)
+
+    def check(self) -> None:
+        """Ask whether it can be published to. Nothing is written, but for the empty file of a missing database.
+
+        Raises:
+            TrackingError: it cannot be used, or does not answer; no message shows the URI, which may hold a password.
+        """
+        _set_environment()
+        with failures_named("connecting", self.shown):
+            self._check()
 
     def _check(self) -> None:
         """Raise for what cannot, or must not, be written to."""
@@ -486,6 +483,14 @@ class TrackingServer:
             )
             raise TrackingRefusedError(message)
         self._client.set_experiment_tag(experiment_id, _OWNER_TAG, _OWNER)
+
+
+def _set_environment() -> None:
+    """For MLflow, which reads it when it is imported, and at each request."""
+    for name, value in _QUIET.items():
+        os.environ.setdefault(name, value)
+    os.environ[_MAX_RETRIES_VARIABLE] = "0"
+    os.environ.update(dict.fromkeys(_TO_OTHER_HOSTS, "false"))
 
 
 def may_hold_files(place: str, tracking_uri: str, own_root: str = "") -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sqlite3
 import threading
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any, cast
@@ -213,11 +215,17 @@ def test_doctor_free_space_is_judged(doctor: Doctor, tmp_path: Path, monkeypatch
 def mlflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[BaseHTTPRequestHandler]]:
     class Handler(BaseHTTPRequestHandler):
         status = 200
+        text = ""
 
         def do_GET(self) -> None:
-            self.send_response(self.status if self.path == "/health" else 404)
-            self.send_header("Content-Length", "0")
+            is_asked = self.path == "/version"
+            text = self.text if is_asked else "3.0.0"
+            self.send_response(self.status if is_asked else 200)
+            if self.status == HTTPStatus.FOUND:
+                self.send_header("Location", "/elsewhere")
+            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
+            self.wfile.write(text.encode())
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
             """Say nothing."""
@@ -232,14 +240,53 @@ def mlflow(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[BaseHTTPRequestHand
     server.server_close()
 
 
-@pytest.mark.parametrize(("status", "verdict"), [(200, "ok"), (401, "ok"), (404, "failed"), (500, "failed")])
-def test_doctor_tracking_server_is_asked_and_its_password_never_shown(
-    doctor, mlflow, tmp_path, status, verdict
+@pytest.mark.parametrize(
+    ("status", "text", "detail"),
+    [
+        (200, "3.0.0", "MLflow at 127.0.0.1 answers"),
+        (401, "who are you?", "MLflow at 127.0.0.1 answers"),
+        (404, "", "is not an MLflow server (HTTP 404 to /version)"),
+        (500, "", "is not an MLflow server (HTTP 500 to /version)"),
+        (302, "", "is not an MLflow server (HTTP 302 to /version)"),
+        (200, "<html>a page</html>", "is not an MLflow server"),
+        (200, "1.30.0", "runs MLflow 1.30.0"),
+    ],
+)
+def test_doctor_tracking_server_is_asked_as_by_the_publisher_and_its_password_never_shown(
+    doctor, mlflow, tmp_path, status, text, detail
 ) -> None:
-    mlflow.status = status
+    mlflow.status, mlflow.text = status, text
     doctor((tmp_path / "store").as_uri())
-    assert doctor.verdicts()["tracking"] == verdict
+    assert detail in doctor.checks["tracking"]["detail"]
+    assert doctor.verdicts()["tracking"] == ("ok" if detail.endswith("answers") else "failed")
     assert "hidden-password" not in doctor.shown
+
+
+@pytest.mark.parametrize(
+    ("script", "detail"),
+    [
+        ("", "mlflow.db can be used"),  # of a publisher that was killed before it made the tables
+        ("not a database", "file is not a database"),
+        (
+            "CREATE TABLE experiments (id); CREATE TABLE alembic_version AS SELECT '0a8213491aaa' version_num;",
+            "tables of version 0a8213491aaa, and the installed MLflow",
+        ),
+    ],
+)
+def test_doctor_tracking_database_is_refused_as_by_the_publisher(
+    doctor: Doctor, tmp_path: Path, monkeypatch, script: str, detail: str
+) -> None:
+    database = tmp_path / "mlflow.db"
+    database.write_text("" if ";" in script else script)
+    if ";" in script:
+        with sqlite3.connect(database) as connection:
+            connection.executescript(script)
+    before = database.read_bytes()
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{database}")
+    doctor((tmp_path / "store").as_uri())
+    assert detail in doctor.checks["tracking"]["detail"]
+    assert doctor.verdicts()["tracking"] == ("ok" if "can be used" in detail else "failed")
+    assert database.read_bytes() == before
 
 
 @pytest.mark.parametrize("tracking", ["http://127.0.0.1:9", "ftp://somewhere", "sqlite:////proc/nothing/mlflow.db"])

@@ -11,7 +11,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_compare_link
 from orchestrator.tracking.publication import Publisher
-from orchestrator.tracking.server import TrackingError, TrackingServer, ask_database
+from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.mlflow_servers import MlflowServer, new_database, postgres_cluster
 from tests.sample_journal import SampleJournal, write_segment
 from tests.sample_sweep import sample_plan
@@ -85,10 +85,10 @@ def test_publisher_postgresql_user_comes_from_the_environment(postgres, tmp_path
     nobody = postgres.replace("tester@", "")
     monkeypatch.setenv("PGUSER", "absent")
     with pytest.raises(TrackingError, match='role "absent" does not exist') as caught:
-        ask_database(nobody)
+        TrackingServer(nobody).check()
     assert "nothing is lost" in str(caught.value)
     monkeypatch.setenv("PGUSER", "tester")
-    assert ask_database(nobody) == "the MLflow database on 127.0.0.1 answers"
+    TrackingServer(nobody).check()
     big = big_sweep(3, store=LocalStore(tmp_path / "store"))
     assert Publisher(big.store, nobody).publish_once("big")
 

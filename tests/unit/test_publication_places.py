@@ -13,6 +13,8 @@ import pytest
 from orchestrator.cli.commands import doctor, publish
 from orchestrator.controller.actor import StorePublication
 from orchestrator.core.errors import StorageDeniedError
+from orchestrator.doctor.cluster import ClusterQuestion
+from orchestrator.doctor.node import NodeDoctor
 from orchestrator.services.settings import Settings
 from orchestrator.stack.description import Stack, own_boot_id, own_identity, tracking_uri, write_stack
 from orchestrator.stack.environment import STACK_VARIABLE
@@ -172,6 +174,27 @@ def test_doctor_says_that_a_server_may_not_see_the_login(monkeypatch: pytest.Mon
     checks = {check.name: check for check in doctor._machine_checks(Settings(), sweep)}
     with pytest.raises(StorageDeniedError, match="login for tracking servers"):
         checks["tracking"].run()
+
+
+def test_doctor_shows_no_login_of_a_node_to_a_server_that_a_sweep_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("orchestrator.doctor.sweep_inputs.reach_tracking", asked.append)
+    questions: list[ClusterQuestion] = []
+
+    def examine(question: ClusterQuestion, *_: object) -> tuple[()]:
+        questions.append(question)
+        return ()
+
+    monkeypatch.setattr(doctor, "examine_cluster", examine)
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", OWN)
+    for named in ("https://elsewhere.org", OWN, ""):
+        sweep: Any = SimpleNamespace(tracking_uri=named, datasets={})
+        list(doctor._cluster_results(Settings(), sweep, "s3://lab", set(), 1.0))
+    monkeypatch.setenv(LOGIN, "open-sesame")
+    answers = [NodeDoctor().tracking(one.tracking_uri, of_sweep=one.tracking_is_of_sweep) for one in questions]
+    assert ["login for tracking servers" in answer.get("error", "") for answer in answers] == [True, False, False]
+    assert asked == [OWN, OWN]
 
 
 @pytest.mark.parametrize(

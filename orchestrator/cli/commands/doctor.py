@@ -74,7 +74,8 @@ def _machine_checks(settings: Settings, sweep: ResolvedSweep | None) -> Iterator
     cache = Path(os.environ.get(CACHE_VARIABLE) or _usual_cache(settings))
     yield Check(name="cache", run=lambda: check_free_space(cache, "the cache"), remedy=f"set {CACHE_VARIABLE}")
     named = sweep.tracking_uri if sweep else ""
-    yield Check(name="tracking", run=lambda: reach_tracking(settings.publishing_uri(named)))
+    # MLflow is imported first, and waits for up to 30 s.
+    yield Check(name="tracking", run=lambda: reach_tracking(settings.publishing_uri(named)), limit_s=45.0)
     if sweep is not None:
         yield Check(name=_SHARDS, run=lambda: read_beginnings(sample_shards(sweep)), limit_s=30.0)
 
@@ -100,6 +101,7 @@ def _cluster_results(
             namespace=settings.namespace,
             store_uri="" if bad - {"cache", "tracking", _SHARDS} else store_uri,
             tracking_uri="" if "tracking" in bad else tracking,
+            tracking_is_of_sweep=tracking != settings.tracking_uri(),
             token="" if stack is not None else settings.read_token(),
             shards=tuple(sample_shards(sweep)) if sweep is not None and _SHARDS not in bad else (),
         )
