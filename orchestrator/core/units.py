@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 GIB = 1024**3
 MIB = 1024**2
 KIB = 1024
 
 _CENT = 0.01
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _LEAST_DAYS = 4
 _YEAR_DAYS = 365
 _LEAST_MONEY = 1e-6
@@ -21,6 +24,12 @@ def format_bytes(num_bytes: int) -> str:
         if num_bytes >= step:
             return f"{num_bytes / step:.1f} {name}"
     return f"{num_bytes} B"
+
+
+def parse_duration(text: str, units: str = "smhd") -> float | None:
+    """Seconds of ``90s``, ``10m``, ``36h`` or ``1.5d``; None for any other text. ``units`` has those that are taken."""
+    found = re.fullmatch(rf"([0-9]+(?:\.[0-9]+)?)([{units}])", text)
+    return float(found[1]) * _SECONDS[found[2]] if found else None
 
 
 def format_duration(duration_s: float) -> str:

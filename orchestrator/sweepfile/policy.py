@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.core.units import parse_duration
 from orchestrator.sweepfile.fields import Count, Strict
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.resources import ResourceGroups, ResourcesSpec
@@ -67,8 +67,6 @@ POLICY_RANGES: Mapping[str, NumberRange] = {
 """By field of ``Policy``. The schema takes its ranges from here, and so does the check of plans in messages."""
 PriorityName = Literal["low", "normal", "high", "urgent"]
 Priority = Annotated[int, Field(**POLICY_RANGES["priority"].bounds)]
-_DURATION = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?)(?P<unit>[mhd])")
-_UNIT_S = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def policy_problem(policy: Policy) -> str:
@@ -95,8 +93,7 @@ def _deadline(text: str) -> str:
 
 def duration_s(text: str) -> float | None:
     """Seconds of ``"90m"``, ``"36h"`` or ``"3d"``; none for any other text."""
-    found = _DURATION.fullmatch(text)
-    return float(found["number"]) * _UNIT_S[found["unit"]] if found else None
+    return parse_duration(text, "mhd")
 
 
 def moment_s(text: str) -> float | None:

@@ -108,6 +108,12 @@ def read_lease(store: ObjectStore, cluster: str) -> LeaseState | None:
     return None if found is None else found[0]
 
 
+def is_served(store: ObjectStore, cluster: str) -> bool:
+    """Whether a controller renews the lease of a cluster; an empty name is that of none. Raises ``ControllerError``."""
+    lease = read_lease(store, cluster) if cluster else None
+    return lease is not None and time.time() < lease.expires_at_s
+
+
 def _find(store: ObjectStore, name: str) -> tuple[LeaseState, ObjectStat] | None:
     """A lease and its etag. Raises ``ControllerError`` for one that cannot be read: its epoch must not be guessed."""
     try:

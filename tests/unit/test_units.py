@@ -2,7 +2,7 @@
 
 import pytest
 
-from orchestrator.core.units import GIB, format_bytes, format_duration
+from orchestrator.core.units import GIB, format_bytes, format_duration, parse_duration
 
 HOUR = 3600.0
 
@@ -22,6 +22,12 @@ HOUR = 3600.0
 )
 def test_duration_has_the_unit_that_people_count_in(duration_s: float, expected: str) -> None:
     assert format_duration(duration_s) == expected
+
+
+def test_duration_is_read_in_the_units_that_are_taken() -> None:
+    assert [parse_duration(text) for text in ("90s", "10m", "36h", "1.5d")] == [90, 600, 36 * HOUR, 36 * HOUR]
+    assert [parse_duration(text) for text in ("", "90", "s", "-1h", "1 h", "1w", "1h30m")] == [None] * 7
+    assert [parse_duration(text, "mhd") for text in ("90s", "10m")] == [None, 600]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from orchestrator.services.terminal import command_line, stderr_console
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Drain, Running, current_user, end_drain, read_drain
-from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.lease import is_served, read_lease
 
 _POLL_S = 0.1
 
@@ -60,10 +60,8 @@ def _end(cluster: str, options: ControlOptions) -> ExitCode:
     end_drain(store, name)
     if options.form is not DocumentForm.TABLE:
         print_document({"cluster": name, "was_drained": was_drained, "drain": None}, options.form)
-    is_served = _is_served(store, name)
-    state = (
-        f"is no longer drained{': waiting jobs start within seconds' if is_served else ''}" if was_drained else "works"
-    )
+    soon = ": waiting jobs start within seconds" if is_served(store, name) else ""
+    state = f"is no longer drained{soon}" if was_drained else "works"
     stderr_console().print(f"Cluster {name} {state}.", soft_wrap=True)
     return ExitCode.OK
 
@@ -87,16 +85,11 @@ def _wait(store: ObjectStore, cluster: str) -> Drain | None:
         request is not None
         and request.drained_at_s is None
         and time.monotonic() < deadline_s
-        and _is_served(store, cluster)
+        and is_served(store, cluster)
     ):
         time.sleep(_POLL_S)
         request = read_drain(store, cluster)
     return request
-
-
-def _is_served(store: ObjectStore, cluster: str) -> bool:
-    lease = read_lease(store, cluster)
-    return lease is not None and lease.expires_at_s > time.time()
 
 
 def _show(request: Drain | None, cluster: str, store: ObjectStore, options: ControlOptions) -> ExitCode:
@@ -115,7 +108,7 @@ def _describe(request: Drain | None, cluster: str, store: ObjectStore, options: 
     if request.drained_at_s is not None:
         return f"is drained: no job runs and none starts; {back}"
     how = "ends" if request.running is Running.FINISH else "has written a checkpoint"
-    if _is_served(store, cluster):
+    if is_served(store, cluster):
         return (
             f"is draining: no job starts; the drain is complete when every running job {how}; to see the progress: "
             f"{command_line('drain', '--show', *named, store=options.store)}; {back}"

@@ -33,7 +33,7 @@ from orchestrator.sweepfile.policy import POLICY_RANGES
 from orchestrator.sweepfile.values import PriorityClass
 from orchestrator.sweeps import client
 from orchestrator.sweeps.client import Consent, Running, SweepLedger
-from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.lease import is_served, read_lease
 from orchestrator.sweeps.requests import Retry, Submit, read_inbox
 
 WAIT_S = 5.0
@@ -270,12 +270,6 @@ def send_request(
     return _conclude(store, _wait(store, ledger, message_id), sent)
 
 
-def is_served(store: ObjectStore, snapshot: Snapshot, now: float) -> bool:
-    """Whether the controller of a sweep's cluster renews its lease."""
-    lease = read_lease(store, snapshot.cluster) if snapshot.cluster else None
-    return lease is not None and lease.expires_at_s > now
-
-
 def _will_reopen(store: ObjectStore, snapshot: Snapshot) -> bool:
     """Whether a waiting message continues an ended sweep: a request that is sent now is followed after it."""
     waiting = read_inbox(store, snapshot.sweep, skip=snapshot.handled)
@@ -336,7 +330,7 @@ def _wait(store: ObjectStore, ledger: SweepLedger, message_id: str) -> Snapshot:
     deadline_s = time.monotonic() + WAIT_S
     snapshot = ledger.refresh()
     while message_id not in snapshot.handled and time.monotonic() < deadline_s:
-        if not is_served(store, snapshot, time.time()):
+        if not is_served(store, snapshot.cluster):
             break
         time.sleep(_POLL_S)
         snapshot = ledger.refresh()
@@ -377,10 +371,9 @@ def _number(jobs: int) -> str:
 
 def _when(store: ObjectStore, snapshot: Snapshot) -> str:
     """When a request that was not followed at once takes effect."""
-    now = time.time()
-    if is_served(store, snapshot, now):
+    if is_served(store, snapshot.cluster):
         return "the controller is busy and will do it as soon as it reads its inbox"
-    lease = read_lease(store, snapshot.cluster) if snapshot.cluster else None
+    lease, now = read_lease(store, snapshot.cluster) if snapshot.cluster else None, time.time()
     since = f" (the last one was seen {format_duration(now - lease.expires_at_s)} ago)" if lease is not None else ""
     return (
         f"no controller runs{since}: the request waits in the store, and the next controller follows it before it "

@@ -20,6 +20,7 @@ from orchestrator.cli.arguments import StoreOption, SweepName, complete_job
 from orchestrator.cli.exits import ExitCode
 from orchestrator.core.errors import NotFoundError
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.core.units import parse_duration
 from orchestrator.services.selection import parse_where, select
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import command_line, stderr_console
@@ -41,11 +42,10 @@ from orchestrator.storage.logs import (
     search_logs,
 )
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweepfile.policy import duration_s, moment_s
+from orchestrator.sweepfile.policy import moment_s
 from orchestrator.sweeps.client import SweepLedger, load_plan
 
 _POLL_S = 0.5
-_SECONDS = re.compile(r"([0-9]+(?:\.[0-9]+)?)s")
 _YEARS_S = tuple(datetime(year, 1, 1, tzinfo=UTC).timestamp() for year in (1000, 9999))
 """Between them a year has four digits in UTC, and texts of times compare as times do."""
 _RANK = re.compile(r"rank(\d+)")
@@ -150,8 +150,7 @@ class LogOptions:
 
 def parse_since(text: str, now: float) -> str:
     """``90s``, ``10m``, ``36h``, ``3d`` before now, or a moment with its time zone, as ``format_time`` writes it."""
-    seconds = _SECONDS.fullmatch(text)
-    ago_s = float(seconds[1]) if seconds else duration_s(text)
+    ago_s = parse_duration(text)
     moment = now - ago_s if ago_s is not None else moment_s(text)
     if moment is None:
         message = f"--since {text!r} is neither a duration (90s, 10m, 36h, 3d) nor a time with its time zone"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
@@ -21,7 +20,7 @@ from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.layout import quotas_name
 from orchestrator.storage.protocol import ObjectStore, check_name
 from orchestrator.sweeps.client import Cap, Quotas, change_quotas, list_sweeps, load_snapshot, read_quotas, write_quotas
-from orchestrator.sweeps.lease import read_lease
+from orchestrator.sweeps.lease import is_served, read_lease
 from orchestrator.sweeps.quotas import ANYBODY
 
 quota = typer.Typer(
@@ -199,11 +198,9 @@ def _number(flag: str, text: str, what: str) -> float | None:
 
 
 def _changed(message: str, store: ObjectStore, cluster: str, quotas: Quotas, form: DocumentForm) -> None:
-    lease = read_lease(store, cluster)
-    is_served = lease is not None and lease.expires_at_s > time.time()
-    if is_served:
+    if is_served(store, cluster):
         when = "its controller applies it within seconds, and ends no running job"
-    elif lease is None:
+    elif read_lease(store, cluster) is None:
         when = "the store has seen no controller of a cluster of this name yet; one that starts will apply it"
     else:
         when = "no controller runs; the next one will apply it"

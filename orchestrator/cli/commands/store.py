@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import time
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from rich.table import Table
 from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document, stdout_console
-from orchestrator.core.units import format_bytes
+from orchestrator.core.units import format_bytes, parse_duration
 from orchestrator.retention.fsck import Census, Depth, Finding, check_documents, check_store, check_sweep
 from orchestrator.retention.gc import CollectionLock, Collector, Trash
 from orchestrator.retention.gc_rules import DAY_S, GcAction, Graces, Tally
@@ -43,7 +42,6 @@ from orchestrator.storage.pins import Pin, add_pin, read_pins, remove_pin
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
-_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": DAY_S}
 _DAY = f"{DAY_S / 3600:g}h"  # the default of Graces, as an option is written
 _USAGE_COLUMNS = ("artifacts", "checkpoints", "metrics", "logs", "shared")
 _ACTION_TITLES = {
@@ -90,7 +88,7 @@ def gc(
 ) -> None:
     """Show or delete objects that no sweep, pin or committed result needs; safe while sweeps run."""
     objects = open_existing_store(store)
-    graces = Graces(age_s=parse_duration(grace), trash_s=parse_duration(trash_grace))
+    graces = Graces(age_s=_grace_s(grace), trash_s=_grace_s(trash_grace))
     _change_roots(objects, forget=forget or (), pin=pin or (), unpin=unpin or ())
     collector = Collector(objects, RootReader(objects), graces=graces, holder=_holder())
     tally = collector.collect() if apply else collector.preview()
@@ -201,13 +199,12 @@ def du(
     stdout_console().print(table)
 
 
-def parse_duration(text: str) -> float:
-    """Seconds of ``24h``, ``90m``, ``30s`` or ``7d``. Raises ``BadParameter`` for anything else."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if match is None:
+def _grace_s(text: str) -> float:
+    seconds = parse_duration(text)
+    if seconds is None:
         message = f"{text!r} is not a duration: write a number and one of s, m, h, d, such as 24h or 7d"
         raise typer.BadParameter(message)
-    return float(match[1]) * _SECONDS[match[2]]
+    return seconds
 
 
 def tally_document(tally: Tally, *, applied: bool) -> dict[str, Any]:
