@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import tomlkit
 from filelock import FileLock, Timeout
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.toml_document import TOMLDocument
 
-from orchestrator.core.errors import NotFoundError, SpecError, StorageError, UserError
+from orchestrator.core.errors import NotFoundError, SpecError, UserError
 from orchestrator.core.security.secret_patterns import secret_form
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.services.setting_values import problem_of_value
 from orchestrator.services.settings_sources import (
     CHOICE,
     CONTEXTS,
@@ -28,12 +27,8 @@ from orchestrator.services.settings_sources import (
     without_password,
 )
 from orchestrator.storage.files import write_private
-from orchestrator.storage.open import check_store_uri
 
 _LOCK_S = 10.0
-_WEB = {"http", "https"}
-_FLAGS = {"true", "false"}
-_RAY_ADDRESS = re.compile(r"(?:ray://)?(?:[\w.-]+|\[[0-9a-fA-F:.]+\]):\d{1,5}|auto|local")
 
 
 def set_context(path: Path, name: str, changes: Mapping[str, str]) -> dict[str, str]:
@@ -119,7 +114,8 @@ def _check_values(changes: Mapping[str, str]) -> None:
                 "(ray_token by file:/PATH or env:NAME, aws_profile, MLFLOW_TRACKING_USERNAME and _PASSWORD)"
             )
             raise SpecError((problem,))
-        if problem := problem_of_value(name, value) if value else "":
+        setting = setting_named(name)
+        if problem := problem_of_value(setting, value) if setting is not None and value else "":
             raise SpecError((problem,))
 
 
@@ -143,38 +139,3 @@ def _edited(path: Path) -> Iterator[TOMLDocument]:
             write_private(path, tomlkit.dumps(document))
     except (OSError, Timeout, TOMLKitError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be changed: {error}; repair it, or see who else writes it") from error
-
-
-def problem_of_value(name: str, value: str) -> str:
-    """The error in a value of a known setting; empty if there is none, or if it cannot be checked. Pure."""
-    setting = setting_named(name)
-    if setting is not None and setting.choices and value not in setting.choices:
-        return f"{name} is {value!r}; write {' or '.join(setting.choices)}"
-    if name == "store":
-        return _store_problem(value)
-    if name == "store_shared" and value not in _FLAGS:
-        return f"{name} is {value!r}; write true or false"
-    is_server = name in {"dashboard_address", "s3_endpoint_url"}
-    is_server |= name == "mlflow_tracking_uri" and value.startswith(("http:", "https:"))
-    if is_server and not _is_web(value):
-        return f"{name} is {value!r}, and no address of a server; write https://host:port"
-    if name == "ray_address" and not _is_web(value) and not _RAY_ADDRESS.fullmatch(value):
-        return f"{name} is {value!r}; write host:port, or https://host:port of a dashboard"
-    return ""
-
-
-def _store_problem(value: str) -> str:
-    try:
-        check_store_uri(value)
-    except StorageError as error:
-        return f"store: {error}"
-    return ""
-
-
-def _is_web(value: str) -> bool:
-    """Whether it is ``http(s)://host[:port]``, perhaps with a path."""
-    try:
-        parts = urlsplit(value)
-        return parts.scheme in _WEB and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", value)
-    except ValueError:
-        return False

@@ -24,6 +24,7 @@ from orchestrator.core.security.redaction import HIDDEN, redacted
 from orchestrator.core.security.references import is_reference
 from orchestrator.core.security.secret_patterns import names_secret
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.services.setting_values import problem_of_value
 
 PROJECT_FILE = "orchestrator.toml"
 DOTENV_FILE = ".env"
@@ -38,6 +39,10 @@ NO_CONTEXT = "none"
 """Name that selects no context, whatever other places choose."""
 _OF_PROJECT = frozenset({DOTENV_FILE, PROJECT_FILE})
 """Places of settings that come with a project."""
+_IN_USERS_FILE = (
+    "put it into your own file: orchestrator config set-context NAME SETTING=VALUE ... "
+    "(for a token: ray_token=file:/PATH)"
+)
 _NOT_OF_PROJECT = "a file that comes with a project, perhaps somebody else's, must not"
 _RAY_MODE, _RAY_ON_KUBERNETES = "RAY_AUTH_MODE", "RAY_ENABLE_K8S_TOKEN_AUTH"
 _POD_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
@@ -46,8 +51,6 @@ _COPIED = re.compile(r"\$\{[^}:]*(?::-[^}]*)?\}")
 _LOGIN = re.compile(r"(?i)(https?://|://(?=[^/?#\s]*:[^/?#\s]*@))[^/?#\s]*@")
 """In a URI; a user without a password is shown, but for the web, where it may be a token."""
 _IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
-_FLAGS = frozenset({"", "0", "off", "f", "false", "n", "no", "1", "on", "t", "true", "y", "yes"})
-"""What pydantic reads as true or false; empty = not set."""
 _APPLIED: list[Resolved] = []
 _FLAGGED: list[str] = []
 
@@ -252,7 +255,7 @@ def read_project_file(path: Path) -> SettingsFile:
     content = _read_toml(path)
     for name in (CONTEXTS, RAY_TOKEN.name):
         if name in content:
-            raise SpecError((f"{path}: {name} belongs into the user's own file, see orchestrator config --help",))
+            raise SpecError((f"{path}: {name} is not allowed in a project's file; {_IN_USERS_FILE}",))
     choice = _choice_in(content, str(path))
     return SettingsFile(origin=PROJECT_FILE, values=_values(content, str(path)), choice=choice)
 
@@ -261,16 +264,22 @@ def read_dotenv(path: Path) -> dict[str, str]:
     """Variables of a ``.env`` file; none without the file.
 
     Raises:
-        SpecError: it cannot be read, or would copy variables of the environment, perhaps secrets, into its own.
+        SpecError: it cannot be read, has a line that is not ``NAME=VALUE``, or would copy variables of the environment,
+            perhaps secrets, into its own.
     """
     if not path.is_file():
         return {}
-    from dotenv import dotenv_values
+    from dotenv.parser import parse_stream
 
     try:
-        values = {name: text for name, text in dotenv_values(path, interpolate=False).items() if text is not None}
+        with path.open(encoding="utf-8") as lines:
+            found = list(parse_stream(lines))
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError((f"{path}: cannot be read: {error}",)) from error
+    if wrong := [str(binding.original.line) for binding in found if binding.error]:
+        # Not quoted: the line may hold a secret.
+        raise SpecError((f"{path}: line {', '.join(wrong)}: this is not NAME=VALUE",))
+    values = {binding.key: binding.value for binding in found if binding.key and binding.value is not None}
     if copies := [name for name, value in values.items() if _COPIED.search(value)]:
         problem = (
             f"{path}: ${{NAME}} in the value of {', '.join(copies)} is not replaced, because this could copy a secret "
@@ -524,12 +533,8 @@ def _resolve(
 
 
 def _problem(resolved: Resolved) -> str:
-    choices = resolved.setting.choices
-    if resolved.setting.name == "store_shared" and resolved.value.lower() not in _FLAGS:
-        return f"{resolved.origin}: store_shared is {resolved.value!r}; write true or false"
-    if not choices or not resolved.value or resolved.value in choices:
-        return ""
-    return f"{resolved.origin}: {resolved.setting.name} is {resolved.value!r}; write {' or '.join(choices)}"
+    problem = problem_of_value(resolved.setting, resolved.value) if resolved.value else ""
+    return f"{resolved.origin}: {problem}" if problem else ""
 
 
 def _token_problem(found: Mapping[str, Resolved], layers: Sequence[_Layer]) -> str:

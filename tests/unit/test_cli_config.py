@@ -86,6 +86,8 @@ def test_empty_variables_are_unset_ones_for_commands_as_for_config(project: Path
         ("store = [1]", "store is [1]; write a text"),
         ('store_shared = "maybe"', "store_shared is 'maybe'; write true or false"),
         ("store = ", "cannot be read as TOML"),
+        ('store = "lab/x"', "store 'lab/x' has no scheme"),
+        ('ray_address = "head"', "ray_address is 'head'; write host:port"),
     ],
 )
 def test_wrong_file_is_refused_with_its_place(project: Path, home: dict[str, str], text: str, told: str) -> None:
@@ -93,6 +95,20 @@ def test_wrong_file_is_refused_with_its_place(project: Path, home: dict[str, str
     with pytest.raises(SpecError, match=r"orchestrator\.toml") as refused:
         resolve(project, home)
     assert told in str(refused.value)
+
+
+def test_wrong_value_of_the_environment_is_refused_with_its_variable(project: Path, home: dict[str, str]) -> None:
+    with pytest.raises(SpecError, match=r"^environment RAY_ADDRESS: ray_address is 'head'"):
+        resolve(project, {**home, "RAY_ADDRESS": "head"})
+
+
+@pytest.mark.parametrize("line", ["ORCHESTRATOR_STORE s3://lab/x", "ORCHESTRATOR_STORE: s3://lab/x"])
+def test_line_of_dotenv_that_is_no_assignment_is_refused_and_not_shown(
+    project: Path, home: dict[str, str], line: str
+) -> None:
+    (project / ".env").write_text(f"# ours\nexport A='b'\n{line}\n")
+    with pytest.raises(SpecError, match=r"\.env: line 3: this is not NAME=VALUE$"):
+        resolve(project, home)
 
 
 def test_config_command_shows_values_and_origins_and_no_password(

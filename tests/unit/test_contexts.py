@@ -136,7 +136,7 @@ def test_project_may_choose_a_context_but_neither_define_one_nor_name_a_token(
 ) -> None:
     for text in ('ray_token = "file:/home/me/.ssh/id"\n', '[contexts.mine]\nray_address = "evil:1"\n'):
         (project / "orchestrator.toml").write_text(text)
-        with pytest.raises(SpecError, match="belongs into the user's own file"):
+        with pytest.raises(SpecError, match="not allowed in a project's file; put it into your own file"):
             resolve(project, home)
 
 
