@@ -202,7 +202,7 @@ def _print_many(store: ObjectStore, sweep: str, options: LogOptions, *, extra: t
     render = _render(options)
     logs = chosen.find()
     if not logs and not options.follow:
-        message = f"no log of sweep '{sweep}' is chosen: its jobs have not started, were reused, or others are selected"
+        message = f"no selected job of sweep '{sweep}' has a log: none has started, or their results were reused"
         raise NotFoundError(message)
     if not options.follow:
         _write(in_time(search_logs(store, logs, options.query), options.tail), render)

@@ -56,7 +56,7 @@ def power(  # noqa: PLR0913 - one parameter per flag
     difference: Annotated[
         float,
         typer.Option(
-            help="Difference to the baseline that is to be detected, in percentage points (for a metric that is no "
+            help="Difference to the baseline that is to be detected, in percentage points (for a metric that is not a "
             "rate: in its own unit)."
         ),
     ],
