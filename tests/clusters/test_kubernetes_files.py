@@ -38,8 +38,11 @@ from orchestrator.cluster.start_stop import KEEP_LABEL, status_commands
 from orchestrator.core.checks import Verdict, run_checks
 from orchestrator.core.contract import Resources, Spot
 from orchestrator.core.errors import UserError
+from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.units import GIB
+from orchestrator.sweepfile import load_sweep
 from tests.clusters.manifests import KUBERAY, RENDERED, SERVICES, containers, named, pods, rendered, rendered_with
+from tests.golden_refusals import as_anywhere
 
 CUSTOM = {"RayCluster", "RayJob", "ClusterQueue", "LocalQueue", "ResourceFlavor", "WorkloadPriorityClass"}
 COMPONENTS = sorted(path.name for path in (KUBERAY / "components").iterdir())
@@ -345,6 +348,13 @@ def test_queue_counts_all_that_the_pods_of_a_sweep_request():
     assert asked == set(group["coveredResources"])
     for flavor in group["flavors"]:
         assert [one["name"] for one in flavor["resources"]] == group["coveredResources"]
+
+
+def test_sweep_of_the_job_is_right_and_keeps_only_backbones_on_demand():
+    with as_anywhere({}):
+        sweep, _ = load_sweep(str(KUBERAY / "rayjob" / "sweep.yaml"))
+    spots = {kind: sweep.resources[kind].spot for kind in (JobKind.DATASET, JobKind.PRETRAIN, JobKind.FINETUNE)}
+    assert spots == {JobKind.DATASET: Spot.REQUIRE, JobKind.PRETRAIN: Spot.NEVER, JobKind.FINETUNE: Spot.REQUIRE}
 
 
 @pytest.mark.parametrize(("code", "ended"), [(0, 0), (103, 0), (100, 100), (1, 1)])
