@@ -267,8 +267,25 @@ def test_data_index_write_leaves_nothing_but_its_file(shards: Path, in_process: 
     assert {path.name for path in shards.iterdir()} - before == {"dataset.json"}
 
 
-def test_data_stats_missing_description_is_not_found(tmp_path: Path, in_process: None) -> None:
-    assert invoke("stats", str(tmp_path))[0] == 102
+@pytest.mark.parametrize("command", ["stats", "verify"])
+def test_data_commands_of_a_folder_without_a_description_say_how_to_make_one(
+    tmp_path: Path, in_process: None, command: str
+) -> None:
+    result = CliRunner().invoke(app, ["data", command, str(tmp_path)])
+    assert result.exit_code == 102
+    assert f"orchestrator data index {tmp_path} --num-classes N --write" in result.stderr
+    (tmp_path / "classes.json").write_text(json.dumps(CLASSES))
+    result = CliRunner().invoke(app, ["data", command, str(tmp_path)])
+    assert f"orchestrator data index {tmp_path} --write" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["stats", "verify", "index", "sample"])
+def test_data_commands_of_a_mistyped_folder_say_that_it_does_not_exist(
+    tmp_path: Path, in_process: None, command: str
+) -> None:
+    result = CliRunner().invoke(app, ["data", command, f"{tmp_path}/my shards"])
+    assert result.exit_code == 102
+    assert f"{tmp_path}/my shards does not exist; check the path" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["stats", "verify"])

@@ -12,8 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from shlex import quote
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import unquote
 
 import numpy as np
 from PIL import Image
@@ -111,19 +113,17 @@ def verify(arguments: Arguments) -> dict[str, Any]:
 
     Raises:
         CorruptObjectError: a shard is not the one that is named.
-        UserError: there is no ``dataset.json`` to compare with, or shards are named in place of their folder.
+        NotFoundError: there is no ``dataset.json`` to compare with.
+        UserError: shards are named in place of their folder.
     """
-    _require_folder(arguments["target"]["place"])
+    _, described = _described_folder(arguments["target"]["place"])
     shard_input = open_shard_input(ShardInputRequest(**arguments["target"]))
-    if shard_input.described is None:
-        raise UserError(f"{shard_input.uri} has no {DATASET_FILE} to compare with; `data index --write` makes one")
     check = ImageCheck.PIXELS if arguments["decode"] else ImageCheck.HEADER
     everything = BadSamples(policy=BadSamplePolicy.REPLACE, budget=1.0)
     found = _scan(shard_input, everything, arguments["num_processes"], check)
     bad = {split: scanned.bad.to_json() for split, scanned in found.splits.items() if scanned.bad.total}
     num_bad = sum(scanned.bad.total for scanned in found.splits.values())
-    same = found.entries == dict(shard_input.described.splits)
-    described = shard_input.described
+    same = found.entries == dict(described.splits)
     has_table = shard_input.classes_uri and described.classes_sha256
     is_same_table = not has_table or read_class_table(shard_input.classes_uri)[1] == described.classes_sha256
     return {
@@ -142,9 +142,7 @@ def stats(arguments: Arguments) -> dict[str, Any]:
         NotFoundError: there is no ``dataset.json``.
         UserError: shards are named in place of their folder.
     """
-    _require_folder(arguments["place"])
-    uri = to_uri(arguments["place"]).rstrip("/")
-    dataset = read_dataset_file(uri)
+    uri, dataset = _described_folder(arguments["place"])
     rows, _ = read_class_table(f"{uri}/{CLASSES_FILE}")
     # Classes are counted under the name that the hierarchy has for them, where one of its levels tells all of them
     # apart; else as label spaces name them.
@@ -158,11 +156,31 @@ def stats(arguments: Arguments) -> dict[str, Any]:
     return {**_summary(uri, dataset), "samples_per_class": sizes}
 
 
-def _require_folder(place: str) -> None:
+def _described_folder(place: str) -> tuple[str, DatasetFile]:
+    """URI of a folder, and its description.
+
+    Raises:
+        NotFoundError: there is no such folder, or no ``dataset.json`` in it.
+        UserError: shards are named in place of their folder.
+    """
     uri = to_uri(place).rstrip("/")
     if uri.endswith(_SHARD_SUFFIX):
         message = f"{uri} names shards, and this command takes their folder, with its {DATASET_FILE}: "
         raise UserError(f"{message}give {uri.rpartition('/')[0]}; `data index` and `data sample` also take shards")
+    _check_path(uri)
+    described = _described(uri)
+    if described is None:
+        classes = "" if _is_there(f"{uri}/{CLASSES_FILE}") else "--num-classes N "
+        message = f"{uri} has no {DATASET_FILE}, which this command reads; make it with: orchestrator data index"
+        raise NotFoundError(f"{message} {quote(place)} {classes}--write")
+    return uri, described
+
+
+def _check_path(uri: str) -> None:
+    """Raises ``NotFoundError`` where a folder of this machine does not exist."""
+    path = Path(unquote(uri.removeprefix("file://")))
+    if uri.startswith("file:///") and not path.exists():
+        raise NotFoundError(f"{path} does not exist; check the path")
 
 
 def sample(arguments: Arguments) -> dict[str, Any]:
@@ -314,18 +332,19 @@ def open_shard_input(request: ShardInputRequest) -> ShardInput:
     """Find the shards.
 
     Raises:
-        NotFoundError: there are none.
+        NotFoundError: there are none, or there is no such folder.
         UserError: nothing says what the classes are.
     """
     uri = ", ".join(to_uri(place).rstrip("/") for place in request.splits.values() or [request.place])
     is_folder = not request.splits and not uri.endswith(_SHARD_SUFFIX)
+    if is_folder:
+        _check_path(uri)
     described = _described(uri) if is_folder else None
     own_uri = f"{uri}/{CLASSES_FILE}" if described or (is_folder and _is_there(f"{uri}/{CLASSES_FILE}")) else ""
     classes_uri = to_uri(request.classes) if request.classes else own_uri
     if not classes_uri and not request.num_classes:
         message = f"{uri} has no dataset.json, and nothing says its classes"
-        message += ": name the class table with --classes, or count the classes with --num-classes"
-        raise UserError(message + " (options of `orchestrator data index` and `data sample`)")
+        raise UserError(f"{message}: name the class table with --classes, or count the classes with --num-classes")
     classes = read_class_table(classes_uri)[0] if classes_uri else numbered_classes(request.num_classes)
     if request.num_classes not in {0, len(classes)}:
         message = f"--num-classes is {request.num_classes}, but {classes_uri} has {len(classes)} classes"
