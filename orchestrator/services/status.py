@@ -158,7 +158,7 @@ def status_lines(status: SweepStatus, store: str = "") -> Iterator[str]:
     if not snapshot.state.is_final:
         yield from _time_lines(status)
     yield from _used_lines(status)
-    yield from _wait_lines(status)
+    yield from _wait_lines(status, store)
 
 
 def present_document(status: SweepStatus) -> dict[str, Any]:
@@ -290,7 +290,7 @@ def _verdict(gpu_hours: float, bound: float) -> str:
     return ": nearly spent" if gpu_hours >= WARN_AT * bound else ""
 
 
-def _wait_lines(status: SweepStatus) -> Iterator[str]:
+def _wait_lines(status: SweepStatus, store: str) -> Iterator[str]:
     grouped: dict[str, list[str]] = {}
     for name, reason in status.waits.items():
         grouped.setdefault(reason, []).append(name)
@@ -299,7 +299,11 @@ def _wait_lines(status: SweepStatus) -> Iterator[str]:
         plural, more = ("jobs wait", ", ...") if number > 1 else ("job waits", "")
         yield f"{number} {plural}: {reason.removeprefix('waits: ')} ({names[0]}{more})"
     if len(grouped) > MAX_LINES:
-        yield f"and {len(grouped) - MAX_LINES} more reasons to wait: `orchestrator status SWEEP -o json` lists all"
+        yield f"and {len(grouped) - MAX_LINES} more reasons to wait; all of them: {_whole_status(status, store)}"
+
+
+def _whole_status(status: SweepStatus, store: str) -> str:
+    return command_line("status", status.snapshot.sweep, "-o", "json", store=store)
 
 
 def status_document(status: SweepStatus) -> dict[str, Any]:
@@ -355,7 +359,7 @@ def failure_lines(snapshot: Snapshot, store: str = "") -> list[str]:
     ]
 
 
-def running_lines(status: SweepStatus) -> list[str]:
+def running_lines(status: SweepStatus, store: str = "") -> list[str]:
     """``pretrain/levels/depth2/seed0  train 96/512  1,200 images/s  3m10s left`` for running jobs.
 
     Without a controller it is unknown whether they still run: ``... last seen: train 96/512``.
@@ -367,7 +371,7 @@ def running_lines(status: SweepStatus) -> list[str]:
         for job, progress in sorted(running.items())[:MAX_LINES]
     ]
     if len(running) > MAX_LINES:
-        lines.append(f"and {len(running) - MAX_LINES} more running jobs: `orchestrator status SWEEP -o json` has all")
+        lines.append(f"and {len(running) - MAX_LINES} more running jobs; all of them: {_whole_status(status, store)}")
     return lines
 
 

@@ -15,7 +15,7 @@ from orchestrator.cli.commands.live_rows import job_line
 from orchestrator.core.contract import Progress
 from orchestrator.core.errors import FailureKind
 from orchestrator.services import stores
-from orchestrator.services.status import SweepStatus, describe_progress, status_lines
+from orchestrator.services.status import MAX_LINES, SweepStatus, describe_progress, status_lines
 from orchestrator.services.stores import ANSWER_S
 from orchestrator.state.snapshot import Failure, JobTable, JobView, Snapshot
 from orchestrator.state.spending import ResourceUse
@@ -84,10 +84,20 @@ def test_states_that_somebody_asked_for_are_explained(state: SweepState, told: s
     assert told in lines(gpu_sweep(0.0, Policy(), state=state))
 
 
-def test_waits_name_the_jobs_by_reason_and_forget_those_that_run() -> None:
-    def wait(reason: str) -> LiveProgress:
-        return LiveProgress(at_s=NOW, attempt_id="", progress=Progress(phase=reason))
+def wait(reason: str) -> LiveProgress:
+    return LiveProgress(at_s=NOW, attempt_id="", progress=Progress(phase=reason))
 
+
+def test_waits_for_many_reasons_end_with_the_command_that_lists_all() -> None:
+    names = [f"pretrain/{number}" for number in range(MAX_LINES + 1)]
+    views = JobTable(JobView(name=name, key=name, state=JobState.PENDING) for name in names)
+    snapshot = replace(gpu_sweep(0.0, Policy()), jobs=views)
+    status = SweepStatus(snapshot=snapshot, progress={name: wait(name) for name in names}, now=NOW)
+    *_, last = status_lines(status, "file:///s")
+    assert last == "and 1 more reasons to wait; all of them: orchestrator status s -o json --store file:///s"
+
+
+def test_waits_name_the_jobs_by_reason_and_forget_those_that_run() -> None:
     snapshot = gpu_sweep(0.0, Policy())
     assert "1 job waits: 8 GPUs are busy (pretrain/a)" in lines(snapshot, {"pretrain/a": wait("8 GPUs are busy")})
     done = replace(snapshot.jobs["pretrain/a"], state=JobState.SUCCEEDED)
@@ -142,7 +152,8 @@ def test_status_of_a_live_sweep_tells_pace_use_and_past(served: LocalStore, caps
     assert "left, on what it holds now: 800 CPU, 100 GPU" in result.out
     assert "train 96/512  1,234 images/s  3m10s left" in result.out
     assert result.out.count("(attempt 2; the one before ended with node_lost)") == 1
-    assert "and 80 more running jobs: `orchestrator status SWEEP -o json` has all" in " ".join(result.out.split())
+    again = f"orchestrator status {SWEEP} -o json --store {served.uri}"
+    assert f"and 80 more running jobs; all of them: {again}" in " ".join(result.out.split())
 
 
 def test_status_documents_are_the_same_in_json_and_yaml(served: LocalStore, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,7 +103,7 @@ def status_table(status: SweepStatus, *, tells_failures: bool = True, store: str
         counts = Counter(view.state for view in views)
         table.add_row(kind, *(str(counts[state] or "-") for state in seen), *_median_phases(views))
     failures = failure_lines(snapshot, store) if tells_failures else ()
-    notes = [*status_lines(status, store), *running_lines(status), *failures]
+    notes = [*status_lines(status, store), *running_lines(status, store), *failures]
     table.caption, table.caption_justify = "\n".join(notes) or None, "left"
     return table
 
