@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from orchestrator.core.errors import NotFoundError, StorageTimeoutError, UsageError
+from orchestrator.core.errors import NotFoundError, SpecError, StorageTimeoutError, UsageError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.diff import FieldChange, causes, nearest
@@ -115,15 +115,25 @@ def _subject(name: str, plan: Plan | None, store: ObjectStore | None, uri: str) 
         if job is None:
             raise NotFoundError(f"sweep '{plan.sweep}' has no job or key '{name}': {did_you_mean(name, jobs)}")
         return job.key, job.identity
+    seen = read_artifact_summary(store, name) if store is not None and _is_key(name) else None
+    if seen is not None:
+        return name, seen.identity
+    if _is_sweep(name, store):
+        raise UsageError(f"'{name}' is a sweep: name one of its jobs, too, as in: orchestrator explain {name} JOB")
     if "/" in name:
         raise UsageError(f"'{name}' is the name of a job: put its sweep (a file, or a submitted sweep) before it")
-    seen = read_artifact_summary(store, name) if store is not None and _is_key(name) else None
-    if seen is None and store is not None and name in list_sweeps(store):
-        raise UsageError(f"'{name}' is a sweep: name one of its jobs, too, as in: orchestrator explain {name} JOB")
-    if seen is None:
-        message = f"no result in {uri} has the key '{name}'; for a job that has none yet, give its sweep and its name"
-        raise NotFoundError(message)
-    return name, seen.identity
+    message = f"no result in {uri} has the key '{name}'; for a job that has none yet, give its sweep and its name"
+    raise NotFoundError(message)
+
+
+def _is_sweep(name: str, store: ObjectStore | None) -> bool:
+    """Whether a file, a submitted or a shipped sweep has that name."""
+    from orchestrator.sweepfile.load import find_sweep  # not needed where the key of a result is given
+
+    try:
+        return (store is not None and name in list_sweeps(store)) or bool(find_sweep(name))
+    except SpecError:
+        return False
 
 
 def _others(store: ObjectStore | None, key: str, against: str) -> list[ArtifactSummary]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -112,4 +113,20 @@ def require_sweep(store: ObjectStore, sweep: str) -> None:
     known = list_sweeps(store)
     if sweep not in known:
         message = f"store {store.uri} has no sweep '{sweep}': {did_you_mean(sweep, known)}"
-        raise NotFoundError(message)
+        raise NotFoundError(_wrongly_a_file(sweep, store, known) or message)
+
+
+def _wrongly_a_file(given: str, store: ObjectStore, known: Sequence[str]) -> str:
+    """What to write in place of the file of a sweep; empty if there is none at that path."""
+    if not Path(given).is_file():
+        return ""
+    from orchestrator.sweepfile.load import read_text  # not needed where the name is right
+    from orchestrator.sweepfile.parse.tree import parse_tree
+
+    try:
+        name = str(parse_tree(read_text(given, given), given).value.get("name", given))
+    except SpecError:
+        name = given
+    if name in known:
+        return f"'{given}' is a file; its sweep is called '{name}': give that name"
+    return f"'{given}' is a file; give the name of a sweep that store {store.uri} has: {did_you_mean(name, known)}"

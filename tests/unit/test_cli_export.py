@@ -192,6 +192,18 @@ def test_export_refuses_what_has_no_backbone_and_folders_that_hold_something(
     assert run_command(capsys, "export", "nothing-0123", str(tmp_path / "x"), "--store", store.uri).code == 102
 
 
+def test_export_of_a_model_of_a_package_names_its_files(
+    store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contents = {"model.json": b'{"name": "nets==1.0:tiny"}', "backbone.safetensors": b"", "head.safetensors": b""}
+    record = put_record(store, make_job("pretrain/a"), contents)
+    result = run_command(capsys, "export", record.key, str(tmp_path / "out"), "--store", store.uri)
+    assert result.code == 2
+    folder = f"{store.uri}/{artifact_folder(record.key)}"
+    for name in ("backbone.safetensors", "model.json"):
+        assert f"{folder}/{record.parts[name].path}" in result.err
+
+
 def test_export_of_damaged_weights_is_refused_and_leaves_nothing(
     store: LocalStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

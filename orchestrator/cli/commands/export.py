@@ -24,8 +24,9 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
 from orchestrator.storage.artifacts import Record, download_part, read_part, read_record
+from orchestrator.storage.layout import artifact_folder
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweeps.client import load_plan
+from orchestrator.sweeps.client import list_sweeps, load_plan
 
 WEIGHTS, HEAD, CONFIG, CARD, RECORD = "model.safetensors", "head.safetensors", "config.json", "README.md", "record.json"
 """Files of an export; timm looks for the first and the third."""
@@ -82,8 +83,10 @@ def _export(objects: ObjectStore, record: Record, directory: Path, options: Expo
     _check_folder(directory, replaces=options.force)
     document: dict[str, Any] = parse_json(read_part(objects, record, _MODEL))
     if is_reference(str(document["name"])):
-        message = f"{record.key} is the model {document['name']} of a package, which timm cannot build; take "
-        raise UsageError(f"{message}backbone.safetensors and model.json of the artifact (explain names them)")
+        folder = f"{objects.uri}/{artifact_folder(record.key)}"
+        places = ", ".join(f"{folder}/{record.parts[part].path}" for part in (weights, _MODEL))
+        message = f"{record.key} is the model {document['name']} of a package, which timm cannot build"
+        raise UsageError(f"{message}; copy its files: {places}")
     # What a search chose decides, too, and is not in the identity of a job that uses it.
     chosen = record.summary.get("chosen", {}).get("parameters", {})
     config = timm_config(document, {**record.identity.get("parameters", {}), **chosen}.get("recipe", {}))
@@ -137,6 +140,9 @@ def _find(store: ObjectStore, name: str, sweep: str) -> Record:
         try:
             return read_record(store, name)
         except NotFoundError:
+            if name in list_sweeps(store):
+                message = f"'{name}' is a sweep, and the last argument is the folder to write to"
+                raise UsageError(f"{message}: orchestrator export {name} JOB DIRECTORY") from None
             message = f"store {store.uri} has no committed key '{name}'; for a job, put its sweep before it"
             raise NotFoundError(message) from None
     require_sweep(store, sweep)
