@@ -12,6 +12,7 @@ from orchestrator.sweepfile.fields import Count, OneRule, Seed, Strict
 from orchestrator.sweepfile.known_models import shipped_models
 from orchestrator.sweepfile.model import InitialSpec, ModelSpec, check_model, check_resize
 from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.pretrain import is_in_doubt
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import Decoder, Deviations, Interpolation, Mean, Precision
 from orchestrator.sweepfile.values import Clustering, Dataset, Embedding, LabelSpace, Model, Pretrain
@@ -172,6 +173,8 @@ def _check_swept(
         hint = "the only block has no name; remove this" if "" in blocks else named
         complaints.add((*path, "pretrain"), f"'{embedding.pretrain}' is not a block of pretrain: {hint}")
     elif origin not in labels or (pretrain.labels and origin not in pretrain.labels):
+        if is_in_doubt(origin, [pretrain], complaints):
+            return
         hint = did_you_mean(origin, pretrain.labels or labels)
         where = f"by block '{pretrain.name}'" if pretrain.name else "in this sweep"
         message = f"'{origin}' is not pretrained {where}, so there is no such backbone: {hint}"

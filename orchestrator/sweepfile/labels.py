@@ -355,6 +355,7 @@ class _LabelResolver:
             return None
         known = {space.name: space for space in self.entry(entry)} if entry in self._entries else {}
         if not known and self._complaints.doubts(("labels", entry)):
+            self._complaints.doubt(path)
             return None
         if reference not in known:
             hint = did_you_mean(reference, known or self._entries)

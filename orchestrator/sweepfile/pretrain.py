@@ -198,6 +198,13 @@ def _globs(
     return tuple(chosen)
 
 
+def is_in_doubt(space: str, blocks: Sequence[Pretrain], complaints: Complaints) -> bool:
+    """Whether an error that is reported already may be why none of the blocks pretrains a label space."""
+    return complaints.doubts(("labels", space.partition("/")[0])) or any(
+        complaints.doubts((*path_of(block), "labels")) for block in blocks
+    )
+
+
 # ----------------------------------------------------------------------------------------- backbones that need others
 
 
@@ -239,7 +246,7 @@ def _check_initial(
         complaints.add((*path, "pretrain"), f"'{origin.pretrain}' is not a block of pretrain: {hint}")
         return
     for space in (origin.labels,) if origin.labels else pretrain.labels:
-        if other.labels and space not in other.labels:
+        if other.labels and space not in other.labels and not is_in_doubt(space, [other], complaints):
             where = (*path, "labels") if origin.labels else (*path, "pretrain")
             message = f"block '{other.name}' pretrains no backbone on '{space}': {did_you_mean(space, other.labels)}"
             complaints.add(where, message)

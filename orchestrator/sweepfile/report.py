@@ -16,6 +16,7 @@ from orchestrator.core.security.urls import forbidden_host
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Fraction, Name, Strict
 from orchestrator.sweepfile.parse.tree import Path
+from orchestrator.sweepfile.pretrain import is_in_doubt
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.values import BLOCK_FACTOR, LABELS_FACTOR, Dataset, LabelSpace, Pretrain
 
@@ -101,9 +102,8 @@ def resolve_baseline(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints
     """By factor the value that others are compared with; empty without a baseline."""
     if spec.baseline is None:
         return {}
-    pretrained = [name for pretrain in pretrains for name in pretrain.labels]
     if isinstance(spec.baseline, str):
-        _check_baseline_space(("report", "baseline"), spec.baseline, pretrained, complaints)
+        _check_baseline_space(("report", "baseline"), spec.baseline, pretrains, complaints)
         return {LABELS_FACTOR: spec.baseline}
     factors = _factors(pretrains)
     for name, value in spec.baseline.items():
@@ -111,14 +111,15 @@ def resolve_baseline(spec: ReportSpec, pretrains: Sequence[Pretrain], complaints
         if name not in factors:
             complaints.add(where, f"'{name}' is not a factor of this sweep: {did_you_mean(name, factors)}")
         elif name == LABELS_FACTOR:
-            _check_baseline_space(where, str(value), pretrained, complaints)
+            _check_baseline_space(where, str(value), pretrains, complaints)
         elif str(value) not in factors[name]:
             complaints.add(where, f"'{value}' is not a value of '{name}': {did_you_mean(str(value), factors[name])}")
     return {name: str(value) for name, value in spec.baseline.items()}
 
 
-def _check_baseline_space(path: Path, space: str, pretrained: Sequence[str], complaints: Complaints) -> None:
-    if pretrained and space not in pretrained:
+def _check_baseline_space(path: Path, space: str, pretrains: Sequence[Pretrain], complaints: Complaints) -> None:
+    pretrained = [name for pretrain in pretrains for name in pretrain.labels]
+    if pretrained and space not in pretrained and not is_in_doubt(space, pretrains, complaints):
         complaints.add(path, f"'{space}' is not pretrained in this sweep: {did_you_mean(space, pretrained)}")
 
 
@@ -205,6 +206,8 @@ def check_published(
     for position, entry in enumerate(spec.published):
         for field, names in known.items():
             if (value := getattr(entry, field)) not in names:
+                if field == "label_space" and is_in_doubt(value, pretrains, complaints):
+                    continue
                 hint = did_you_mean(value, filter(None, names))
                 message = (
                     f"'{value}' is not a {field.replace('_', ' ')} of this sweep: {hint}"

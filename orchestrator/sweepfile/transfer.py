@@ -18,7 +18,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.core.suggest import did_you_mean
 from orchestrator.sweepfile.fields import Count, Name, Seeds, Strict
 from orchestrator.sweepfile.parse.tree import Path, dotted
-from orchestrator.sweepfile.pretrain import shown_block
+from orchestrator.sweepfile.pretrain import is_in_doubt, shown_block
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.recipe import GivenRecipe, ProtocolRecipes, RecipeResolver, given_fields
 from orchestrator.sweepfile.search import (
@@ -373,7 +373,7 @@ def chosen_labels(
     found: dict[str, None] = {}
     for position, glob in enumerate(wanted):
         matches = [space for space in known if fnmatchcase(space, glob)]
-        if not matches and known and not complaints.doubts(("labels", glob.partition("/")[0])):
+        if not matches and known and not is_in_doubt(glob, measured, complaints):
             hint = did_you_mean(glob, known)
             complaints.add((*path, position), f"'{glob}' matches no label space that is pretrained: {hint}")
         found.update(dict.fromkeys(matches))
