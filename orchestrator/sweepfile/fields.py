@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, ClassVar, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.ids import canonical_json
@@ -31,6 +31,13 @@ def at_most(limit: int, reason: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _are_listed(seeds: object) -> object:
+    if isinstance(seeds, int) and not isinstance(seeds, bool):
+        message = "{seeds} is not a list; write whole numbers: [0, 1, 2]"
+        raise PydanticCustomError("refused", message, {"seeds": str(seeds)})
+    return seeds
+
+
 def _few(seeds: list[int]) -> list[int]:
     if len(seeds) > MAX_SEEDS:
         context = {"number": f"{len(seeds):,}", "limit": f"{MAX_SEEDS:,}"}
@@ -41,13 +48,17 @@ def _few(seeds: list[int]) -> list[int]:
     return seeds
 
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
+LEVEL_TEXT = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}$"
 SYNSET = r"^n\d{8}$"
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")]
+BACKBONE_KEY = r"(pretrain|finetune)-\S+"
+IS_NO_NAME = "is not a name; begin with a letter or digit, then letters, digits, '_', '.', '-', at most 63 in all"
+Name = Annotated[str, Field(pattern=NAME)]
 Seed = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Samples = Annotated[Count, at_most(100_000_000_000, "the index of a data set has a row for each sample")]
 Pixels = Annotated[Count, at_most(16_384, "a single image of that side has 3 GB as the network sees it")]
-Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_few)]
+Seeds = Annotated[list[Seed], Field(min_length=1), AfterValidator(_few), BeforeValidator(_are_listed)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -61,6 +72,9 @@ class Strict(BaseModel):
     # Deferred: a class is compiled when it validates, and the parts of a sweep are compiled within the whole alone.
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
+    HINTS: ClassVar[Mapping[str, str]] = {}
+    """By unknown key that people write: why it is none, and what to write in its place."""
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_unknown_keys(cls, value: object) -> object:
@@ -68,12 +82,26 @@ class Strict(BaseModel):
             known = {field.alias or name: field for name, field in cls.model_fields.items()}
             unknown = [key for key in value if key not in known]
             shown = unknown[:_MOST_UNKNOWN]
-            hints = {key: _missing_colon(str(key), known) or did_you_mean(str(key), known) for key in shown}
+            hints = {
+                key: cls.HINTS.get(key) or _missing_colon(str(key), known) or did_you_mean(str(key), known)
+                for key in shown
+            }
             if len(shown) < len(unknown):
                 hints[shown[-1]] += f"; {len(unknown) - len(shown)} more keys here are unknown"
             if hints:
                 raise PydanticCustomError("unknown_keys", "unknown keys: {hints}", {"hints": hints})
         return value
+
+
+def keys_of(class_name: str) -> list[str]:
+    """Keys of the mapping that a schema reads; none if there is no such class."""
+    waiting: list[type[BaseModel]] = [Strict]
+    while waiting:
+        schema = waiting.pop()
+        if schema.__name__ == class_name:
+            return [field.alias or name for name, field in schema.model_fields.items()]
+        waiting += schema.__subclasses__()
+    return []
 
 
 def _missing_colon(key: str, known: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ from orchestrator.core.data_plane import ModelProblem
 from orchestrator.core.errors import StorageError
 from orchestrator.core.plugins import MODELS, is_reference, short_name
 from orchestrator.storage.open import check_store_uri, split_object_uri
-from orchestrator.sweepfile.fields import Pixels, Strict, canonical
+from orchestrator.sweepfile.fields import BACKBONE_KEY, Pixels, Strict, canonical
 from orchestrator.sweepfile.known_models import ModelTable, TimmModel
 from orchestrator.sweepfile.parse.tree import Path, Tree
 from orchestrator.sweepfile.plugin_uses import PluginUses
@@ -56,6 +56,8 @@ def _not_reserved(name: str) -> str:
 class ModelSpec(Strict):
     """A network by its timm name, or of an installed package."""
 
+    HINTS: ClassVar[Mapping[str, str]] = {"pretrained": "weights to start from are init: {timm: TAG}, beside model"}
+
     name: Annotated[str, Field(min_length=1)] = Field(description="Any timm model name, or that of an installed model.")
     image_size: Pixels = Field(description="Side of the square input, pixels.")
     kwargs: dict[Annotated[str, AfterValidator(_not_reserved)], Annotated[Any, AfterValidator(canonical)]] = Field(
@@ -82,7 +84,7 @@ class InitialSpec(Strict):
 
     SOURCES: ClassVar[tuple[str, ...]] = ("artifact", "uri", "timm")
 
-    artifact: Annotated[str, Field(pattern=r"(pretrain|finetune)-\S+")] | None = Field(
+    artifact: Annotated[str, Field(pattern=BACKBONE_KEY)] | None = Field(
         None, description="Key of a finished pretrain or finetune job in the sweep's store."
     )
     uri: Annotated[str, AfterValidator(_readable_uri)] | None = Field(

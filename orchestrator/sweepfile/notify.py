@@ -8,7 +8,7 @@ notifications; the cluster's own file, which its operator writes, may name any s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, model_validator
@@ -29,6 +29,10 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _REFERENCES = "${env:NAME}, ${file:/path} or another reference of docs/security.md, which the controller reads"
 _Occasion = Literal["finished", "failed", "stalled", "budget"]
 _MEANT_FOR_IT = re.compile(r"(?i)notif|hook|slack|mail|smtp")
+_NO_APPRISE = (
+    "a sweep may not use apprise, which reaches any address; put it into the cluster's own file "
+    "(ORCHESTRATOR_NOTIFY_FILE)"
+)
 _NAMED = re.compile(r"\$\{(?P<where>[a-z-]+):(?P<name>[^}#]+)(?:#[^}]*)?\}")
 
 
@@ -102,6 +106,7 @@ class EmailSpec(Strict):
 class NotifySpec(Strict):
     """One way to notify people: a webhook, Slack or mail."""
 
+    HINTS: ClassVar[Mapping[str, str]] = {"apprise": _NO_APPRISE}
     kinds: ClassVar[tuple[str, ...]] = ("webhook", "slack", "email")
 
     on: Annotated[list[_Occasion], Field(min_length=1)] = Field(
@@ -212,10 +217,7 @@ def check_channel_of_sweep(channel: Channel) -> None:
         UserError: no reference was read.
     """
     if isinstance(channel, ClusterChannel):
-        raise UserError(
-            "a sweep may not use apprise, which reaches any address; put it into the cluster's own file "
-            "(ORCHESTRATOR_NOTIFY_FILE)"
-        )
+        raise UserError(_NO_APPRISE)
     for reference in _references(channel):
         found = _NAMED.fullmatch(reference)
         name = found["name"].rpartition("/")[2] if found else ""

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from orchestrator.core.errors import SpecError
 from orchestrator.core.schema_words import why_refused
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.sweepfile.fields import MAX_INTEGER, SYNSET
+from orchestrator.sweepfile.fields import BACKBONE_KEY, IS_NO_NAME, LEVEL_TEXT, MAX_INTEGER, NAME, SYNSET, keys_of
 from orchestrator.sweepfile.parse.tree import Path, Tree, plain_value
 
 Schema = TypeVar("Schema", bound=BaseModel)
@@ -28,6 +28,15 @@ _TYPES: Mapping[str, tuple[str, str]] = {
     "model_attributes_type": _MAPPING,
 }
 """By type of pydantic's error: the expected value, and what to write."""
+_PATTERNS: Mapping[str, str] = {
+    NAME: IS_NO_NAME,
+    LEVEL_TEXT: "is not a level; begin with a letter or digit, then letters, digits, '_', '.', '+', '-', at most 63 in "
+    "all",
+    SYNSET: "is not a synset of WordNet; write one such as n02084071, which is dog",
+    BACKBONE_KEY: "is not the key of a backbone; write the key of a pretrain or finetune job (`orchestrator ls "
+    "artifacts` lists them)",
+}
+"""By pattern: what is wrong with a text that does not match it; the others are of digests."""
 
 
 def validate(schema: type[Schema], value: object, tree: Tree, path: Path = ()) -> Schema:
@@ -61,32 +70,32 @@ def _best_meant(details: Sequence[ErrorDetails], root: object) -> list[ErrorDeta
     return [one for one in details if one["type"] not in _TYPES or _real_path(one["loc"], root) not in meant]
 
 
-def _alike(detail: ErrorDetails, details: Sequence[ErrorDetails], root: object) -> list[str]:
-    """Types that are accepted at the place of an error: there is one error for each of them."""
+def _alike(detail: ErrorDetails, details: Sequence[ErrorDetails], root: object) -> list[ErrorDetails]:
+    """Errors of types that are accepted at the place of an error: there is one for each of them."""
     place = _real_path(detail["loc"], root)
-    kinds = (one["type"] for one in details if one["type"] in _TYPES and _real_path(one["loc"], root) == place)
-    return list(dict.fromkeys(kinds))
+    return [one for one in details if one["type"] in _TYPES and _real_path(one["loc"], root) == place]
 
 
-def _line(detail: ErrorDetails, types: Sequence[str], root: object, tree: Tree, prefix: Path) -> str:
+def _line(detail: ErrorDetails, alike: Sequence[ErrorDetails], root: object, tree: Tree, prefix: Path) -> str:
     path = _real_path(detail["loc"], root)
     if detail["type"] == "missing":
         missing = detail["loc"][-1]
-        return tree.problem((*prefix, *path), f"'{missing}' is missing; add '{missing}: ...' here")
+        value = "1" if missing == "version" else "..."
+        return tree.problem((*prefix, *path), f"'{missing}' is missing; add '{missing}: {value}' here")
     if detail["type"] == "unknown_key":
         path = (*path, detail["ctx"]["key"])
     if detail["type"] == "union_tag_invalid":
         path = (*path, str(detail["ctx"]["discriminator"]).strip("'"))
     if detail["type"] == "refused":
         path = (*path, *detail.get("ctx", {}).get("at", ()))
-    return tree.problem((*prefix, *path), _message(detail, types))
+    return tree.problem((*prefix, *path), _message(detail, alike))
 
 
-def _message(detail: ErrorDetails, types: Sequence[str]) -> str:
+def _message(detail: ErrorDetails, alike: Sequence[ErrorDetails]) -> str:
     kind, value = detail["type"], detail["input"]
     context: dict[str, Any] = detail.get("ctx", {})
     if kind in _TYPES:
-        return _type_message(value, types)
+        return _type_message(value, alike)
     if kind == "literal_error":
         return _literal_message(value, context["expected"])
     if kind == "union_tag_invalid":
@@ -97,18 +106,15 @@ def _message(detail: ErrorDetails, types: Sequence[str]) -> str:
         return _size_message(kind, context)
     if kind == "less_than_equal" and context["le"] == MAX_INTEGER:
         why = "is refused: whole numbers above 2^53 - 1 are not exact everywhere; use a smaller one"
-    elif kind == "string_pattern_mismatch" and "{64}" in context["pattern"]:
-        why = "is not a digest; write 64 of the signs 0 to 9 and a to f"
-    elif kind == "string_pattern_mismatch" and context["pattern"] == SYNSET:
-        why = "is not a synset of WordNet; write one such as n02084071, which is dog"
     elif kind == "string_pattern_mismatch":
-        why = "is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
+        why = _PATTERNS.get(context["pattern"], "is not a digest; write 64 of the signs 0 to 9 and a to f")
     else:
         why = f"is refused: {why_refused(kind, detail['msg'], context)}"
     return f"{shown_value(value)} {why}"
 
 
-def _type_message(value: object, types: Sequence[str]) -> str:
+def _type_message(value: object, alike: Sequence[ErrorDetails]) -> str:
+    types = [one["type"] for one in alike]
     names = list(dict.fromkeys(_TYPES[kind][0] for kind in types))
     writes = list(dict.fromkeys(_TYPES[kind][1].removeprefix("write ") for kind in types))
     if value is None:
@@ -120,7 +126,9 @@ def _type_message(value: object, types: Sequence[str]) -> str:
         return f"{what}; write {int(value)}"
     if "string_type" in types and isinstance(value, bool | int | float):
         return f'{what}; put it in quotes: "{_plain(value)}"'
-    return f"{what}; write {' or '.join(writes)}"
+    keys = [key for one in alike for key in keys_of(one.get("ctx", {}).get("class_name", ""))]
+    known = f" ({did_you_mean('', keys, they_are='known keys')})" if keys else ""
+    return f"{what}; write {' or '.join(writes)}{known}"
 
 
 def _literal_message(value: object, expected: str) -> str:

@@ -55,6 +55,7 @@ _UNREAD_BY: Final[Mapping[PartialReader, str]] = {
         "is ignored by features: cached, which were computed once, of whole images; remove it, or use features: online"
     ),
 }
+_UNREAD_BY_LBFGS = "lbfgs, which solves probes with features: cached, does not read it; remove it, or add solver: sgd"
 
 
 # ------------------------------------------------------------------------------------------------- fields of a training
@@ -253,6 +254,7 @@ class LogisticSpec(_Frozen):
     """Logistic regression on cached features, to its optimum; its strength is chosen on held-out training samples."""
 
     KEYS: ClassVar[frozenset[str]] = frozenset({"features", "solver"})
+    HINTS: ClassVar[Mapping[str, str]] = dict.fromkeys(CachedSgdSpec.model_fields, _UNREAD_BY_LBFGS)
 
     features: Literal["online", "cached"] = Field("cached", description="Read from embed jobs that all probes share.")
     solver: Literal["lbfgs", "sgd"] = Field("lbfgs", description="lbfgs: to the optimum; sgd: as a recipe says.")

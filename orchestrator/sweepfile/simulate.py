@@ -15,7 +15,16 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.sweepfile.fields import MAX_INTEGER, Count, Name, OneRule, Strict, canonical, refuse_unread
+from orchestrator.sweepfile.fields import (
+    LEVEL_TEXT,
+    MAX_INTEGER,
+    Count,
+    Name,
+    OneRule,
+    Strict,
+    canonical,
+    refuse_unread,
+)
 from orchestrator.sweepfile.parse.tree import Path
 from orchestrator.sweepfile.problems import Complaints
 from orchestrator.sweepfile.values import Expectation, Level, SimulatedCell, Simulation
@@ -27,7 +36,7 @@ _MAX_JOBS: Final = 100_000
 _NO_METRICS: Final = frozenset({"seed", "num_seeds"})
 """Names that records have besides metrics (``workloads.jobs.theory``): a job whose simulation yields one fails."""
 
-LevelText = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}$")]
+LevelText = Annotated[str, Field(pattern=LEVEL_TEXT)]
 LevelValue = Annotated[bool | int | float | LevelText, AfterValidator(canonical)]
 Interval = Annotated[list[float], Field(min_length=2, max_length=2)]
 

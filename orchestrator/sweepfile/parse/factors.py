@@ -16,6 +16,7 @@ from typing import Any, Final
 from orchestrator.core.errors import SpecError
 from orchestrator.core.ids import sha256_hex
 from orchestrator.core.suggest import did_you_mean
+from orchestrator.sweepfile.fields import IS_NO_NAME, NAME
 from orchestrator.sweepfile.parse.merge import EVERY, Located, located, merged_part
 from orchestrator.sweepfile.parse.tree import Path, Places, Tree, dotted
 from orchestrator.sweepfile.pretrain import RESERVED_FACTORS, PretrainSpec
@@ -25,7 +26,7 @@ MAX_CELLS: Final = 1000
 FULL: Final = "full"
 ONE_AT_A_TIME: Final = "one_at_a_time"
 _FACTORS, _DESIGN = "factors", "design"
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$")
+_NAME = re.compile(NAME)
 _MAX_NAME: Final = 63
 _UNNAMED = re.compile(r"[^A-Za-z0-9_.-]+")
 _REFUSED: Final = {
@@ -193,8 +194,7 @@ class _Design:
 
     def _check_factor(self, written: str, name: str) -> None:
         if not _NAME.match(name):
-            message = f"'{name}' is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
-            raise self._problem((written,), message)
+            raise self._problem((written,), f"'{name}' {IS_NO_NAME}")
         if name in RESERVED_FACTORS:
             raise self._problem((written,), f"'{name}' cannot name a factor: {RESERVED_FACTORS[name]}")
         if name in self._factors or name in self._fixed:
@@ -208,10 +208,7 @@ class _Design:
         for value in values.value:
             part = values.child(value)
             if not _NAME.match(value):
-                message = (
-                    f"'{value}' is not a name; use letters, digits, '_', '.', '-' (at most 63, no other first sign)"
-                )
-                raise self._problem((factor, value), message)
+                raise self._problem((factor, value), f"'{value}' {IS_NO_NAME}")
             if not isinstance(part.value, Mapping):
                 message = "this is not what a value changes in the block; write a mapping, {} for nothing"
                 raise self._problem((factor, value), message)

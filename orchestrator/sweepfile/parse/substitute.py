@@ -45,6 +45,8 @@ _ENV_PATHS = tuple(
 )
 _REFERENCE_PATHS = re.compile(r"notify\.[0-9]+\.(?:webhook|secret|slack|email\.password)")
 """Places where references to secrets are not substituted: the code that needs the secret reads it."""
+_REFUSED_PATHS = re.compile(r"notify\.[0-9]+\.apprise")
+"""Places that the schema refuses, whatever stands there."""
 _ENV_PLACES = "store, tracking, resources, compute, policy, and places of data sets, label files and initial weights"
 
 
@@ -89,7 +91,8 @@ class Substitution:
 
     def _text(self, at: Located, path: Path) -> Any:  # noqa: ANN401 - vars hold anything
         text: str = at.value
-        if is_reference(text) and _REFERENCE_PATHS.fullmatch(".".join(map(str, path))):
+        place = ".".join(map(str, path))
+        if _REFUSED_PATHS.fullmatch(place) or (is_reference(text) and _REFERENCE_PATHS.fullmatch(place)):
             return text
         whole = _HOLE.fullmatch(text)
         if whole is not None and whole.group(1) is not None:
