@@ -36,12 +36,10 @@ SHARDS = list(archives.shards())
 IMAGES = list(pictures.pictures())
 POLYGLOTS = list(pictures.polyglots())
 WEIGHTS = list(weights.weights())
-SLOW = {"laughs-lists"}
-"""A second or more of CPU time each."""
 
 
 def cases(pairs: Iterable[tuple[str, Any]]) -> Any:
-    return [pytest.param(content, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, content in pairs]
+    return [pytest.param(content, id=name) for name, content in pairs]
 
 
 @pytest.fixture
