@@ -8,7 +8,6 @@ import sqlite3
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -36,8 +35,6 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.scheduling.scheduler import Scheduler
 from orchestrator.simulation.forecast import Assumptions, ControllerLoop, Pace, Workload
-from orchestrator.stack.attach import set_ray_environment
-from orchestrator.stack.environment import child_environment, renew_token
 from orchestrator.state import events
 from orchestrator.state.events import Event
 from orchestrator.state.fold import apply
@@ -303,25 +300,6 @@ def _median(call: Callable[[], None]) -> float:
 NUM_JOBS = int(os.environ.get("SHORT_JOBS", "1000"))
 SLOTS = 4
 WORK_S = 0.5
-
-
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    import ray
-
-    home = Path(tempfile.mkdtemp(prefix="orc-b-"))
-    renew_token(home)
-    set_ray_environment({**child_environment(home), "PYTHONPATH": str(Path(__file__).parents[1])})
-    ray.init(
-        address="local",
-        num_cpus=SLOTS,
-        include_dashboard=False,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=str(home / "r"),
-    )
-    yield ray
-    ray.shutdown()
 
 
 def run_ours(folder: Path, namespace: str, num_jobs: int) -> float:

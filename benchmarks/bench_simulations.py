@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from importlib.util import module_from_spec, spec_from_file_location
@@ -25,8 +23,6 @@ import pytest
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.controller.connect import ensure_controller
 from orchestrator.planning.graph.build import build_plan
-from orchestrator.stack.attach import set_ray_environment
-from orchestrator.stack.environment import child_environment, renew_token
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.local import LocalStore
@@ -72,25 +68,6 @@ class Spent:
     def share(self) -> float:
         """Of the time of both workers."""
         return self.inside_s / (SLOTS * self.wall_s)
-
-
-@pytest.fixture
-def cluster() -> Iterator[Any]:
-    import ray
-
-    home = Path(tempfile.mkdtemp(prefix="orc-b-"))
-    renew_token(home)
-    set_ray_environment({**child_environment(home), "PYTHONPATH": str(Path(__file__).parents[1])})
-    ray.init(
-        address="local",
-        num_cpus=SLOTS,
-        include_dashboard=False,
-        log_to_driver=False,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=str(home / "r"),
-    )
-    yield ray
-    ray.shutdown()
 
 
 def run_ours(folder: Path, namespace: str, *, count: int, per_job: int, steps: int) -> Spent:

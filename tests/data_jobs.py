@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 import tarfile
 import zlib
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_record
 from orchestrator.storage.local import LocalStore
+from tests.photographs import png
 from tests.waiting import wait_until
 from workloads.data import loader
 from workloads.data.decode_pool import DecodePool
@@ -166,11 +166,4 @@ def loading_in_a_process() -> Iterator[None]:
 
 def undecodable_png() -> bytes:
     """Whole, every checksum right, and too few pixels inside: only decoding can tell."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", 16, 16, 8, 2, 0, 0, 0)
-    return (
-        b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"\0" * 99)) + chunk(b"IEND", b"")
-    )
+    return png(16, 16, pixels=zlib.compress(b"\0" * 99))

@@ -1,4 +1,4 @@
-"""A tiny network and its images in memory, as the training loop takes them."""
+"""Tiny networks and images in memory, as the training loop takes them."""
 
 from __future__ import annotations
 
@@ -34,6 +34,12 @@ def network(name: str, **kwargs: Any) -> Classifier:
     torch.manual_seed(0)
     backbone = timm.create_model(name, num_classes=0, **kwargs)
     return Classifier(backbone, torch.nn.Linear(int(backbone.num_features), NUM_CLASSES))  # type: ignore[arg-type]
+
+
+def small_network() -> torch.nn.Sequential:
+    """Two layers with BatchNorm between them, always with the same weights."""
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 3))
 
 
 class MemoryImages:

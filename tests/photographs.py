@@ -1,12 +1,15 @@
-"""Pictures with the statistics of photographs, the same every time."""
+"""Pictures with the statistics of photographs, the same every time, and PNGs whose parts can be wrong."""
 
 from __future__ import annotations
 
+import struct
+import zlib
 from io import BytesIO
 
 import numpy as np
 from PIL import Image
 
+PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _NUM_DISCS = 12
 
 
@@ -35,3 +38,15 @@ def jpeg(image: Image.Image, *, quality: int = 90) -> bytes:
     buffer = BytesIO()
     image.save(buffer, format="JPEG", quality=quality)
     return buffer.getvalue()
+
+
+def png_chunk(kind: bytes, content: bytes) -> bytes:
+    """A PNG chunk with its checksum."""
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def png(width: int, height: int, *chunks: bytes, pixels: bytes = b"") -> bytes:
+    """A PNG that claims a size, with further chunks before its pixels; by default these are next to none."""
+    header = png_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    body = png_chunk(b"IDAT", pixels or zlib.compress(b"\0" * 1000))
+    return b"".join((PNG_SIGNATURE, header, *chunks, body, png_chunk(b"IEND", b"")))

@@ -1,4 +1,4 @@
-"""The plan of a small sweep of real jobs, for the tests of estimates and differences."""
+"""Small sweeps of real jobs and the plan of one, for the tests of estimates, differences and commands."""
 
 from __future__ import annotations
 
@@ -26,6 +26,23 @@ transfer:
   - {name: linear, target: levels/depth1, protocol: probe, recipe: {epochs: 2, batch_size: 64, lr: 1e-3}}
 report: {baseline: levels/depth1}
 """
+TINY_RECIPE = "{epochs: 1, batch_size: 32, lr: 0.05}"
+TINY = f"""\
+version: 1
+name: tiny
+datasets:
+  tree: {{builtin: synthetic-hierarchy, branching: [2, 2], num_train: 64, num_val: 32}}
+labels:
+  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
+pretrain:
+  model: {{name: test_vit, image_size: 32}}
+  labels: ["levels/*"]
+  recipe: {TINY_RECIPE}
+transfer:
+  - {{name: top, target: levels/depth1, protocol: finetune, recipe: {TINY_RECIPE}}}
+report: {{baseline: levels/depth1}}
+"""
+"""A smaller one, for commands."""
 
 
 def named_blocks(*names: str) -> str:

@@ -1,18 +1,23 @@
-"""Plans with every facet that reports know, and what their runs committed, made from a few numbers."""
+"""Plans with every facet that reports know, what their runs committed, made from a few numbers, and reports as text."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from io import StringIO
 from itertools import product
+
+from rich.console import Console
 
 from orchestrator.core.contract import Resources
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.inputs import Committed
+from orchestrator.report.render.terminal import render_terminal
+from orchestrator.report.results import Report
 from tests.builders import accept, make_job
 
-__all__ = ["LEVELS", "StudyPlan", "accept", "committed", "renamed"]
+__all__ = ["LEVELS", "StudyPlan", "accept", "committed", "printed", "renamed"]
 
 LEVELS = {"levels/depth1": 2, "levels/depth2": 8, "levels/depth3": 32}
 REPORT_FILES = frozenset(
@@ -106,6 +111,13 @@ def committed(plan: Plan, metrics: Metrics, measured_s: float | None = 1800.0) -
 def renamed(plan: Plan, sweep: str) -> Plan:
     """The same jobs in another sweep."""
     return replace(plan, sweep=sweep)
+
+
+def printed(report: Report, *, width: int = 200) -> str:
+    """What a terminal of so many columns shows."""
+    file = StringIO()
+    Console(file=file, width=width, color_system=None).print(render_terminal(report))
+    return file.getvalue()
 
 
 def _join(*parts: str) -> str:

@@ -20,6 +20,7 @@ from orchestrator.storage import ObjectStore, bulk, open_store
 from orchestrator.storage.digests import digests_of
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.protocol import ObjectStat
+from tests.waiting import wait_until
 from workloads.data.cache import ShardCache
 from workloads.data.index import Shard
 
@@ -28,6 +29,7 @@ SAMPLE_BYTES = 1000
 NUM_SAMPLES = 20
 SHARD_BYTES = SAMPLE_BYTES * NUM_SAMPLES
 DIED, DONE = -9, 0
+DEADLINE_S = 30.0
 
 
 def sample(shard_id: int, row: int, sample_bytes: int = SAMPLE_BYTES) -> bytes:
@@ -64,6 +66,11 @@ def write_shards(store: ObjectStore, num_shards: int, sample_bytes: int = SAMPLE
 def read(cache: ShardCache, shard_id: int, row: int) -> bytes:
     """One sample."""
     return cache.read_sample(shard_id, row * SAMPLE_BYTES, SAMPLE_BYTES)
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Wait for what other threads do."""
+    wait_until(condition, deadline_s=DEADLINE_S, pause_s=0.0)
 
 
 @dataclass(slots=True)

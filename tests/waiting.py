@@ -1,10 +1,12 @@
-"""Wait for what other processes bring about."""
+"""Wait for what other processes bring about, and find these."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 DEADLINE_S = 900.0
@@ -43,6 +45,16 @@ def wait_until(
         assert left_s > 0, f"not after {deadline_s:g} s: {what}\n{tell()}"
         rest_s = min(max(_PAUSE_S, _REST * (_used_s() - used_s)), _LONGEST_PAUSE_S)
         time.sleep(min(rest_s if pause_s is None else pause_s, left_s))
+
+
+def pids_below(temporary: Path) -> list[int]:
+    """Processes whose temporary folder is this one, or below it."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"TMPDIR={temporary}" in entry.joinpath("environ").read_text():
+                found.append(int(entry.name))
+    return found
 
 
 def _used_s() -> float:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from PIL import Image
 
 from tests.hostile.payloads import code_payload, payload
+from tests.photographs import PNG_SIGNATURE, png, png_chunk
 
-_PNG = b"\x89PNG\r\n\x1a\n"
 _HUGE = 100_000
 
 
@@ -21,19 +21,6 @@ def picture(form: str = "PNG", size: int = 8) -> bytes:
     buffer = io.BytesIO()
     Image.new("RGB", (size, size), (200, 30, 30)).save(buffer, form)
     return buffer.getvalue()
-
-
-def chunk(kind: bytes, content: bytes) -> bytes:
-    """A PNG chunk with its checksum."""
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
-def png(width: int, height: int, *chunks: bytes, pixels: bytes = b"") -> bytes:
-    """A PNG that claims a size, with further chunks before its pixels."""
-    header = chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
-    return (
-        _PNG + header + b"".join(chunks) + chunk(b"IDAT", pixels or zlib.compress(b"\0" * 1000)) + chunk(b"IEND", b"")
-    )
 
 
 def pictures() -> Iterator[tuple[str, bytes]]:
@@ -69,16 +56,16 @@ def _too_large() -> Iterator[tuple[str, bytes]]:
     yield "webp", b"RIFF" + struct.pack("<I", 4 + len(webp)) + b"WEBP" + webp
     bomb = zlib.compress(b"\0" * 50_000_000, 9)
     yield "png-pixels-bomb", png(64, 64, pixels=bomb)
-    yield "png-text-bomb", png(8, 8, chunk(b"zTXt", b"a\0\0" + bomb))
-    yield "png-profile-bomb", png(8, 8, chunk(b"iCCP", b"a\0\0" + bomb))
-    yield "png-international-bomb", png(8, 8, chunk(b"iTXt", b"a\0\1\0\0\0" + bomb))
+    yield "png-text-bomb", png(8, 8, png_chunk(b"zTXt", b"a\0\0" + bomb))
+    yield "png-profile-bomb", png(8, 8, png_chunk(b"iCCP", b"a\0\0" + bomb))
+    yield "png-international-bomb", png(8, 8, png_chunk(b"iTXt", b"a\0\1\0\0\0" + bomb))
 
 
 def _no_images() -> Iterator[tuple[str, bytes]]:
     for protocol in range(6):
         yield f"pickle-{protocol}", payload(protocol=protocol)
     yield "pickle-code", code_payload()
-    yield "pickle-behind-signature", _PNG + payload()
+    yield "pickle-behind-signature", PNG_SIGNATURE + payload()
     yield "zip", _zip()
     yield "eps", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n(touch pwned) (w) file\n%%EOF\n"
     yield "eps-in-dos", struct.pack("<4I", 0xC6D3D0C5, 32, 64, 0) + b"\0" * 16 + b"%!PS-Adobe-3.0 EPSF-3.0\n" * 3
@@ -109,8 +96,8 @@ def _broken() -> Iterator[tuple[str, bytes]]:
     yield "png-length", sound[:8] + b"\xff\xff\xff\xff" + sound[12:]
     yield "png-zero-size", png(0, 0)
     yield "png-checksum", sound[:20] + bytes([sound[20] ^ 1]) + sound[21:]
-    yield "png-no-header", _PNG + chunk(b"IDAT", b"")
-    yield "png-many-chunks", png(8, 8, *(chunk(b"tEXt", b"a\0b") for _ in range(5_000)))[:-12]
+    yield "png-no-header", PNG_SIGNATURE + png_chunk(b"IDAT", b"")
+    yield "png-many-chunks", png(8, 8, *(png_chunk(b"tEXt", b"a\0b") for _ in range(5_000)))[:-12]
 
 
 def _zip() -> bytes:

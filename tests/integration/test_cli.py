@@ -16,26 +16,9 @@ from orchestrator.services.settings import Settings
 from orchestrator.storage import open_store
 from orchestrator.sweepfile import load_sweep
 from tests.commands import Ended, run_command
+from tests.planning_cases import TINY
 
 ROOT = Path(__file__).parents[2]
-RECIPE = "{epochs: 1, batch_size: 32, lr: 0.05}"
-SWEEP = f"""\
-version: 1
-name: tiny
-datasets:
-  tree: {{builtin: synthetic-hierarchy, branching: [2, 2], num_train: 64, num_val: 32}}
-labels:
-  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
-pretrain:
-  model: {{name: test_vit, image_size: 32}}
-  labels: ["levels/*"]
-  recipe: {RECIPE}
-transfer:
-  - {{name: top, target: levels/depth1, protocol: finetune, recipe: {RECIPE}}}
-report: {{baseline: levels/depth1}}
-"""
-
-
 Run = Callable[..., Ended]
 
 
@@ -61,7 +44,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    (tmp_path / "sweep.yaml").write_text(TINY)
     return tmp_path
 
 
@@ -69,7 +52,7 @@ def folder(tmp_path: Path) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project directory whose store holds the finished sweep."""
     folder = tmp_path_factory.mktemp("finished")
-    (folder / "sweep.yaml").write_text(SWEEP)
+    (folder / "sweep.yaml").write_text(TINY)
     home = Settings(directory=folder / ".orchestrator")
     sweep, text = load_sweep(str(folder / "sweep.yaml"))
     plan = build_plan(sweep, store_uri=home.store_uri(sweep))

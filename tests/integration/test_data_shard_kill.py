@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from tests.conversions import fill, photo
+from tests.waiting import pids_below
 
 ROOT = Path(__file__).parents[2]
 NUM_IMAGES = 4000  # some seconds of work
@@ -20,15 +20,6 @@ NUM_IMAGES = 4000  # some seconds of work
 def command(folder: Path, out: str) -> list[str]:
     arguments = ["shard", "imagefolder", str(folder / "in"), str(folder / out), "-j", "2", "--shard-mib", "1"]
     return [sys.executable, "-m", "orchestrator.cli", "data", *arguments]
-
-
-def pids_below(temporary: Path) -> list[int]:
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"TMPDIR={temporary}" in entry.joinpath("environ").read_text():
-                found.append(int(entry.name))
-    return found
 
 
 @pytest.mark.slow

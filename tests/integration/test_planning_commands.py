@@ -15,24 +15,9 @@ from orchestrator.planning.graph.build import build_plan
 from orchestrator.storage import open_store
 from orchestrator.sweepfile import load_sweep
 from tests.commands import Ended, run_captured
+from tests.planning_cases import TINY, TINY_RECIPE
 from tests.scripted_sweep import World
 
-RECIPE = "{epochs: 1, batch_size: 32, lr: 0.05}"
-SWEEP = f"""\
-version: 1
-name: tiny
-datasets:
-  tree: {{builtin: synthetic-hierarchy, branching: [2, 2], num_train: 64, num_val: 32}}
-labels:
-  levels: {{dataset: tree, hierarchy: [depth1, depth2]}}
-pretrain:
-  model: {{name: test_vit, image_size: 32}}
-  labels: ["levels/*"]
-  recipe: {RECIPE}
-transfer:
-  - {{name: top, target: levels/depth1, protocol: finetune, recipe: {RECIPE}}}
-report: {{baseline: levels/depth1}}
-"""
 JOB = "pretrain/levels/depth1/seed0"
 
 
@@ -46,7 +31,7 @@ def orchestrator(folder: Path, *arguments: str, **environment: str) -> Ended:
 def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project whose store holds the sweep, run to its end by a scripted backend: no training, real records."""
     folder = tmp_path_factory.mktemp("commands")
-    (folder / "sweep.yaml").write_text(SWEEP)
+    (folder / "sweep.yaml").write_text(TINY)
     world = World(folder / ".orchestrator" / "store")
     sweep, _ = load_sweep(str(folder / "sweep.yaml"))
     world.submit(*build_plan(sweep, store_uri=world.store.uri).jobs, sweep="tiny")
@@ -55,7 +40,7 @@ def submitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_plan_table_tells_time_storage_and_where_estimates_come_from(tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    (tmp_path / "sweep.yaml").write_text(TINY)
     result = orchestrator(tmp_path, "plan", "sweep.yaml", "--cpus", "4")
     assert result.code == 0
     assert "8 jobs: 8 new, 0 resume, 0 reuse, 0 stale" in result.out
@@ -82,7 +67,7 @@ def test_plan_yaml_is_the_json(submitted: Path) -> None:
 
 
 def test_plan_over_budget_ends_with_code_3_and_the_arithmetic(tmp_path: Path) -> None:
-    text = SWEEP + "resources: {pretrain: {gpus: 1}}\npolicy: {budget: {gpu_hours: 0.000001}}\n"
+    text = TINY + "resources: {pretrain: {gpus: 1}}\npolicy: {budget: {gpu_hours: 0.000001}}\n"
     (tmp_path / "sweep.yaml").write_text(text)
     result = orchestrator(tmp_path, "plan", "sweep.yaml", "--gpus", "8", "--accelerator", "h100")
     assert result.code == 3
@@ -92,13 +77,13 @@ def test_plan_over_budget_ends_with_code_3_and_the_arithmetic(tmp_path: Path) ->
 
 
 def test_plan_jobs_that_no_node_can_hold_are_named(tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(SWEEP + "resources: {pretrain: {gpus: 4}}\n")
+    (tmp_path / "sweep.yaml").write_text(TINY + "resources: {pretrain: {gpus: 4}}\n")
     result = orchestrator(tmp_path, "plan", "sweep.yaml", "--gpus", "2")
     assert "4 jobs can never run on 2 GPUs on 1 nodes: pretrain/levels/depth1/seed0" in result.out
 
 
 def test_plan_prices_give_the_cost(tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    (tmp_path / "sweep.yaml").write_text(TINY)
     (tmp_path / "prices.yaml").write_text("{currency: EUR, cpu: 1000}")
     assert "EUR" in orchestrator(tmp_path, "plan", "sweep.yaml", "--prices", "prices.yaml").out
     wrong = orchestrator(tmp_path, "plan", "sweep.yaml", "--prices", "none.yaml")
@@ -107,7 +92,7 @@ def test_plan_prices_give_the_cost(tmp_path: Path) -> None:
 
 
 def test_plan_of_a_bucket_that_does_not_answer_warns_and_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(SWEEP)
+    (tmp_path / "sweep.yaml").write_text(TINY)
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "x"}
     closed = {"AWS_ENDPOINT_URL_S3": "http://127.0.0.1:9", "ORCHESTRATOR_S3_DEADLINE_S": "1", **keys}
     result = orchestrator(tmp_path, "plan", "sweep.yaml", "--store", "s3://bucket/x", **closed)
@@ -118,7 +103,7 @@ def test_plan_of_a_bucket_that_does_not_answer_warns_and_goes_on(tmp_path: Path)
 
 def test_plan_diff_with_a_submitted_sweep_names_the_field(submitted: Path) -> None:
     (submitted / "changed.yaml").write_text(
-        SWEEP.replace(f"recipe: {RECIPE}\ntransfer", "recipe: {epochs: 3, batch_size: 32, lr: 0.05}\ntransfer")
+        TINY.replace(f"recipe: {TINY_RECIPE}\ntransfer", "recipe: {epochs: 3, batch_size: 32, lr: 0.05}\ntransfer")
     )
     result = orchestrator(submitted, "plan", "changed.yaml", "--diff", "tiny")
     assert result.code == 0
@@ -135,7 +120,7 @@ def test_explain_of_a_sweep_asks_for_one_of_its_jobs(submitted: Path) -> None:
 
 def test_explain_says_what_differs_from_the_nearest_result(submitted: Path) -> None:
     (submitted / "seeds.yaml").write_text(
-        SWEEP.replace(f"recipe: {RECIPE}\ntransfer", f"recipe: {RECIPE}\n  seeds: [7]\ntransfer")
+        TINY.replace(f"recipe: {TINY_RECIPE}\ntransfer", f"recipe: {TINY_RECIPE}\n  seeds: [7]\ntransfer")
     )
     result = orchestrator(submitted, "explain", "seeds.yaml", "finetune/top/levels/depth2/seed7/seed0")
     assert result.code == 0

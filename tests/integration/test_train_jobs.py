@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -181,20 +181,29 @@ def test_transfer_that_normalises_images_in_another_way_than_the_pretraining_not
     assert notes({}) == []
 
 
+def call_before_backbone(
+    monkeypatch: pytest.MonkeyPatch, hook: Callable[[torch.nn.Module, tuple[torch.Tensor, ...]], None]
+) -> None:
+    """Have a hook called with the pretrained backbone of a probe and what that is given."""
+
+    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
+        backbone, num_features = pretrained_backbone(job, samples)
+        backbone.register_forward_pre_hook(hook)
+        return backbone, num_features
+
+    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+
+
 @pytest.mark.parametrize("augment", ["none", "flip"])
 def test_probe_in_bf16_computes_all_features_in_it(
     tiny: TinyTraining, pretrained: JobResult, monkeypatch: pytest.MonkeyPatch, augment: str
 ) -> None:
     seen: list[tuple[bool, bool]] = []
 
-    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
-        backbone, num_features = pretrained_backbone(job, samples)
-        backbone.register_forward_pre_hook(
-            lambda *_: seen.append((torch.is_autocast_enabled(pick_device().type), torch.is_inference_mode_enabled()))
-        )
-        return backbone, num_features
+    def note(*_: object) -> None:
+        seen.append((torch.is_autocast_enabled(pick_device().type), torch.is_inference_mode_enabled()))
 
-    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+    call_before_backbone(monkeypatch, note)
     recipe = {"precision": "bf16", "augment": augment, "epochs": 0.5}
     tiny.run(tiny.training(JobKind.PROBE, model=BATCHNORM, recipe=recipe, backbone=pretrained.key, space=DEPTH1))
     assert {is_validation for _, is_validation in seen} == {True, False}
@@ -208,17 +217,11 @@ def test_probe_with_dropout_drops_while_the_head_learns_and_keeps_the_statistics
     origin = tiny.run(tiny.training(model=plain, recipe={"epochs": 0.5}))
     seen: list[tuple[bool, bool, bool]] = []
 
-    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
-        backbone, num_features = pretrained_backbone(job, samples)
-        layers = batchnorm_layers(backbone)
-        backbone.register_forward_pre_hook(
-            lambda *_: seen.append(
-                (backbone.training, any(layer.training for layer in layers), torch.is_inference_mode_enabled())
-            )
-        )
-        return backbone, num_features
+    def note(backbone: torch.nn.Module, _: object) -> None:
+        is_normalising = any(layer.training for layer in batchnorm_layers(backbone))
+        seen.append((backbone.training, is_normalising, torch.is_inference_mode_enabled()))
 
-    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+    call_before_backbone(monkeypatch, note)
 
     def head(dropout: float) -> bytes:
         execution = Execution(deterministic=True, micro_batch=16)  # else a GPU is tried with passes that drop nothing
@@ -256,12 +259,7 @@ def test_probe_of_changing_features_sends_no_more_than_a_micro_batch_through_the
                 raise torch.OutOfMemoryError("out of memory")
             sizes.append(len(given[0]))
 
-    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
-        backbone, num_features = pretrained_backbone(job, samples)
-        backbone.register_forward_pre_hook(note)
-        return backbone, num_features
-
-    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+    call_before_backbone(monkeypatch, note)
     plain = {"name": "test_resnet", "image_size": 16, "kwargs": {}}
     origin = tiny.run(tiny.training(model=plain, recipe={"epochs": 0.5}))
     execution, recipe = Execution(deterministic=True, **limits), {"epochs": 1, **fields}
@@ -280,18 +278,13 @@ def test_probe_of_features_that_stay_equal_computes_them_in_halves_where_a_batch
         if len(given[0]) > 30:
             raise torch.OutOfMemoryError("out of memory")
 
-    def backbone_of(job: JobContext, samples: LabelledSamples) -> tuple[torch.nn.Module, int]:
-        backbone, num_features = pretrained_backbone(job, samples)
-        backbone.register_forward_pre_hook(note)
-        return backbone, num_features
-
     def metrics(seed: int) -> Mapping[str, float]:
         wanted: dict[str, Any] = {"model": BATCHNORM, "recipe": {"epochs": 1, "lr": 0.0, "head_init": "zeros"}}
         request = tiny.training(JobKind.PROBE, seed=seed, space=DEPTH1, backbone=pretrained.key, **wanted)
         return tiny.run(request).metrics
 
     whole = metrics(31)
-    monkeypatch.setattr(probe, "pretrained_backbone", backbone_of)
+    call_before_backbone(monkeypatch, note)
     assert metrics(32)["val_error"] == whole["val_error"]
     assert sizes == [96, 48, 24, 24, 24, 24, 24, 24]  # samples of training, then of validation
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from orchestrator.core.errors import CorruptObjectError
+from tests.memory_images import small_network
 from tests.tiny_training import RECIPE
 from workloads.train.freezing import freeze
 from workloads.train.learner import WeightAverage, build_average
@@ -18,11 +19,6 @@ from workloads.train.schedule import Calendar
 
 STEPS = 12
 SAMPLES, BATCH = 24, 8  # 3 steps an epoch
-
-
-def tiny_model() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
 
 
 def average_of(model: nn.Module, **fields: Any) -> WeightAverage:
@@ -70,12 +66,12 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 def test_recipe_without_average_has_none() -> None:
     recipe = Recipe.from_mapping(RECIPE)
-    assert build_average(recipe, tiny_model(), Calendar.of(recipe, SAMPLES)) is None
+    assert build_average(recipe, small_network(), Calendar.of(recipe, SAMPLES)) is None
 
 
 @pytest.mark.parametrize(("start_epoch", "start_step"), [(0, 0), (1, 3), (2.5, 8)])
 def test_ema_follows_its_formula_from_its_start(start_epoch: float, start_step: int) -> None:
-    model = tiny_model()
+    model = small_network()
     average = average_of(model, average="ema", average_decay=0.8, average_start_epoch=start_epoch)
     weights = history(average, model)
     expected = weights[start_step]
@@ -86,7 +82,7 @@ def test_ema_follows_its_formula_from_its_start(start_epoch: float, start_step: 
 
 @pytest.mark.parametrize(("start_epoch", "first"), [(0, 1), (1, 3), (3, 9)])
 def test_polyak_is_the_mean_of_the_weights_from_its_start(start_epoch: float, first: int) -> None:
-    model = tiny_model()
+    model = small_network()
     average = average_of(model, average="polyak", average_start_epoch=start_epoch)
     weights = history(average, model)[first:]
     expected = {name: torch.stack([one[name] for one in weights]).mean(0) for name in weights[0]}
@@ -94,7 +90,7 @@ def test_polyak_is_the_mean_of_the_weights_from_its_start(start_epoch: float, fi
 
 
 def test_average_before_its_start_is_the_weights() -> None:
-    model = tiny_model()
+    model = small_network()
     average = average_of(model, average="ema", average_start_epoch=3)
     history(average, model, stop=8)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -103,7 +99,7 @@ def test_average_before_its_start_is_the_weights() -> None:
 
 
 def test_average_applied_gives_back_the_same_bits_also_after_an_error() -> None:
-    model = tiny_model()
+    model = small_network()
     average = average_of(model, average="ema", average_decay=0.5)
     history(average, model)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -125,10 +121,10 @@ def test_average_applied_gives_back_the_same_bits_also_after_an_error() -> None:
 @pytest.mark.parametrize("at", [1, 2, 3, 4, 7])
 def test_average_restored_at_any_step_goes_on_with_the_same_bits(kind: str, at: int) -> None:
     fields = {"average": kind, "average_start_epoch": 1}
-    whole = tiny_model()
+    whole = small_network()
     average = average_of(whole, **fields)
     history(average, whole)
-    model = tiny_model()
+    model = small_network()
     first = average_of(model, **fields)
     history(first, model, stop=at)
     saved = {name: tensor.clone() for name, tensor in first.tensors().items()}
@@ -140,14 +136,14 @@ def test_average_restored_at_any_step_goes_on_with_the_same_bits(kind: str, at: 
 
 
 def test_average_holds_trained_parameters_and_batchnorm_moments_only() -> None:
-    model = tiny_model()
+    model = small_network()
     freeze(model, ["0.*"])
     names = set(average_of(model, average="ema").tensors())
     assert names == {"1.weight", "1.bias", "1.running_mean", "1.running_var", "2.weight", "2.bias"}
 
 
 def test_average_of_another_model_is_refused() -> None:
-    average = average_of(tiny_model(), average="ema")
+    average = average_of(small_network(), average="ema")
     tensors = average.tensors()
     for wrong in ({**tensors, "2.bias": torch.zeros(9)}, {name: tensors[name] for name in list(tensors)[1:]}):
         with pytest.raises(CorruptObjectError, match="differ in name or shape"):

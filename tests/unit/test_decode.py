@@ -3,7 +3,6 @@
 import struct
 import subprocess
 import sys
-import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image
 from torchvision.transforms import InterpolationMode, v2
 
 from orchestrator.core.errors import UserError
-from tests.photographs import jpeg, photograph
+from tests.photographs import jpeg, photograph, png
 from workloads.data.decode import DecoderName, Interpolation, decoder_of
 from workloads.data.pixels import PixelSpec
 from workloads.data.reasons import BadSampleError, Reason
@@ -45,17 +44,6 @@ def reason_of(encoded: bytes, decoder: DecoderName) -> Reason:
     with pytest.raises(BadSampleError) as caught:
         decoder_of(decoder).decode(encoded)
     return caught.value.reason
-
-
-def png_of(width: int, height: int) -> bytes:
-    """A PNG that claims a size, with next to no pixels."""
-
-    def chunk(kind: bytes, content: bytes) -> bytes:
-        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    body = zlib.compress(b"\0" * 1000)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", body) + chunk(b"IEND", b"")
 
 
 KINDS = {
@@ -132,8 +120,8 @@ def test_decode_animation_gives_its_first_frame(format_name: str, decoder: Decod
         (KINDS["jpeg-cmyk"][: len(KINDS["jpeg-cmyk"]) // 2], Reason.TRUNCATED),
         (KINDS["png"][: len(KINDS["png"]) // 2], Reason.TRUNCATED),
         (KINDS["png"][:1000] + b"\0" * 200 + KINDS["png"][1200:], Reason.UNDECODABLE),
-        (png_of(20_000, 20_000), Reason.TOO_MANY_PIXELS),
-        (png_of(12_000, 12_000), Reason.TOO_MANY_PIXELS),
+        (png(20_000, 20_000), Reason.TOO_MANY_PIXELS),
+        (png(12_000, 12_000), Reason.TOO_MANY_PIXELS),
     ],
     ids=lambda value: value.value if isinstance(value, Reason) else f"{len(value)}-bytes",
 )

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from orchestrator.backends.protocol import AttemptReport, Capacity
 from orchestrator.cli.commands import report as report_command
@@ -21,7 +20,6 @@ from orchestrator.planning.estimate.eta import TimeLeft
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.report.build import compute_report
 from orchestrator.report.render.files import render_files
-from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.scheduling.budgets import Budget
 from orchestrator.services.costs import read_prices
@@ -37,6 +35,7 @@ from orchestrator.testing import Lose, ScriptedBackend, Succeed
 from tests.commands import run_command
 from tests.live_sweep import SWEEP, write_live_sweep
 from tests.report_sweeps import StudyPlan, committed
+from tests.report_sweeps import printed as _printed
 from tests.scripted_sweep import World, make_job, make_plan
 
 NOW = 1_800_000_000.0
@@ -237,12 +236,6 @@ def _cost_of(report: Report) -> tuple[float | None, bool]:
     compute = report.tables[0].rows[0].compute
     assert compute is not None
     return compute.cost, compute.is_cost_partial
-
-
-def _printed(report: Report) -> str:
-    file = io.StringIO()
-    Console(file=file, width=300, color_system=None).print(render_terminal(report))
-    return file.getvalue()
 
 
 def test_report_adds_what_the_nodes_of_backbones_and_transfers_cost() -> None:

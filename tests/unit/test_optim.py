@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from orchestrator.core.errors import CorruptObjectError, UserError
+from tests.memory_images import small_network
 from tests.tiny_training import RECIPE
 from workloads.train.freezing import freeze, train_mode
 from workloads.train.optim import build_optimizer, load_optimizer_tensors, optimizer_tensors, set_learning_rate
@@ -26,11 +27,6 @@ Formula = Callable[[Array, list[Array], Recipe, float], Array]
 
 def recipe_of(**fields: Any) -> Recipe:
     return Recipe.from_mapping({**RECIPE, "weight_decay": 0.05, "lr": RATES[0], **fields})
-
-
-def tiny_model() -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
 
 
 def gradients(model: nn.Module) -> list[list[Tensor]]:
@@ -120,7 +116,7 @@ IDS = ["-".join(str(value) for value in fields.values()) for _, fields in CASES]
 
 @pytest.mark.parametrize(("formula", "fields"), CASES, ids=IDS)
 def test_optimizer_follows_its_formula(formula: Formula, fields: dict[str, Any]) -> None:
-    recipe, model = recipe_of(**fields), tiny_model()
+    recipe, model = recipe_of(**fields), small_network()
     before = [parameter.detach().double().numpy().copy() for parameter in model.parameters()]
     train(recipe, model)
     for place, parameter in enumerate(model.parameters()):
@@ -132,9 +128,9 @@ def test_optimizer_follows_its_formula(formula: Formula, fields: dict[str, Any])
 
 @pytest.mark.parametrize(("formula", "fields"), CASES, ids=IDS)
 def test_optimizer_restored_in_the_middle_goes_on_with_the_same_bits(formula: Formula, fields: dict[str, Any]) -> None:
-    recipe, whole = recipe_of(**fields), tiny_model()
+    recipe, whole = recipe_of(**fields), small_network()
     train(recipe, whole)
-    first = tiny_model()
+    first = small_network()
     saved = {name: tensor.clone() for name, tensor in train(recipe, first, 0, 3).items()}
     second = deepcopy(first)
     train(recipe, second, 3, STEPS, saved)
@@ -145,7 +141,7 @@ def test_optimizer_restored_in_the_middle_goes_on_with_the_same_bits(formula: Fo
 @pytest.mark.parametrize(("formula", "fields"), CASES, ids=IDS)
 def test_optimizer_restored_from_a_state_leaves_it_as_it_is(formula: Formula, fields: dict[str, Any]) -> None:
     """A run may go back to the same state more than once."""
-    recipe, model = recipe_of(**fields), tiny_model()
+    recipe, model = recipe_of(**fields), small_network()
     saved = {name: tensor.clone() for name, tensor in train(recipe, model, 0, 3).items()}
     before = deepcopy(saved)
     train(recipe, model, 3, STEPS, saved)
@@ -154,7 +150,7 @@ def test_optimizer_restored_from_a_state_leaves_it_as_it_is(formula: Formula, fi
 
 
 def test_optimizer_state_of_another_model_is_refused() -> None:
-    recipe, model = recipe_of(optimizer="lamb"), tiny_model()
+    recipe, model = recipe_of(optimizer="lamb"), small_network()
     state = train(recipe, model, 0, 1)
     assert "group_step/0.weight" in state
     optimizer = build_optimizer(recipe, model)
@@ -164,7 +160,7 @@ def test_optimizer_state_of_another_model_is_refused() -> None:
 
 
 def test_optimizer_rewound_to_its_beginning_starts_anew() -> None:
-    recipe, model = recipe_of(optimizer="lamb"), tiny_model()
+    recipe, model = recipe_of(optimizer="lamb"), small_network()
     optimizer = build_optimizer(recipe, model)
     optimizer.param_groups[0]["step"] = torch.tensor(5.0)
     load_optimizer_tensors(optimizer, model, {})
@@ -172,7 +168,7 @@ def test_optimizer_rewound_to_its_beginning_starts_anew() -> None:
 
 
 def test_frozen_parameters_stay_and_have_no_state() -> None:
-    recipe, model = recipe_of(freeze=["0.*", "1.weight"]), tiny_model()
+    recipe, model = recipe_of(freeze=["0.*", "1.weight"]), small_network()
     assert freeze(model, recipe.freeze) == ["0.weight", "0.bias", "1.weight"]
     assert [len(group["params"]) for group in build_optimizer(recipe, model).param_groups] == [3]
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
@@ -200,12 +196,12 @@ def test_frozen_modules_stay_in_evaluation_mode_and_others_train() -> None:
 )
 def test_freeze_of_nothing_or_everything_is_refused(patterns: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message.replace("*", r"\*")):
-        freeze(tiny_model(), patterns)
+        freeze(small_network(), patterns)
 
 
 @pytest.mark.parametrize(("name", "plain"), [("lamb", "adam"), ("lars", "sgd")])
 def test_optimizer_with_a_trust_ratio_updates_as_the_plain_one_without_weight_decay(name: str, plain: str) -> None:
-    models = tiny_model(), tiny_model()
+    models = small_network(), small_network()
     for optimizer, model in zip((name, plain), models, strict=True):
         train(recipe_of(optimizer=optimizer, weight_decay=0.0, eps=1e-6), model)
     for scaled, expected in zip(*(model.parameters() for model in models), strict=True):

@@ -5,18 +5,17 @@ from dataclasses import asdict, replace
 from xml.etree import ElementTree as ET
 
 import pytest
-from rich.console import Console
 
 from orchestrator.report.build import build_report
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import caveats
 from orchestrator.report.render.curves import curve_points
 from orchestrator.report.render.files import render_files, save_files, save_report
-from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Compute
 from orchestrator.storage.layout import report_name
 from orchestrator.testing.memory_store import MemoryStore
 from tests.report_sweeps import REPORT_FILES
+from tests.report_sweeps import printed as _printed
 from tests.sample_sweep import BASELINE, ERROR, GRANULARITY, commit, sample_metrics, sample_plan
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
@@ -44,12 +43,6 @@ def _table(report, transfer="superclass"):
 
 def _row(report, space, transfer="superclass"):
     return next(row for row in _table(report, transfer).rows if row.label_space == space)
-
-
-def _printed(report, width=140):
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(render_terminal(report))
-    return file.getvalue()
 
 
 def test_report_complete_sweep_has_a_row_per_label_space_in_plan_order(store, plan):

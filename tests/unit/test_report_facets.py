@@ -12,7 +12,6 @@ from xml.etree import ElementTree as ET
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
-from rich.console import Console
 
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Published
@@ -23,7 +22,6 @@ from orchestrator.report.render.columns import caveats, result_records
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.label_efficiency import label_efficiency_figures, label_efficiency_html
 from orchestrator.report.render.numbers import family_interval, fixed, number, p_text
-from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Criterion, Facet
 from orchestrator.report.statistics.summaries import PairedDifference
 from orchestrator.state.snapshot import JobView
@@ -31,6 +29,7 @@ from orchestrator.state.spending import ResourceUse
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.artifacts import Record
 from tests.report_sweeps import LEVELS, StudyPlan, committed
+from tests.report_sweeps import printed as _printed
 from tests.sweep_fields import plan_of
 
 ERROR = dict(zip(LEVELS, (0.27, 0.12, 0.07), strict=True))
@@ -61,12 +60,6 @@ def _compute(report, row):
     found = report.tables[0].rows[row].compute
     assert found is not None
     return found
-
-
-def _printed(report, width=200):
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(render_terminal(report))
-    return file.getvalue()
 
 
 # ------------------------------------------------------------------------------------------------------------- grids

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
-from rich.console import Console
 from scipy import stats
 
 from orchestrator.cli.commands.submit import _judged
@@ -24,13 +23,12 @@ from orchestrator.report.render.files import SIMULATION_FILES, render_files
 from orchestrator.report.render.notebook import report_html
 from orchestrator.report.render.page import render_page
 from orchestrator.report.render.simulations import draw_simulations, page_document, simulation_tables
-from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.report.statistics.expectations import Judgement, SimulationRuns, judge
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.sweepfile.values import Expectation
 from orchestrator.sweeps.ledger import plan_content
-from tests.report_sweeps import REPORT_FILES
+from tests.report_sweeps import REPORT_FILES, printed
 
 CELLS = tuple({"k": k, "labels": labels} for k in (2, 4, 8) for labels in ("coarse", "fine"))
 COARSE = {"labels": ("coarse",)}
@@ -201,12 +199,6 @@ def report_of(text: str = SWEEP, num_blocks: int = 2) -> tuple[Plan, Report]:
             runs = {"seed": np.arange(first, stop, dtype=np.float64), "m": column}
             committed[job.name] = Committed(metrics={}, runs=runs)
     return plan, compute_report(plan, committed)
-
-
-def printed(report: Report) -> str:
-    console = Console(width=160, file=io.StringIO())
-    console.print(render_terminal(report))
-    return str(console.file.getvalue())  # type: ignore[attr-defined]
 
 
 def test_report_shows_cells_claims_and_the_papers_numbers() -> None:

@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from rich.console import Console
 from scipy import stats
 
 from orchestrator.planning.estimate.power import Comparisons
@@ -23,13 +22,13 @@ from orchestrator.report.render.files import render_csv, render_files
 from orchestrator.report.render.numbers import TOO_FEW
 from orchestrator.report.render.other_tables import pairs_table
 from orchestrator.report.render.page import render_page
-from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import FactorTable
 from orchestrator.report.statistics.corrections import corrected, within
 from orchestrator.report.statistics.intervals import MetricRange
 from orchestrator.report.statistics.summaries import SeedPair, mean_in_common, paired_differences
 from tests.null_sweeps import Scenario, established, lowest_can_be_best, pairs_of, variances_of_table_5
 from tests.report_sweeps import StudyPlan, committed
+from tests.report_sweeps import printed as _printed
 
 SPACES = {"levels/depth1": 2, "levels/depth2": 8, "levels/depth3": 32, "levels/depth4": 128, "random/128": 128}
 CLAIM = re.compile(r"at 95 %: |is the best at 95 %|the best at 95 % is among|pairs of label spaces differ")
@@ -193,12 +192,6 @@ def test_interval_of_one_comparison_that_excludes_0_is_no_verdict():
     )
     assert "no label space can be excluded as the best at 95 %" in sentences
     assert "corrected for 10 comparisons" in " ".join(sentences)
-
-
-def _printed(report, width=200):
-    file = io.StringIO()
-    Console(file=file, width=width, color_system=None).print(render_terminal(report))
-    return file.getvalue()
 
 
 def test_sentences_stars_table_page_and_files_say_the_same():

@@ -3,11 +3,11 @@
 import os
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,12 +18,14 @@ from hypothesis import strategies as st
 
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, UserError
 from tests.shard_cases import (
+    DEADLINE_S,
     NUM_SAMPLES,
     SAMPLE_BYTES,
     SHARD_BYTES,
     CountingStore,
     Gate,
     content,
+    eventually,
     read,
     sample,
     shard_of,
@@ -32,8 +34,6 @@ from tests.shard_cases import (
 from workloads.data.cache import CacheStats, ShardCache
 from workloads.data.cache.folder import NUM_FETCHERS, CacheFolder, CacheSettings
 from workloads.data.cache.shards import RangedReader, spans
-
-DEADLINE_S = 30.0
 
 
 @pytest.fixture
@@ -63,13 +63,6 @@ def caches(store, tmp_path):
 
 def files(tmp_path: Path, folder: str = "objects") -> int:
     return len(list((tmp_path / "cache" / folder).iterdir()))
-
-
-def eventually(condition) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        os.sched_yield()
 
 
 def test_shard_cache_sample_of_an_absent_shard_brings_all_of_it(caches, store: CountingStore, tmp_path: Path) -> None:
@@ -241,7 +234,8 @@ def test_shard_cache_former_declaration_makes_room_for_the_next(caches) -> None:
     cache = caches(4, room=2)
     for first in (0, 2):
         cache.prefetch([first, first + 1])
-        eventually(lambda first=first: cache._ahead.held(first) and cache._ahead.held(first + 1))
+        for shard_id in (first, first + 1):
+            eventually(partial(cache._ahead.held, shard_id))
     assert read(cache, 0, 5) == sample(0, 5)
     found = cache.stats.snapshot()
     assert (found["downloads"], found["ranged_reads"]) == (4, 1)

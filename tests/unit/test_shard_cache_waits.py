@@ -16,20 +16,11 @@ from threading import Lock
 import pytest
 
 from orchestrator.core.errors import StorageError
-from tests.shard_cases import NUM_SAMPLES, SHARD_BYTES, CountingStore, Gate, read, write_shards
+from tests.shard_cases import DEADLINE_S, NUM_SAMPLES, SHARD_BYTES, CountingStore, Gate, eventually, read, write_shards
 from workloads.data.cache import ShardCache
 from workloads.data.cache.ahead import Ahead
 from workloads.data.cache.folder import NUM_FETCHERS, CacheFolder, CacheSettings, Check, Hold, Pin, try_lock
 from workloads.data.cache.objects import ObjectCache, Wanted
-
-DEADLINE_S = 30.0
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    deadline_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline_s
-        os.sched_yield()
 
 
 def some_pin() -> Pin:

@@ -12,7 +12,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +39,7 @@ from orchestrator.stack.supervisor import (
     StartLimit,
     Supervisor,
 )
-from tests.waiting import wait_until
+from tests.waiting import pids_below, wait_until
 
 # Writes the file that says that Ray is up, and lets a process in a session of its own run, as Ray's workers may be.
 RAY = """
@@ -64,16 +63,6 @@ subprocess.run([sys.executable, "-c", serve, sys.argv[1]], pass_fds=[int(sys.arg
 """
 WITHIN_S = 10.0
 until = partial(wait_until, deadline_s=WITHIN_S)
-
-
-def marked(home: Path) -> list[int]:
-    """Processes with a temporary folder below ``home``."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if f"TMPDIR={home}" in entry.joinpath("environ").read_text():
-                found.append(int(entry.name))
-    return found
 
 
 class Running:
@@ -188,12 +177,12 @@ def test_stack_is_idle_by_looks_without_a_use_and_not_by_the_wall_clock(tmp_path
 
 def test_stack_that_ends_leaves_no_process_and_no_folder(directory, run):
     running = run()
-    until(lambda: len(marked(running.home)) >= 4, "Ray, its worker, MLflow and its server run")
+    until(lambda: len(pids_below(running.home)) >= 4, "Ray, its worker, MLflow and its server run")
     described = read_description(directory)
     assert described is not None
     assert (described.host, described.boot_id) == (socket.gethostname(), own_boot_id())
     running.end()
-    assert marked(running.home) == []
+    assert pids_below(running.home) == []
     assert not running.home.exists()
     assert read_description(directory) is None
 
@@ -202,19 +191,19 @@ def test_killed_mlflow_gives_its_port_to_the_next_one(directory, run):
     running = run()
     first = child_pid(running, "mlflow")
     assert answering(directory) == first
-    before = marked(running.home / "tmp" / "mlflow")
+    before = pids_below(running.home / "tmp" / "mlflow")
     assert len(before) == 2
     for pid in before:
         os.kill(pid, signal.SIGKILL)
     second = answering(directory)
     assert second == child_pid(running, "mlflow") != first
-    assert not set(before) & set(marked(running.home / "tmp" / "mlflow"))
+    assert not set(before) & set(pids_below(running.home / "tmp" / "mlflow"))
 
 
 def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(directory, run):
     running = run()
-    until(lambda: len(marked(running.home / "tmp" / "ray")) == 2, "Ray's worker runs")
-    before, was = marked(running.home / "tmp" / "ray"), read_stack(directory)
+    until(lambda: len(pids_below(running.home / "tmp" / "ray")) == 2, "Ray's worker runs")
+    before, was = pids_below(running.home / "tmp" / "ray"), read_stack(directory)
     token = read_token(directory)
     os.kill(child_pid(running, "ray"), signal.SIGKILL)
     told: list[str] = []
@@ -234,7 +223,7 @@ def test_dead_ray_is_told_at_once_and_started_again_with_what_it_left_gone(direc
     assert (now.ray_address, now.dashboard_url) == (was.ray_address, was.dashboard_url)
     assert token != read_token(directory)  # the port was free for a moment: others may have been shown the token
     assert len(before) == 2
-    assert not set(before) & set(marked(running.home))
+    assert not set(before) & set(pids_below(running.home))
 
 
 def read_token(directory: Path) -> str:
@@ -257,7 +246,7 @@ def test_ray_that_does_not_come_up_is_tried_twice_and_told_in_one_sentence(direc
     assert "did not come up in 2 tries" in str(running.error)
     assert "\n" not in str(running.error)
     assert "Traceback" not in str(running.error)
-    assert marked(running.home) == []
+    assert pids_below(running.home) == []
 
 
 def test_ray_that_comes_up_the_second_time_is_fine(directory, monkeypatch, run):
@@ -286,7 +275,7 @@ def test_stack_of_a_deleted_directory_ends_by_itself_and_takes_nothing_of_the_ne
         described = read_description(directory)
     first.thread.join(WITHIN_S)
     assert not first.thread.is_alive()
-    assert marked(first.home) == []
+    assert pids_below(first.home) == []
     assert not first.home.exists()
     if is_made_again:
         assert read_description(directory) == described
