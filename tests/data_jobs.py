@@ -110,6 +110,12 @@ class DataPlane:
         return request.key
 
 
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
+    """One for all tests of a file."""
+    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
+
+
 def tar_of(members: Sequence[Member | tarfile.TarInfo]) -> bytes:
     """A plain tar of members in this order."""
     buffer = BytesIO()

@@ -6,6 +6,7 @@ import atexit
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -16,6 +17,7 @@ from orchestrator.stack.description import BUCKET, CLIENT_FILE, S3_FOLDER
 from orchestrator.stack.s3_server import S3Server, find_binary
 from orchestrator.storage.s3.settings import S3Settings
 from orchestrator.storage.s3.store import S3Store
+from tests.s3_proxy import Faults, faulty_proxy
 
 LIMITED = {"reader": ["Read", "List"], "stranger": ["Read:another", "Write:another", "List:another"]}
 """Identities of the server beside its own, and what they may do; their keys are their names."""
@@ -63,3 +65,25 @@ def s3_store(root: Path, **settings: object) -> S3Store:
     """The store of a directory: equal directories have the same one."""
     prefix = f"tests/{sha256(str(root).encode()).hexdigest()[:16]}"
     return S3Store(BUCKET, prefix, S3Settings(part_bytes=SMALL_PARTS_BYTES).model_copy(update=settings))
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[tuple[str, Faults]]:
+    """The address of a proxy before the server, for all tests of a file, and what it does."""
+    with faulty_proxy(running_server().endpoint_url) as found:
+        yield found
+
+
+@pytest.fixture
+def faults(proxy, s3_server) -> Faults:
+    """Of the proxy; none yet."""
+    found: Faults = proxy[1]
+    found.schedule = lambda _method, _path: None
+    found.seen.clear()
+    return found
+
+
+@pytest.fixture
+def store(faults, proxy, tmp_path) -> S3Store:
+    """A store of the test's own behind the proxy."""
+    return s3_store(tmp_path, endpoint_url=proxy[0])

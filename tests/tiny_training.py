@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage import ObjectStore
+from orchestrator.storage.local import LocalStore
 from workloads.run import execute
 
 DATASET = {
@@ -116,3 +119,11 @@ class TinyTraining:
             should_stop=should_stop,
         )
         return execute(request, context)
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the store and its data set, to be copied: runs of one key that differ need a store each."""
+    folder = tmp_path_factory.mktemp("prepared")
+    TinyTraining(LocalStore(folder / "store"), folder)
+    return folder

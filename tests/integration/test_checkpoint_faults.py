@@ -35,24 +35,16 @@ from tests.checkpoint_cases import (
     save_at_once,
 )
 from tests.s3_server import s3_server, s3_store
-from tests.tiny_training import TinyTraining
+from tests.tiny_training import TinyTraining, prepared
 from workloads.checkpoint.store import CheckpointFolder
 from workloads.checkpoint.writer import CheckpointWriter
 from workloads.train import saver, step_metrics
 
-__all__ = ["s3_server"]
+__all__ = ["prepared", "s3_server"]
 
 EVERY_STEP = Execution(checkpoint_every_steps=1)
 CHECKPOINTS = "checkpoints/"
 SEGMENT = "metrics/key/000001/000000000000-000000000003.jsonl"
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the data set, to be copied."""
-    folder = tmp_path_factory.mktemp("prepared")
-    TinyTraining(LocalStore(folder / "store"), folder)
-    return folder
 
 
 @pytest.fixture

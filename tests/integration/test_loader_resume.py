@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from orchestrator.storage.local import LocalStore
-from tests.data_jobs import DataPlane, tar_of
+from tests.data_jobs import DataPlane, plane, tar_of
 from tests.photographs import jpeg, photograph
 from workloads.data.augment import Augment, AugmentSpec
 from workloads.data.decode import DecoderName
@@ -24,6 +24,8 @@ from workloads.data.pixels import PixelSpec
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
 
+__all__ = ["plane"]
+
 ROOT = Path(__file__).parents[2]
 NUM_SHARDS, SHARD_SAMPLES, BATCH_SIZE, NUM_STEPS = 4, 9, 8, 11  # two and a half epochs of 36 samples
 RECIPES = {
@@ -31,11 +33,6 @@ RECIPES = {
     "jittered-crop": (AugmentSpec(augment=Augment.RANDOM_CROP_FLIP, color_jitter=0.4), DecoderName.PILLOW),
     "centre": (AugmentSpec(augment=Augment.FLIP), DecoderName.TURBO),
 }
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
-    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,10 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import checkpoints_folder, metrics_folder
 from orchestrator.storage.local import LocalStore
-from tests.tiny_training import BATCHNORM, NO_BATCHNORM, TinyTraining
+from tests.tiny_training import BATCHNORM, NO_BATCHNORM, TinyTraining, prepared
 from workloads.train import samples
+
+__all__ = ["prepared"]
 
 ADAMW: dict[str, Any] = {"optimizer": "adamw", "lr": 1e-3, "weight_decay": 0.05}
 GHOST: dict[str, Any] = {
@@ -39,14 +41,6 @@ TIMED |= {"mfu", "gpu_memory", "gpu_memory_gib", "gpu_utilization"}
 
 class CrashError(Exception):
     """Stands for a death without warning: no checkpoint is written on the way out."""
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with the data set, to be copied: interrupted and undisturbed runs of one key need a store each."""
-    folder = tmp_path_factory.mktemp("prepared")
-    TinyTraining(LocalStore(folder / "store"), folder)
-    return folder
 
 
 @pytest.fixture

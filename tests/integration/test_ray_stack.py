@@ -20,24 +20,21 @@ from orchestrator.stack import ensure_stack, read_stack, stop_stack
 from orchestrator.stack.attach import attach_cluster
 from orchestrator.stack.children import ray_directory
 from orchestrator.stack.description import (
-    MLFLOW_TOKEN_FILE,
     SERVICES_FOLDER,
     STACK_FILE,
     TOKEN_FILE,
-    Stack,
     make_private,
     own_boot_id,
-    own_identity,
     remember_service,
     remembered_services,
     start_ticks_of,
     touch_stack,
     touched_at_s,
-    tracking_uri,
     write_stack,
 )
 from orchestrator.stack.environment import python_path, renew_token
 from orchestrator.stack.ports import FIRST_PORT, LAST_PORT, free_ports
+from tests.described_stack import described_stack
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,23 +42,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def described(tmp_path):
     """A description whose supervisor is this very process."""
-    pid, pid_started_at = own_identity()
-    stack = Stack(
-        directory=str(tmp_path),
-        ray_address="127.0.0.1:1",
-        dashboard_url="http://127.0.0.1:2",
-        mlflow_url="http://127.0.0.1:3",
-        tracking_uri=tracking_uri(tmp_path),
-        token_path=str(tmp_path / TOKEN_FILE),
-        mlflow_token_path=str(tmp_path / MLFLOW_TOKEN_FILE),
-        pid=pid,
-        pid_started_at=pid_started_at,
-        started_at_s=1.0,
-        host=socket.gethostname(),
-        boot_id=own_boot_id(),
-    )
-    write_stack(tmp_path, stack)
-    return stack
+    return described_stack(tmp_path)
 
 
 def test_description_of_a_live_supervisor_is_read(described, tmp_path):

@@ -7,7 +7,7 @@ with a traceback of somebody else's.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,10 @@ import pytest
 
 from orchestrator.core.errors import NotFoundError, PreconditionFailedError, StorageError
 from orchestrator.storage.s3.store import S3Store
-from tests.s3_proxy import Damage, Faults, faulty_proxy
-from tests.s3_server import SMALL_PARTS_BYTES, running_server, s3_server, s3_store
+from tests.s3_proxy import Damage, Faults
+from tests.s3_server import SMALL_PARTS_BYTES, proxy, s3_server, s3_store
 
-__all__ = ["s3_server"]
+__all__ = ["proxy", "s3_server"]
 
 SHORT_S = 0.1
 OTHER_ETAG = "1" * 32
@@ -123,12 +123,6 @@ def cases(place: Place) -> dict[str, Case]:
         "leftovers": Case(lambda store: [stat.name for stat in store.leftovers()], ["upload"]),
         "delete_leftover": Case(lambda store: store.delete_leftover(place.upload), None),
     }
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[tuple[str, Faults]]:
-    with faulty_proxy(running_server().endpoint_url) as found:
-        yield found
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
@@ -23,10 +22,10 @@ from orchestrator.core.errors import (
 )
 from orchestrator.storage.probe import probe_store
 from orchestrator.storage.s3.store import S3Store
-from tests.s3_proxy import Damage, Faults, faulty_proxy
-from tests.s3_server import SMALL_PARTS_BYTES, running_server, s3_server, s3_store
+from tests.s3_proxy import Damage, Faults
+from tests.s3_server import SMALL_PARTS_BYTES, faults, proxy, s3_server, s3_store, store
 
-__all__ = ["s3_server"]
+__all__ = ["faults", "proxy", "s3_server", "store"]
 
 HARMLESS = [Damage.THROTTLED, Damage.RESET]
 LOST = [Damage.ANSWER_LOST, Damage.ANSWER_LOST_AS_500, Damage.ANSWER_LOST_AS_409]
@@ -41,25 +40,6 @@ METRICS = "metrics/pretrain-a-0123456789abcdef/000001/a"
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between tries; what a try does does not depend on them."""
     monkeypatch.setattr("orchestrator.storage.s3.client._FIRST_PAUSE_S", 0.01)
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[tuple[str, Faults]]:
-    with faulty_proxy(running_server().endpoint_url) as found:
-        yield found
-
-
-@pytest.fixture
-def faults(proxy, s3_server) -> Faults:
-    found: Faults = proxy[1]
-    found.schedule = lambda _method, _path: None
-    found.seen.clear()
-    return found
-
-
-@pytest.fixture
-def store(faults, proxy, tmp_path) -> S3Store:
-    return s3_store(tmp_path, endpoint_url=proxy[0])
 
 
 @pytest.fixture

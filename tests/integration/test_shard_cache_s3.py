@@ -16,37 +16,18 @@ from urllib3.connectionpool import HTTPConnectionPool
 from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.storage.bulk import fetch
 from orchestrator.storage.s3.store import S3Store
-from tests.s3_proxy import Damage, Faults, faulty_proxy
-from tests.s3_server import SMALL_PARTS_BYTES, running_server, s3_server, s3_store
+from tests.s3_proxy import Damage, Faults
+from tests.s3_server import SMALL_PARTS_BYTES, faults, proxy, s3_server, s3_store, store
 from tests.shard_cases import NUM_SAMPLES, sample, write_shards
 from workloads.data.cache import ShardCache
 from workloads.data.cache.folder import CacheSettings
 
-__all__ = ["s3_server"]
+__all__ = ["faults", "proxy", "s3_server", "store"]
 
 SAMPLE_BYTES = 270_000
 SHARD_BYTES = NUM_SAMPLES * SAMPLE_BYTES
 """Two parts: the smallest that shows ranges in parallel."""
 LARGE_BYTES = 4 * SMALL_PARTS_BYTES - 7
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[tuple[str, Faults]]:
-    with faulty_proxy(running_server().endpoint_url) as found:
-        yield found
-
-
-@pytest.fixture
-def faults(proxy, s3_server) -> Faults:
-    found: Faults = proxy[1]
-    found.schedule = lambda _method, _path: None
-    found.seen.clear()
-    return found
-
-
-@pytest.fixture
-def store(faults, proxy, tmp_path) -> S3Store:
-    return s3_store(tmp_path, endpoint_url=proxy[0])
 
 
 @pytest.fixture

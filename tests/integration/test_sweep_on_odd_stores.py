@@ -18,22 +18,16 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.testing import Fail, ScriptedBackend, Succeed
 from tests.gc_store import GRACE_S, Lab
 from tests.gc_store import make_job as make_stored_job
-from tests.s3_proxy import Damage, Faults, faulty_proxy
-from tests.s3_server import running_server, s3_server, s3_store
+from tests.s3_proxy import Damage, Faults
+from tests.s3_server import proxy, s3_server, s3_store
 from tests.scripted_sweep import World, diamond, make_job
 
-__all__ = ["s3_server"]
+__all__ = ["proxy", "s3_server"]
 
 SHORT_S = 0.2
 NUM_BAD_ROUNDS = 6
 NUM_LATE_ANSWERS = 50
 DISK_BYTES = 512 * 1024
-
-
-@pytest.fixture(scope="module")
-def proxy() -> Iterator[tuple[str, Faults]]:
-    with faulty_proxy(running_server().endpoint_url) as found:
-        yield found
 
 
 @pytest.fixture

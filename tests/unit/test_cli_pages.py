@@ -11,12 +11,12 @@ from orchestrator.cli.commands.report import ReportOptions, show_report
 from orchestrator.cli.commands.status import show_status
 from orchestrator.cli.output import DocumentForm, print_document
 from orchestrator.cli.pages import address_lines, compare_line, tracking_and_pages
-from orchestrator.stack.description import Stack, own_boot_id, own_identity, tracking_uri, write_stack
 from orchestrator.storage.local import LocalStore
 from orchestrator.storage.probe import probe_store
 from orchestrator.tracking.links import compare_url
 from orchestrator.tracking.memory import Memory, MemoryFile
 from tests.builders import make_job
+from tests.described_stack import described_stack
 from tests.sample_journal import SampleJournal
 from tests.sample_sweep import sample_plan
 
@@ -72,13 +72,7 @@ def test_token_of_the_stacks_pages_is_printed_on_a_terminal_alone(
     monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: is_terminal)
     (tmp_path / "mlflow_token").write_text("the-token")
-    pid, pid_started_at = own_identity()
-    stack = Stack(
-        directory=str(tmp_path), ray_address="", dashboard_url="", mlflow_url="http://127.0.0.1:5000",
-        tracking_uri=tracking_uri(tmp_path), token_path="", mlflow_token_path=str(tmp_path / "mlflow_token"),
-        pid=pid, pid_started_at=pid_started_at, started_at_s=0.0, boot_id=own_boot_id(),
-    )  # fmt: skip
-    write_stack(tmp_path, stack)
+    stack = described_stack(tmp_path, mlflow_url="http://127.0.0.1:5000")
     MemoryFile(store, plan.sweep, stack.tracking_uri).save(Memory(experiment_id="7"))
     told = [*address_lines(""), compare_line(store, plan)]
     assert len([line for line in told if "http://127.0.0.1:5000/?token=the-token" in line]) == 2 * is_terminal

@@ -16,7 +16,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from tests.data_jobs import DataPlane, decoding_in_processes, encoded, tar_of, undecodable_png
+from tests.data_jobs import DataPlane, decoding_in_processes, encoded, plane, tar_of, undecodable_png
 from tests.photographs import jpeg, photograph
 from tests.slow_augmentation import NAME, write_slow_augmentation
 from tests.waiting import wait_until
@@ -32,14 +32,11 @@ from workloads.data.pixels import PixelSpec
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
 
+__all__ = ["plane"]
+
 NUM_WORKERS, NUM_STEPS, BATCH_SIZE, TASK_SAMPLES, IMAGE_SIZE = 2, 24, 50, 20, 32
 BAD = 6
 AUGMENT = AugmentSpec(augment=Augment.RANDOM_RESIZED_CROP_FLIP, color_jitter=0.4)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
-    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,15 @@ from orchestrator.core.contract import Execution, ExecutionContext
 from orchestrator.core.errors import BadDataError, UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_record
-from tests.data_jobs import DIGITS, TREE, DataPlane, encoded, tar_of
+from tests.data_jobs import DIGITS, TREE, DataPlane, encoded, plane, tar_of
 from workloads.data.index import LeafSets, SampleIndex, SplitIndex
 from workloads.data.split_targets import SplitTargets
 from workloads.jobs.labels import run_labels
 from workloads.labels.label_map import ClassLabels, Draw, LabelMap, RandomLabels, SampleLabels
 from workloads.labels.rules import make_label_map
 from workloads.runtime.npy import npy_bytes
+
+__all__ = ["plane"]
 
 CLASSES = [
     {"class": 0, "name": "oak", "order": "plant", "leaf": "oak"},
@@ -38,11 +40,6 @@ def split_of(leaves: list[int], name: str = "train", leaf_sets: list[list[int]] 
         offsets = np.cumsum([0, *map(len, leaf_sets)])
         sets = LeafSets(offsets=offsets, values=np.array([leaf for one in leaf_sets for leaf in one], dtype=np.int32))
     return SplitIndex.in_memory(leaves=np.array(leaves, dtype=np.int32), name=name, leaf_sets=sets)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
-    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
 
 
 @pytest.fixture(scope="module")

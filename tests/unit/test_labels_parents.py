@@ -14,7 +14,7 @@ from orchestrator.core.contract import ExecutionContext
 from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, read_part
-from tests.data_jobs import TREE, DataPlane
+from tests.data_jobs import TREE, DataPlane, plane
 from tests.tiny_training import RECIPE
 from tests.unit import test_wordnet
 from tests.unit.test_wordnet import ENTITY, FAMOUS, OAK, PLANT, THING, TOOL
@@ -29,6 +29,8 @@ from workloads.runtime.streams import Stage
 from workloads.train.evaluate import eval_levels
 from workloads.train.samples import LabelledSamples
 from workloads.train.task import JobContext
+
+__all__ = ["plane"]
 
 Space = dict[str, Any]
 
@@ -207,11 +209,6 @@ def test_parents_folded_give_the_targets_of_the_coarser_space(
 
 
 # ------------------------------------------------------------------------------------------ the artifact, and training
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
-    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
 
 
 @pytest.fixture(scope="module")

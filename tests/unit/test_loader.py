@@ -16,7 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.data_jobs import TREE, DataPlane, encoded, tar_of
+from tests.data_jobs import TREE, DataPlane, encoded, plane, tar_of
 from workloads.data import pipeline
 from workloads.data.augment import Augment
 from workloads.data.index import SampleIndex
@@ -26,14 +26,11 @@ from workloads.data.pipeline import PlannedBatch, Prefetcher, Window, batches_ah
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
 
+__all__ = ["plane"]
+
 BATCH_SIZE = 50
 NUM_STEPS = 12  # two and a half epochs of 240 samples
 AUGMENTS = [Augment.CROP_FLIP, Augment.RANDOM_RESIZED_CROP_FLIP]
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
-    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from orchestrator.core.errors import BadDataError
-from tests.data_jobs import DataPlane, encoded, loading_in_a_process, tar_of, undecodable_png
+from tests.data_jobs import DataPlane, encoded, loading_in_a_process, plane, tar_of, undecodable_png
 from tests.unit.test_decode_pool import processes_of
 from tests.waiting import wait_until
 from workloads.data.augment import Augment, AugmentSpec
@@ -29,15 +29,12 @@ from workloads.runtime.ranks import Ranks
 from workloads.runtime.streams import Stage
 from workloads.train.samples import BadSampleLedger, LabelledSplit
 
+__all__ = ["plane"]
+
 NUM_WORKERS, BATCH_SIZE, NUM_STEPS, IMAGE_SIZE = 2, 20, 30, 16
 BAD = 6
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 AUGMENT = AugmentSpec(augment=Augment.RANDOM_RESIZED_CROP_FLIP, color_jitter=0.4)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
-    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from orchestrator.core.errors import BadDataError
-from tests.data_jobs import DataPlane, encoded, tar_of, undecodable_png
+from tests.data_jobs import DataPlane, encoded, plane, tar_of, undecodable_png
 from workloads.data.augment import Augment
 from workloads.data.cache import ShardCache
 from workloads.data.index import BadSamplePolicy, BadSamples, SampleIndex
@@ -18,14 +18,11 @@ from workloads.data.order import SampleOrder
 from workloads.data.split_targets import SplitTargets
 from workloads.runtime.streams import Stage
 
+__all__ = ["plane"]
+
 NUM_SAMPLES = 40
 BAD = (3, 4, 17, 38)
 REPLACE = BadSamples(policy=BadSamplePolicy.REPLACE, budget=0.2)
-
-
-@pytest.fixture(scope="module")
-def plane(tmp_path_factory: pytest.TempPathFactory) -> DataPlane:
-    return DataPlane(folder=tmp_path_factory.mktemp("plane"))
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -25,22 +24,18 @@ from orchestrator.services.stack_transport import StackTransport
 from orchestrator.services.status import SweepStatus
 from orchestrator.stack.children import LOCK_FILE
 from orchestrator.stack.description import (
-    MLFLOW_TOKEN_FILE,
     STACK_FILE,
-    TOKEN_FILE,
-    Stack,
     own_boot_id,
-    own_identity,
     read_description,
     read_stack,
     remove_description,
-    tracking_uri,
     write_stack,
 )
 from orchestrator.stack.environment import METRICS_VARIABLE, child_environment
 from orchestrator.stack.ports import FIRST_PORT, LAST_PORT
 from orchestrator.stack.start import ensure_stack, foreground_cluster, no_stack, restart_killed_stack, stop_stack
 from orchestrator.state.snapshot import Snapshot
+from tests.described_stack import described_stack
 
 SETTINGS = ServiceSettings(store_uri="file:///store", cluster="c", namespace="n", tracking_uri="sqlite:///x.db")
 
@@ -70,22 +65,7 @@ def stack(tmp_path, monkeypatch):
     monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(module, "POLL_EVERY_S", 0.0)
     monkeypatch.setattr(module, "ServiceCalls", Calls)
-    pid, pid_started_at = own_identity()
-    described = Stack(
-        directory=str(tmp_path),
-        ray_address="127.0.0.1:1",
-        dashboard_url="http://127.0.0.1:2",
-        mlflow_url="http://127.0.0.1:3",
-        tracking_uri=tracking_uri(tmp_path),
-        token_path=str(tmp_path / TOKEN_FILE),
-        mlflow_token_path=str(tmp_path / MLFLOW_TOKEN_FILE),
-        pid=pid,
-        pid_started_at=pid_started_at,
-        started_at_s=1.0,
-        host=socket.gethostname(),
-        boot_id=own_boot_id(),
-    )
-    write_stack(tmp_path, described)
+    described = described_stack(tmp_path)
     monkeypatch.setattr(module, "ensure_stack", lambda home: read_stack(home) or pytest.fail("no stack"))
     return described
 
