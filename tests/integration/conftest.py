@@ -90,6 +90,26 @@ def namespace(ray_cluster):
 
 
 @pytest.fixture
+def backend(namespace, request):
+    """With the file's ``SETTINGS``; it keeps no runners ready."""
+    from orchestrator.backends.ray.backend import RayBackend  # not at the top: see above
+
+    made = RayBackend(namespace, settings=request.module.SETTINGS, spare_runners=0)
+    made.announce(1)
+    return made
+
+
+@pytest.fixture
+def nodes(ray_cluster, tmp_path, until):
+    """Nodes that join the cluster, and leave it with the test."""
+    from tests.integration.extra_nodes import ExtraNodes  # see above
+
+    made = ExtraNodes(ray_cluster, tmp_path, until)
+    yield made
+    made.end()
+
+
+@pytest.fixture
 def store(tmp_path):
     return LocalStore(tmp_path / "store")
 

@@ -114,6 +114,12 @@ def workers(ray_cluster: Any, *titles: str) -> list[int]:
     return found
 
 
+def reservations(ray_cluster: Any) -> set[str]:
+    """Ids of placement groups that are there, whether they hold something or wait."""
+    table = ray_cluster.util.placement_group_table()
+    return {name for name, group in table.items() if group["state"] != "REMOVED"}
+
+
 def request(store: ObjectStore, one: Job, number: int = 0, *, num_workers: int = 1) -> JobRequest:
     """An attempt at a job."""
     return request_of(one, store.uri, number, sweep="scripted", execution=Execution(num_workers=num_workers))

@@ -11,18 +11,10 @@ from orchestrator.backends.protocol import AttemptStatus, Placement
 from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
-from tests.integration.extra_nodes import ExtraNodes
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 GPU = Resources(cpus=1.0, gpus=1.0)
-
-
-@pytest.fixture
-def nodes(ray_cluster, tmp_path, until):
-    joined = ExtraNodes(ray_cluster, tmp_path, until)
-    yield joined
-    joined.end()
 
 
 @pytest.fixture

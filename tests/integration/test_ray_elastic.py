@@ -7,9 +7,8 @@ process, on the real backend; its clock is moved once, over the time for which a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
@@ -24,8 +23,8 @@ from orchestrator.storage.artifacts import read_part, read_record
 from orchestrator.sweeps.client import load_snapshot, submit
 from tests.chaos.verdict import audit_journal, journal_events
 from tests.integration.elastic_jobs import ENTRY_POINT, EVERY, digest_of_all, elastic_job, read_traces
-from tests.integration.extra_nodes import ExtraNodes, UncheckedNodes
-from tests.integration.test_ray_gang import reservations
+from tests.integration.extra_nodes import UncheckedNodes
+from tests.integration.ray_jobs import reservations
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SWEEP, DEADLINE_S = "elastic", 150.0
@@ -39,13 +38,6 @@ class MovedClock:
 
     def __call__(self) -> float:
         return time.time() + self.moved_s
-
-
-@pytest.fixture
-def nodes(ray_cluster, tmp_path: Path, until) -> Iterator[ExtraNodes]:
-    made = ExtraNodes(ray_cluster, tmp_path, until)
-    yield made
-    made.end()
 
 
 @dataclass
@@ -140,4 +132,4 @@ def test_gang_goes_on_smaller_when_its_node_dies_and_grows_when_another_comes(
     assert smaller["first_step"] % EVERY == 0, "from its newest checkpoint"
     assert grown["first_step"] == smaller["last_step"] > smaller["first_step"], "growing lost no step"
     assert read_part(store, read_record(store, job.key), "payload").decode() == digest_of_all()
-    until(lambda: reservations(ray_cluster) == 0)
+    until(lambda: not reservations(ray_cluster))

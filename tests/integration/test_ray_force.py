@@ -19,18 +19,11 @@ from orchestrator.storage.logs import read_log
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 ONE_CPU = Resources(cpus=1.0)
+SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
 
 
 class Idle:
     """Holds resources, as an actor of others does."""
-
-
-@pytest.fixture
-def backend(namespace):
-    settings = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
-    made = RayBackend(namespace, settings=settings, spare_runners=0)
-    made.announce(1)
-    return made
 
 
 @pytest.mark.ci

@@ -18,23 +18,10 @@ from orchestrator.core.errors import FailureKind
 from orchestrator.metrics.machine import describe_machine
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.layout import log_name
-from tests.integration.ray_jobs import ENTRY_POINT, job, look, request, workers
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request, reservations, workers
 
 TWO_CPUS = Resources(cpus=2.0)
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
-
-
-@pytest.fixture
-def backend(namespace):
-    made = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
-    made.announce(1)
-    return made
-
-
-def reservations(ray_cluster) -> int:
-    """Placement groups that hold something."""
-    table = ray_cluster.util.placement_group_table()
-    return sum(group["state"] in {"CREATED", "PENDING"} for group in table.values())
 
 
 def actors_known_to_ray(ray_cluster):
@@ -77,7 +64,7 @@ def test_gang_whose_train_controller_is_killed_is_a_lost_node_and_its_runner_giv
     assert report.status is AttemptStatus.FAILED, report
     assert report.failure is not None
     assert report.failure.kind is FailureKind.NODE_LOST, report.failure
-    until(lambda: reservations(ray_cluster) == 0)  # before the attempt is released: no controller has to look
+    until(lambda: not reservations(ray_cluster))  # before the attempt is released: no controller has to look
 
 
 @pytest.mark.slow
@@ -103,7 +90,7 @@ def test_gang_worker_killed_is_a_lost_node_and_the_next_attempt_commits_once(
     assert report.failure is not None
     assert report.failure.kind is FailureKind.NODE_LOST, report.failure
     backend.release(killed.attempt_id)
-    until(lambda: reservations(ray_cluster) == 0)
+    until(lambda: not reservations(ray_cluster))
     gate.open()
     again = request(store, job("gang", gate=str(gate.path)), 1, num_workers=2)
     backend.launch(again, TWO_CPUS)
@@ -151,7 +138,7 @@ def test_gang_runner_killed_loses_the_attempt_and_frees_its_reservation(
     description = ray_cluster.get(ray_cluster.get_actor(name, namespace=namespace).describe.remote())
     os.kill(description["pid"], signal.SIGKILL)
     until(lambda: look(backend, attempt.attempt_id).status is AttemptStatus.LOST)
-    until(lambda: backend.observe([attempt.attempt_id]) and reservations(ray_cluster) == 0)
+    until(lambda: backend.observe([attempt.attempt_id]) and not reservations(ray_cluster))
 
 
 @pytest.mark.slow

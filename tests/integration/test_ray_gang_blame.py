@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,26 +16,11 @@ from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.state.failure_policy import signature_of
-from tests.integration.extra_nodes import ExtraNodes
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1, collectives="gloo")
 TWO_GPUS = Resources(cpus=2.0, gpus=2.0)
-
-
-@pytest.fixture
-def nodes(ray_cluster, tmp_path: Path, until) -> Iterator[ExtraNodes]:
-    made = ExtraNodes(ray_cluster, tmp_path, until)
-    yield made
-    made.end()
-
-
-@pytest.fixture
-def backend(namespace) -> RayBackend:
-    made = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
-    made.announce(1)
-    return made
 
 
 def test_killed_or_broken_second_rank_is_blamed_and_not_the_coordinators_node(

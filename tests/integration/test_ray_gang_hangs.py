@@ -9,7 +9,6 @@ import signal
 import pytest
 
 from orchestrator.backends.protocol import AttemptStatus
-from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
@@ -21,16 +20,9 @@ from tests.integration.ray_jobs import job, look, request
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 TWO_CPUS = Resources(cpus=2.0)
 LIMIT_S = 4.0
+SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1, train_hang_s=LIMIT_S)
 UP_WITHIN_S = 150.0
 """Ray Train, and torch in two workers, on a busy machine."""
-
-
-@pytest.fixture
-def backend(namespace):
-    settings = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1, train_hang_s=LIMIT_S)
-    made = RayBackend(namespace, settings=settings, spare_runners=0)
-    made.announce(1)
-    return made
 
 
 def _launch(backend, store, tmp_path, name: str, doing: str):

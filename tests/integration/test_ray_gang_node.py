@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import pytest
-
 from orchestrator.backends.protocol import AttemptStatus, Placement
-from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
 
+SETTINGS = RunnerSettings(entry_point=ENTRY_POINT)
 GONE, GONE_ID = "gone/00000000", "00000000" * 7
-
-
-@pytest.fixture
-def backend(namespace):
-    made = RayBackend(namespace, settings=RunnerSettings(entry_point=ENTRY_POINT), spare_runners=0)
-    made.announce(1)
-    return made
 
 
 def test_gang_that_waits_for_a_node_that_is_gone_is_lost_at_once(backend, store, until):

@@ -13,16 +13,11 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
 from orchestrator.core.errors import FailureKind
-from tests.integration.ray_jobs import ENTRY_POINT, job, look, request, workers
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request, reservations, workers
 
 TWO_CPUS = Resources(cpus=2.0)
 START_S = (20.0, 90.0)
 """Longer than a gang's first reservation takes; on a busy machine the second is."""
-
-
-def reservations(ray_cluster) -> set[str]:
-    table = ray_cluster.util.placement_group_table()
-    return {name for name, group in table.items() if group["state"] != "REMOVED"}
 
 
 class Frost:

@@ -15,16 +15,10 @@ from orchestrator.backends.ray.backend import RayBackend
 from orchestrator.backends.ray.placement_groups import orphaned_groups
 from orchestrator.backends.ray.settings import RunnerSettings
 from orchestrator.core.contract import Resources
-from tests.integration.ray_jobs import ENTRY_POINT, job, look, request
+from tests.integration.ray_jobs import ENTRY_POINT, job, look, request, reservations
 
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
 TWO_CPUS = Resources(cpus=2.0)
-
-
-def reservations(ray_cluster) -> set[str]:
-    """Ids of placement groups that are there, whether they hold something or wait."""
-    table = ray_cluster.util.placement_group_table()
-    return {name for name, group in table.items() if group["state"] != "REMOVED"}
 
 
 def kill_runner(ray_cluster, namespace) -> None:

@@ -23,26 +23,13 @@ from orchestrator.search.asha import AshaRule, Ladder
 from orchestrator.search.log import SearchLog, fold_search
 from orchestrator.storage.artifacts import is_committed, read_record
 from orchestrator.storage.trials import TrialState, read_trials
-from tests.integration.ray_jobs import look, workers
+from tests.integration.ray_jobs import look, reservations, workers
 from tests.integration.search_jobs import ENTRY_POINT, epochs_done, search_request
 
 SETTINGS = RunnerSettings(entry_point=ENTRY_POINT, log_every_s=0.1)
 ASHA = "{asha: {}, space: {lr: {uniform: [0.01, 1.0]}}, trials: 6, concurrent: 2}"
 RANDOM = "{random: {}, space: {lr: {uniform: [0.01, 0.8]}}, trials: 4, concurrent: 2}"
 TWO_CPUS = Resources(cpus=2.0)
-
-
-@pytest.fixture
-def backend(namespace):
-    made = RayBackend(namespace, settings=SETTINGS, spare_runners=0)
-    made.announce(1)
-    return made
-
-
-def reservations(ray_cluster) -> int:
-    """Placement groups that hold something."""
-    table = ray_cluster.util.placement_group_table()
-    return sum(group["state"] in {"CREATED", "PENDING"} for group in table.values())
 
 
 def runner_pid(ray_cluster, namespace) -> int:
@@ -108,7 +95,7 @@ def test_search_on_ray_stops_what_falls_behind_and_commits_the_best(ray_cluster,
         TrialState.STOPPED,
         TrialState.FAILED,
     }
-    assert reservations(ray_cluster) == 0
+    assert not reservations(ray_cluster)
 
 
 @pytest.mark.slow
@@ -126,7 +113,7 @@ def test_search_runner_killed_goes_on_from_the_log_and_redoes_no_trial_that_ende
     until(lambda: look(backend, gated.attempt_id).status is AttemptStatus.LOST)
     before = ended(store, gated.key)
     backend.release(gated.attempt_id)
-    until(lambda: backend.observe([]) == [] and reservations(ray_cluster) == 0)
+    until(lambda: backend.observe([]) == [] and not reservations(ray_cluster))
     again = search_request(store, tmp_path, RANDOM, attempt=2)
     backend.launch(again, TWO_CPUS)
     report = finish(backend, again.attempt_id)
@@ -197,7 +184,7 @@ def test_search_whose_trial_ray_loses_is_lost_in_time_and_goes_on_from_its_log(
     assert report.failure is not None, report
     assert report.failure.kind is FailureKind.NODE_LOST
     assert "no report has come from trial" in report.failure.message
-    until(lambda: reservations(ray_cluster) == 0)
+    until(lambda: not reservations(ray_cluster))
     backend.release(gated.attempt_id)
     gate.open()
     again = search_request(store, tmp_path, RANDOM, attempt=2)
