@@ -75,7 +75,7 @@ class Site:
             "ORCHESTRATOR_STORE": f"s3://{BUCKET}/hosts",
             "ORCHESTRATOR_CLUSTER": "hosts",
             "ORCHESTRATOR_HEAD": f"{self.head.address}:{PORT}",
-            "ORCHESTRATOR_IDLE_S": "600",  # the sweep comes when all hosts are up, which takes minutes beside other tests
+            "ORCHESTRATOR_IDLE_S": "600",  # the sweep comes when all hosts are up: minutes beside other tests
             "ORCHESTRATOR_OBJECT_STORE_BYTES": str(100 * 2**20),
         }
         self.children: dict[str, subprocess.Popen[bytes]] = {}
