@@ -11,6 +11,7 @@ import pytest
 from orchestrator.core.contract import Execution, ExecutionContext, JobRequest, JobResult, Progress
 from orchestrator.core.ids import make_key
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.planning.graph.identity import make_identity
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.local import LocalStore
 from workloads.run import execute
@@ -88,7 +89,7 @@ class TinyTraining:
         execution: Execution | None = None,
         attempt: int = 1,
     ) -> JobRequest:
-        identity = {"kind": kind.value, "code_version": 1, "parameters": parameters, "inputs": inputs}
+        identity = make_identity(kind, parameters, inputs)
         key = make_key(kind, "", identity)
         return JobRequest(
             attempt_id=f"{key}.{attempt}",

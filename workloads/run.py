@@ -12,7 +12,7 @@ from typing import Any
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Timings
 from orchestrator.core.errors import CorruptObjectError, NotFoundError, StorageError, UserError
 from orchestrator.core.ids import references_in
-from orchestrator.core.job_kinds import KINDS, JobKind
+from orchestrator.core.job_kinds import KINDS, JobKind, require_own_versions
 from orchestrator.storage.artifacts import is_committed, read_record
 from workloads.runtime.publish import stopwatch
 
@@ -36,6 +36,8 @@ def execute(request: JobRequest, context: ExecutionContext) -> JobResult:
         if context.watch is not None and context.watch.probe:
             _load(_JUDGE)(request, context)
         return _committed(request, context, Timings(work_s=time.perf_counter() - started_s))
+    # The code on disk may be newer than the plan, also under a controller of before: a new runner runs what lies there.
+    require_own_versions(request.job, request.kind, request.identity)
     with _missing_inputs_named(request, context):
         request = _with_choice(request, context)
         handler = _load_handler(request.kind)

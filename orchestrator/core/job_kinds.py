@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, Literal
+from typing import Any, Final, Literal
+
+from orchestrator.core.errors import UserError
 
 
 class JobKind(StrEnum):
@@ -169,3 +171,39 @@ TRANSFER_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.res
 RESULT_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.result)
 REPORTED_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.in_report == "content")
 TIMED_KINDS: Final = frozenset(kind for kind, row in KINDS.items() if row.in_report)
+
+
+def other_versions(kind: JobKind, identity: Mapping[str, Any]) -> set[tuple[JobKind, Any]]:
+    """Kinds of which this program computes other results than an identity names, each with the named ``code_version``.
+
+    Of a search these are also the kind of the trials that it makes where it runs, and that of the probes which judge
+    them.
+    """
+    named = {(kind, identity.get("code_version"))}
+    if kind is JobKind.SEARCH:
+        parameters = identity["parameters"]
+        if trial := parameters.get("trial"):
+            named.add((JobKind(trial["kind"]), trial["code_version"]))
+        if probe := parameters.get("probe"):
+            named.add((JobKind.PROBE, probe["code_version"]))
+    return {(one, number) for one, number in named if number != KINDS[one].code_version}
+
+
+def describe_versions(versions: set[tuple[JobKind, Any]]) -> str:
+    """``pretrain 1 (here 2), probe 3 (here 4)``."""
+    ordered = sorted(versions, key=str)
+    return ", ".join(f"{kind.value} {number} (here {KINDS[kind].code_version})" for kind, number in ordered)
+
+
+def require_own_versions(job: str, kind: JobKind, identity: Mapping[str, Any]) -> None:
+    """Ask this before a job's work: its program may have been upgraded since the job was planned.
+
+    Raises:
+        UserError: the job's key promises a result that this program does not compute.
+    """
+    if other := other_versions(kind, identity):
+        raise UserError(
+            f"{job} was planned by a release that computes other results than this one: code_version of "
+            f"{describe_versions(other)}, so its result does not belong under its key; use one release on the whole "
+            "cluster and submit the sweep again: it keeps every result that has the same key"
+        )

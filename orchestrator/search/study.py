@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from orchestrator.core.contract import Evaluation, JobFailure, JobRequest, JobResult
 from orchestrator.core.errors import FailureKind, PreconditionFailedError, StorageError, UserError
+from orchestrator.core.job_kinds import require_own_versions
 from orchestrator.search.asha import Ladder, RungVerdict
 from orchestrator.search.log import (
     SearchEvent,
@@ -78,9 +79,14 @@ class TrialsLostError(StorageError):
 
 
 class Study:
-    """Use from one thread. ``clock`` gives seconds since the epoch."""
+    """Use from one thread. ``clock`` gives seconds since the epoch.
+
+    Raises:
+        UserError: the search, its trials or their probe were planned by a release that computes other results.
+    """
 
     def __init__(self, request: JobRequest, store: ObjectStore, clock: Callable[[], float]) -> None:
+        require_own_versions(request.job, request.kind, request.identity)
         self.request, self.plan = request, SearchPlan.of(request)
         self._store, self._clock = store, clock
         self._sampler = self.plan.sampler()

@@ -22,7 +22,7 @@ from typing import Any, Self
 
 from orchestrator.core.code import package_digest
 from orchestrator.core.errors import StorageError, UserError
-from orchestrator.core.job_kinds import KINDS, JobKind
+from orchestrator.core.job_kinds import describe_versions, other_versions
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.core.simulation_files import SimulationCode
 from orchestrator.planning.graph.build import build_plan
@@ -334,13 +334,12 @@ def check_code_versions(plan: Plan) -> None:
     Raises:
         UserError: some kind of job has another ``code_version`` here.
     """
-    asked = {(job.kind, job.identity.get("code_version")) for job in plan.jobs}.union(_versions_of_trials(plan))
-    other = sorted({(kind, number) for kind, number in asked if number != KINDS[kind].code_version}, key=str)
+    other = {one for job in plan.jobs for one in other_versions(job.kind, job.identity)}
     if other:
-        told = ", ".join(f"{kind.value} {number} (here {KINDS[kind].code_version})" for kind, number in other)
         raise UserError(
-            f"the plan was made by a program that computes other results than the cluster's: code_version of {told}; "
-            "install the same release on both sides, or send the code along with --code wheel"
+            "the plan was made by a program that computes other results than the cluster's: code_version of "
+            f"{describe_versions(other)}; install the same release on both sides, or send the code along with --code "
+            "wheel"
         )
 
 
@@ -462,17 +461,6 @@ def _stopped(snapshot: Snapshot, diff: PlanDiff) -> Iterator[str]:
     if names:
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         yield f"{len(names)} running jobs are no longer part of the plan and end after a checkpoint: {shown}"
-
-
-def _versions_of_trials(plan: Plan) -> Iterator[tuple[JobKind, Any]]:
-    """Of the jobs that searches make where they run, and of the probes that judge them."""
-    for job in plan.jobs:
-        if job.kind is JobKind.SEARCH:
-            parameters = job.identity["parameters"]
-            trial, probe = parameters["trial"], parameters.get("probe")
-            yield JobKind(trial["kind"]), trial["code_version"]
-            if probe:
-                yield JobKind.PROBE, probe["code_version"]
 
 
 def _version(name: str) -> str:

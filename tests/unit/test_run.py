@@ -11,8 +11,9 @@ import pytest
 from orchestrator.core.code import package_digest, sources_digest
 from orchestrator.core.contract import ENTRY_POINT, ExecutionContext, JobRequest, JobResult, Outcome
 from orchestrator.core.errors import FailureKind, IdentityMismatchError, StorageError, UserError
-from orchestrator.core.job_kinds import JobKind
-from orchestrator.storage.artifacts import ArtifactWriter
+from orchestrator.core.job_kinds import KINDS, JobKind
+from orchestrator.planning.graph.identity import make_identity
+from orchestrator.storage.artifacts import ArtifactWriter, is_committed
 from orchestrator.storage.local import LocalStore
 from workloads.run import _HANDLERS, execute
 
@@ -33,7 +34,7 @@ def _request(context: ExecutionContext, kind: JobKind, parameters: dict[str, obj
         job=f"{kind}/x",
         key=key,
         kind=kind,
-        identity={"kind": kind.value, "code_version": 1, "parameters": parameters, "inputs": {}},
+        identity=make_identity(kind, parameters, {}),
         store_uri=context.store.uri,
     )
 
@@ -93,6 +94,19 @@ def test_run_without_the_artifact_of_its_initial_weights_is_tried_again_later(
     ArtifactWriter(context.store, replace(request, key=key)).commit(now=0.0)
     with pytest.raises(UserError):
         execute(request, context)
+
+
+def test_run_job_that_another_release_planned_is_refused_and_its_result_is_returned(context: ExecutionContext) -> None:
+    """Installing a release ends no sweep: results of its code must not come under the keys of the release before."""
+    parameters = {"builtin": "digits", "version": 1, "val_fraction": 0.2, "seed": 0}
+    request = _request(context, JobKind.DATASET, parameters)
+    here = KINDS[JobKind.DATASET].code_version
+    request = replace(request, identity={**request.identity, "code_version": 99})
+    with pytest.raises(UserError, match=rf"dataset 99 \(here {here}\).*submit the sweep again"):
+        execute(request, context)
+    assert not is_committed(context.store, request.key)
+    ArtifactWriter(context.store, request).commit(now=0.0)
+    assert execute(request, context).outcome is Outcome.ALREADY_COMMITTED
 
 
 def test_run_committed_key_returns_its_metrics_without_work(context: ExecutionContext) -> None:

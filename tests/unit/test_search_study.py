@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
 from orchestrator.core.contract import Evaluation, JobFailure, JobResult, Outcome
 from orchestrator.core.errors import FailureKind, UserError
+from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.search.log import (
     SearchFencedError,
     SearchLog,
@@ -179,6 +181,18 @@ def test_log_that_was_begun_anew_has_other_names(store, tmp_path):
     after = {stat.name for stat in store.list_objects(search_log_folder(request.key))}
     assert before <= after
     assert len(after) == 2 * len(before) - 1, "all but the head"
+
+
+@pytest.mark.parametrize("part", ["search", "trial", "probe"])
+def test_search_that_another_release_planned_asks_for_no_trial(store, tmp_path, part):
+    """Its trials are planned where they run, by the release that is installed there."""
+    request = search_request(store, tmp_path, ASHA)
+    versions = {**request.parameters, "probe": {"code_version": KINDS[JobKind.PROBE].code_version}}
+    if part != "search":
+        versions[part] = {**versions[part], "code_version": 99}
+    other = {"parameters": versions, **({"code_version": 99} if part == "search" else {})}
+    with pytest.raises(UserError, match=r" 99 \(here .*submit the sweep again"):
+        Study(replace(request, identity={**request.identity, **other}), store, lambda: 1.0)
 
 
 def test_trials_whose_values_are_no_recipe_are_answered_in_any_number(store, tmp_path, monkeypatch):
