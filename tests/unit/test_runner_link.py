@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, ActorUnavailableError
 
+from orchestrator.backends.protocol import WAITING_PHASES, AttemptStatus
 from orchestrator.backends.ray import link as link_module
+from orchestrator.backends.ray.backend import START_TIMEOUT_S, RayBackend
 from orchestrator.backends.ray.link import LinkState, PendingKill, RunnerLink, poll_links, report_of
 from orchestrator.backends.ray.runner.runner import RunnerAnswer, RunnerDescription
-from orchestrator.core.contract import Resources
+from orchestrator.core.contract import JobRequest, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.testing.memory_store import MemoryStore
 from tests.integration.ray_jobs import job, request
@@ -170,3 +172,83 @@ def test_attempt_that_we_end_counts_against_its_node_only_if_it_hung_or_died_bef
         link.kill("asked to stop")
     assert link.state is LinkState.GONE
     assert report_of(attempt.attempt_id, link).node == node
+
+
+class Placer:
+    """A backend that notes what it would place."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.backend, self.placed = RayBackend("namespace"), list[JobRequest]()
+        monkeypatch.setattr(self.backend, "_place", lambda request, *_: self.placed.append(request))
+
+    def check(self, link: RunnerLink, *, later_s: float = 0.0) -> None:
+        """What a poll does of a link, so many seconds after the last one."""
+        link.occupied_since_s -= later_s
+        self.backend._check_link(link)
+
+
+@pytest.fixture
+def placer(monkeypatch: pytest.MonkeyPatch) -> Placer:
+    return Placer(monkeypatch)
+
+
+def test_idle_runner_that_does_not_answer_when_it_gets_an_attempt_is_ended_and_another_one_gets_it(
+    link: RunnerLink, runner: FakeRunner, placer: Placer
+) -> None:
+    """A deadlock or a stopped process: it would hold its GPUs, and the job would be shown as placing, for days."""
+    attempt = request(MemoryStore(), job("sleep"))
+    runner.answer(link, "announce", described(OLD))
+    link.start(attempt)
+    placer.check(link, later_s=0.5 * START_TIMEOUT_S)
+    assert (link.state, placer.placed) == (LinkState.READY, [])
+    placer.check(link, later_s=START_TIMEOUT_S)
+    assert (link.state, len(runner.of("kill")), placer.placed) == (LinkState.GONE, 1, [attempt])
+
+
+@pytest.mark.parametrize("answer", [RunnerAnswer.ACCEPTED, None])
+def test_runner_that_took_its_attempt_or_came_up_with_it_is_not_ended_for_its_silence(
+    link: RunnerLink, runner: FakeRunner, placer: Placer, answer: RunnerAnswer | None
+) -> None:
+    """A new one may have waited for its node for hours, and its first answers arrive one after the other."""
+    attempt = request(MemoryStore(), job("sleep"))
+    if answer is None:
+        link.start(attempt)
+    runner.answer(link, "announce", described(OLD))
+    if answer is not None:
+        link.start(attempt)
+        runner.answer(link, "start", answer)
+    placer.check(link, later_s=2 * START_TIMEOUT_S)
+    assert (link.state, placer.placed) == (LinkState.READY, [])
+
+
+def test_attempt_that_was_taken_and_never_reported_can_be_found_to_hang(link: RunnerLink, runner: FakeRunner) -> None:
+    attempt = request(MemoryStore(), job("sleep"))
+    runner.answer(link, "announce", described(OLD))
+    link.start(attempt)
+    phases = []
+    for answer in (None, RunnerAnswer.ACCEPTED):
+        if answer is not None:
+            runner.answer(link, "start", answer)
+        progress = report_of(attempt.attempt_id, link).progress
+        assert progress is not None
+        phases.append(progress.phase in WAITING_PHASES)
+    assert phases == [True, False]
+
+
+def test_attempt_that_is_ended_by_force_before_its_runner_took_it_starts_on_no_other_one(
+    link: RunnerLink, runner: FakeRunner, placer: Placer
+) -> None:
+    """Its sweep is cancelled: it has no successor under the same id."""
+    attempt = request(MemoryStore(), job("sleep"))
+    runner.answer(link, "announce", described(OLD))
+    link.start(attempt)
+    placer.backend._attempts[attempt.attempt_id] = link
+    placer.backend.stop(attempt.attempt_id)
+    placer.check(link, later_s=2 * START_TIMEOUT_S)
+    assert link.state is LinkState.READY, "it is asked to end, and has its grace for that"
+    placer.backend.kill(attempt.attempt_id, "it had 120 s to end and did not")
+    for _ in range(2):
+        placer.check(link)
+    assert (link.state, placer.placed) == (LinkState.GONE, [])
+    report = report_of(attempt.attempt_id, link)
+    assert (report.status, report.lost_reason) == (AttemptStatus.LOST, "it had 120 s to end and did not")

@@ -55,6 +55,9 @@ from orchestrator.planning.graph.plan import Plan
 
 ANNOUNCE_TIMEOUT_S = 20.0
 """A runner that does not acknowledge a new epoch in this time counts as lost."""
+START_TIMEOUT_S = 60.0
+"""A runner that is up and does not say in this time whether it takes an attempt is ended: it answers at once, or after
+some seconds while it loads libraries."""
 UNCLAIMED_S = 30.0
 """An attempt about which no controller asks for this long is ended: no journal knows it."""
 ROOM_AFTER_S = 15.0
@@ -333,6 +336,9 @@ class RayBackend:
             link.kill(f"runner {link.name} did not acknowledge epoch {self._epoch} in {ANNOUNCE_TIMEOUT_S:g} s")
         elif link.refused in {RunnerAnswer.BUSY, RunnerAnswer.LEAVING} or _left_unnoticed(link):
             self._place_again(link)
+        elif _does_not_answer(link):
+            link.kill(f"it did not take attempt {link.attempt_id} in {START_TIMEOUT_S:g} s")
+            self._place_again(link)
         elif link.is_idle and link.was_found and link.digest != self._digest:
             link.kill("its code differs from the controller's")
         elif _waits_for_room(link) and (waited_s := time.monotonic() - link.occupied_since_s) > ROOM_AFTER_S:
@@ -431,6 +437,16 @@ def _is_placing(link: RunnerLink) -> bool:
 
 
 def _left_unnoticed(link: RunnerLink) -> bool:
-    """Whether an idle runner left before the attempt reached it; a runner that died in its first job did not."""
+    """Whether an idle runner left before the attempt reached it; a runner that died in its first job did not, nor one
+    that was ended to end its attempt.
+    """
     is_gone = link.state is LinkState.GONE
-    return is_gone and link.was_warm and not link.is_started and link.request is not None and link.refused is None
+    return is_gone and link.was_warm and link.awaits_start and link.pending_kill is None
+
+
+def _does_not_answer(link: RunnerLink) -> bool:
+    """Whether an idle runner that was given an attempt answers nothing any more, as after a deadlock or a stopped
+    process. One whose attempt was asked to end is left to the end of its grace: nothing of it is to start elsewhere.
+    """
+    is_waiting = link.state is LinkState.READY and link.was_warm and link.awaits_start and not link.must_stop
+    return is_waiting and time.monotonic() - link.occupied_since_s > START_TIMEOUT_S

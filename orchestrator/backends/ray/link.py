@@ -62,7 +62,8 @@ def report_of(attempt_id: str, link: RunnerLink) -> AttemptReport:
         return replace(
             lost(attempt_id, f"runner {link.name} does not have it", link.node), placed_for_s=placed_for_s(link)
         )
-    progress = progress or Progress(phase=PLACING)
+    # Without a report of an attempt that it has taken, a runner hangs like one that reports nothing new.
+    progress = progress or Progress(phase="starting" if link.is_started else PLACING)
     return AttemptReport(
         attempt_id=attempt_id, status=status, progress=progress, node=link.node, placed_for_s=placed_for_s(link)
     )
@@ -251,6 +252,16 @@ class RunnerLink:
     def is_idle(self) -> bool:
         """Whether it may get an attempt."""
         return not self.attempt_id and self.state in {LinkState.CREATED, LinkState.READY}
+
+    @property
+    def awaits_start(self) -> bool:
+        """Whether it has been given an attempt and neither taken nor refused it."""
+        return self.request is not None and not self.is_started and self.refused is None
+
+    @property
+    def must_stop(self) -> bool:
+        """Whether its attempt is to be asked to end once it has taken it."""
+        return self._must_stop
 
     @property
     def holds(self) -> Resources:
