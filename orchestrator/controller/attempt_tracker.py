@@ -266,6 +266,8 @@ class AttemptTracker:
         self.node_by_attempt[attempt_id] = node
         if progress.eta_s:
             self.remaining_s[attempt_id] = progress.eta_s
+        else:  # not known, as in the evaluation at the end: what was known before it does not count that
+            self.remaining_s.pop(attempt_id, None)
         # The end comes back as a report: an event before it could leave a live attempt under an ended one.
         if why := self.heartbeats.see(attempt_id, progress, now):
             self._backend.kill(attempt_id, why, FailureKind.HANG)

@@ -6,13 +6,16 @@ import math
 
 import pytest
 
-from orchestrator.core.contract import Resources
+from orchestrator.controller.attempt_tracker import AttemptLimits, AttemptTracker
+from orchestrator.core.contract import Progress, Resources
 from orchestrator.core.errors import FailureKind
 from orchestrator.scheduling.commands import LaunchJob, PreemptAttempt, StopAttempt
 from orchestrator.scheduling.preemption import MARGIN_S
 from orchestrator.scheduling.scheduler import ClusterView, Scheduler
 from orchestrator.state import events
 from orchestrator.state.nodes import Node
+from orchestrator.testing import ScriptedBackend
+from orchestrator.testing.memory_store import MemoryStore
 from tests.scheduler_cases import after, decide, launched, of_type, plan_of
 from tests.scripted_sweep import make_job
 
@@ -68,6 +71,15 @@ def test_attempt_that_was_asked_is_not_asked_again():
 def test_attempt_that_ends_before_its_node_may_end(remaining_s, is_asked):
     found = withdrawn(launched(JOB, "goes"), remaining_s={ATTEMPT: remaining_s})
     assert bool(found) is is_asked
+
+
+def test_attempt_in_its_last_evaluation_is_asked_though_its_training_had_a_second_left():
+    """How long an evaluation takes is not known, and the time left before it does not count it."""
+    tracker = AttemptTracker(ScriptedBackend(MemoryStore()), AttemptLimits(), NOW)
+    for phase, step, eta_s, num_asked in (("train", 99, 1.2, 0), ("evaluate", 100, 0.0, 1)):
+        progress = Progress(phase=phase, step=step, total_steps=100, eta_s=eta_s)
+        tracker.follow(ATTEMPT, "goes", progress, NOW)
+        assert len(withdrawn(launched(JOB, "goes"), remaining_s=tracker.remaining_s)) == num_asked, phase
 
 
 def test_node_that_does_not_say_when_it_goes_is_left_at_once():
