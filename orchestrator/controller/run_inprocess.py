@@ -18,7 +18,7 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import submit
-from orchestrator.sweeps.lease import new_holder, read_lease
+from orchestrator.sweeps.lease import find_renewal, new_holder, read_lease
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.requests import Ownership
 
@@ -38,7 +38,8 @@ def run_sweep_inprocess(
 ) -> Snapshot:
     """Submit a plan and run it to its end here; returns the final snapshot.
 
-    Takes the sweep over from a cluster without a running controller. Other sweeps of the store are left alone.
+    Takes the sweep over from a cluster without a running controller: one whose lease looks expired is watched for up to
+    ``LEASE_DURATION_S``, since the clocks may differ. Other sweeps of the store are left alone.
     ``directory`` keeps the cache (default: temporary); ``on_change`` sees a snapshot after every tick that changed
     something; ``provenance`` is as of ``client.submit``.
 
@@ -48,12 +49,12 @@ def run_sweep_inprocess(
     """
     cluster = f"inprocess-{plan.sweep}"  # a name shared with other sweeps would adopt, and so run, these too
     owner = SweepLedger(store, plan.sweep).refresh().cluster
-    is_served = owner not in {"", cluster} and (lease := read_lease(store, owner)) is not None and lease.may_be_held()
     with ExitStack() as stack:
         folder = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="orchestrator-")))
         chosen = backend or InprocessBackend(store, folder, entry_point=entry_point)
         controller = Controller(store, chosen, cluster, new_holder(), max_live_attempts=1)
-        ownership = Ownership.KEEP if is_served else Ownership.TAKE
+        is_foreign = owner not in {"", cluster}
+        ownership = Ownership.KEEP if is_foreign and _is_served(store, owner) else Ownership.TAKE
         message_id = submit(store, plan, spec_text, cluster, ownership=ownership, provenance=provenance)
         controller.wake(plan.sweep)
         return drive(controller, store, plan.sweep, message_id, on_change=on_change)
@@ -80,3 +81,9 @@ def drive(
             raise ControllerError(snapshot.refusals[message_id])
         if message_id in snapshot.handled and snapshot.state.is_final:
             return snapshot
+
+
+def _is_served(store: ObjectStore, cluster: str) -> bool:
+    """Whether a controller of a cluster runs, or may run."""
+    lease = read_lease(store, cluster)
+    return lease is not None and (lease.may_be_held() or find_renewal(store, cluster) is not None)

@@ -31,7 +31,7 @@ from orchestrator.services.terminal import confirmed, say
 from orchestrator.stack.attach import attach_cluster, detach
 from orchestrator.storage.open import is_initialised, open_store
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.sweeps.lease import LEASE_DURATION_S, read_lease
+from orchestrator.sweeps.lease import LEASE_DURATION_S, find_renewal, read_lease
 
 if TYPE_CHECKING:
     from orchestrator.controller.connect import ControllerLink, Services  # with Ray, which takes a second
@@ -308,20 +308,17 @@ def _check_unserved(settings: Settings, store_uri: str) -> None:
         raise InfeasibleError(message)
     if not is_initialised(store_uri):
         return
-    store, until_s = open_store(store_uri), time.monotonic() + LEASE_DURATION_S
-    first = read_lease(store, settings.cluster)
-    if first is not None and first.may_be_held():
-        say(f"waits for up to {LEASE_DURATION_S:g} s, to see whether the controller of this directory has ended")
-    while (lease := read_lease(store, settings.cluster)) is not None and lease.may_be_held():
-        if lease != first:
-            message = (
-                f"a controller of this directory runs already ({lease.holder}), and Ray inside this command would take "
-                "its sweeps; submit without --foreground, or end it first (orchestrator down)"
-            )
-            raise InfeasibleError(message)
-        if time.monotonic() > until_s:
-            return
-        time.sleep(_POLL_S)
+    store = open_store(store_uri)
+    last = read_lease(store, settings.cluster)
+    if last is None or not last.may_be_held():
+        return
+    say(f"waits for up to {LEASE_DURATION_S:g} s, to see whether the controller of this directory has ended")
+    if (lease := find_renewal(store, settings.cluster)) is not None:
+        message = (
+            f"a controller of this directory runs already ({lease.holder}), and Ray inside this command would take "
+            "its sweeps; submit without --foreground, or end it first (orchestrator down)"
+        )
+        raise InfeasibleError(message)
 
 
 @contextmanager

@@ -31,6 +31,7 @@ from orchestrator.storage.seals import check_nonce, sealed_nonce
 LEASE_DURATION_S = 15.0
 RENEW_EVERY_S = 5.0
 _MAX_TRIES = 20
+_POLL_S = 0.2
 
 
 class LeaseLostError(ControllerError):
@@ -63,13 +64,15 @@ class LeaseState:
     nonce: str = ""
 
     def may_be_held(self) -> bool:
-        """Whether its controller may still run: the lease has not expired, and its holder is no ended process of this
-        host.
+        """Whether its controller may still run, by the clock of this host: the lease has not expired, and its holder is
+        no ended process of this host. See ``find_renewal`` for a host with another clock.
         """
+        return not self.has_ended() and time.time() < self.expires_at_s
+
+    def has_ended(self) -> bool:
+        """Whether its holder is an ended process of this host."""
         host, _, process = self.holder.rpartition("-")[0].rpartition("-")
-        if host == socket.gethostname() and process.isdecimal() and not _is_running(int(process)):
-            return False
-        return time.time() < self.expires_at_s
+        return host == socket.gethostname() and process.isdecimal() and not _is_running(int(process))
 
     @classmethod
     def from_bytes(cls, name: str, content: bytes) -> Self:
@@ -112,6 +115,23 @@ def is_served(store: ObjectStore, cluster: str) -> bool:
     """Whether a controller renews the lease of a cluster; an empty name is that of none. Raises ``ControllerError``."""
     lease = read_lease(store, cluster) if cluster else None
     return lease is not None and time.time() < lease.expires_at_s
+
+
+def find_renewal(store: ObjectStore, cluster: str) -> LeaseState | None:
+    """The lease of a cluster as soon as its controller has renewed it; None if that does not happen in the time for
+    which a lease is given, or if its holder is an ended process of this host.
+
+    So whether a controller runs does not depend on the clocks of two hosts. Waits for up to ``LEASE_DURATION_S``.
+    Raises ``ControllerError`` as ``read_lease``.
+    """
+    first, until_s = read_lease(store, cluster), time.monotonic() + LEASE_DURATION_S
+    while (lease := read_lease(store, cluster)) is not None and not lease.has_ended():
+        if lease != first:
+            return lease
+        if time.monotonic() > until_s:
+            return None
+        time.sleep(_POLL_S)
+    return None
 
 
 def _find(store: ObjectStore, name: str) -> tuple[LeaseState, ObjectStat] | None:

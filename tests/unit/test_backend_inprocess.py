@@ -1,8 +1,10 @@
 """Classification of exceptions, and whole sweeps inside this process."""
 
 import errno
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,8 +18,10 @@ from orchestrator.core.errors import ControllerError, FailureKind, NotFoundError
 from orchestrator.state.transitions import JobState, SweepState
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.local import LocalStore
+from orchestrator.sweeps import lease as lease_module
 from orchestrator.sweeps.client import load_plan, load_snapshot, submit
-from orchestrator.testing import Hang, ScriptedBackend
+from orchestrator.sweeps.lease import LEASE_DURATION_S, RENEW_EVERY_S
+from orchestrator.testing import FakeClock, Hang, ScriptedBackend
 from tests.scripted_sweep import CLUSTER, diamond, make_job, make_plan
 
 ENTRY_POINT = f"{__name__}:execute"
@@ -149,6 +153,37 @@ def test_sweep_that_the_controller_of_a_cluster_runs_is_not_taken_over_by_a_run_
     with pytest.raises(ControllerError, match=f"on cluster '{CLUSTER}'"):
         run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
     assert load_snapshot(store, "sweep") == before
+
+
+@pytest.mark.parametrize("is_alive", [True, False])
+def test_sweep_of_a_cluster_whose_clock_is_behind_is_taken_over_only_if_its_lease_is_not_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_alive: bool
+) -> None:
+    """Its lease looks expired here while its controller runs."""
+    store = LocalStore(tmp_path / "store")
+    plan = make_plan(JOB, store_uri=store.uri)
+    backend = ScriptedBackend(store, {JOB.name: [Hang()]})
+    behind, waited = FakeClock(time.time() - 20.0), FakeClock()
+    controller = Controller(store, backend, CLUSTER, "elsewhere-7-0123abcd", behind)
+    submit(store, plan, "", CLUSTER)
+    controller.tick()
+
+    def sleep(wait_s: float) -> None:
+        waited.advance(wait_s)
+        behind.advance(wait_s)
+        if is_alive:
+            controller.tick()
+
+    monkeypatch.setattr(lease_module, "time", SimpleNamespace(time=time.time, monotonic=waited, sleep=sleep))
+    before_s = waited()
+    if is_alive:
+        with pytest.raises(ControllerError, match=f"on cluster '{CLUSTER}'"):
+            run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+        assert waited() - before_s <= RENEW_EVERY_S + 1.0
+    else:
+        snapshot = run_sweep_inprocess(store, plan, directory=tmp_path / "node", entry_point=ENTRY_POINT)
+        assert snapshot.state is SweepState.SUCCEEDED
+        assert waited() - before_s >= LEASE_DURATION_S
 
 
 def test_missing_entry_point_fails_the_attempt_with_its_name(tmp_path: Path) -> None:

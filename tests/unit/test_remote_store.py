@@ -46,6 +46,7 @@ from orchestrator.storage.layout import inbox_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import Consent, submit
+from orchestrator.sweeps import lease as lease_module
 from orchestrator.sweeps.lease import LEASE_DURATION_S, Lease
 from orchestrator.testing import FakeClock
 from tests.commands import run_command
@@ -248,8 +249,8 @@ def test_submit_in_the_foreground_is_refused_while_a_controller_renews_its_lease
 ) -> None:
     lease = Lease(world.store, Settings().cluster, "elsewhere-7-0123abcd", time.time)
     lease.acquire()
-    times = SimpleNamespace(monotonic=FakeClock(), sleep=lambda _: lease.verify())
-    monkeypatch.setattr(transports, "time", times)
+    times = SimpleNamespace(time=time.time, monotonic=FakeClock(), sleep=lambda _: lease.verify())
+    monkeypatch.setattr(lease_module, "time", times)
     with pytest.raises(InfeasibleError, match=r"runs already \(elsewhere-7-0123abcd\)"):
         begin()
 
@@ -263,8 +264,8 @@ def test_submit_in_the_foreground_waits_for_a_lease_that_nobody_renews_unless_it
         waits.append(wait_s)
         clock.advance(wait_s)
 
-    monkeypatch.setattr(transports, "time", SimpleNamespace(monotonic=clock, sleep=sleep))
-    monkeypatch.setattr(transports, "_POLL_S", LEASE_DURATION_S + 1.0)
+    monkeypatch.setattr(lease_module, "time", SimpleNamespace(time=time.time, monotonic=clock, sleep=sleep))
+    monkeypatch.setattr(lease_module, "_POLL_S", LEASE_DURATION_S + 1.0)
     with subprocess.Popen([sys.executable, "-S", "-c", ""]) as ended:
         ended.wait()
     for host, num_waits in (("elsewhere", 1), (socket.gethostname(), 0)):
