@@ -20,6 +20,7 @@ from orchestrator.core.errors import FailureKind
 from orchestrator.services.settings import Settings
 from orchestrator.state.events import Running
 from orchestrator.state.transitions import JobState, SweepState
+from orchestrator.storage.layout import drain_name
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.drain import drain, end_drain, read_drain
 from orchestrator.testing import FakeClock, ScriptedBackend
@@ -227,6 +228,15 @@ def test_drain_is_kept_in_the_store_until_it_is_ended(world: World, command: Com
     assert shown["drain"]["reason"] == "upgrade"
     assert "is no longer drained" in command("drain", "--cluster", CLUSTER, "--end").message
     assert command("drain", "--cluster", CLUSTER, "--show", "-o", "json").document["drain"] is None
+
+
+def test_drain_that_is_damaged_can_be_ended(world: World, command: Command) -> None:
+    """Nothing starts while nobody can tell whether the cluster is drained, and the error says to end the drain."""
+    world.store.put(drain_name(CLUSTER), b"{")
+    assert "end the drain" in command("drain", "--cluster", CLUSTER, "--show").message
+    ended = command("drain", "--cluster", CLUSTER, "--end")
+    assert (ended.code, "is no longer drained" in ended.message) == (0, True)
+    assert read_drain(world.store, CLUSTER) is None
 
 
 def test_drain_of_a_cluster_that_the_store_has_never_seen_says_so(world: World, command: Command) -> None:

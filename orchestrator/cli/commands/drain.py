@@ -12,6 +12,7 @@ from orchestrator.cli.arguments import StoreOption
 from orchestrator.cli.commands.lifecycle import WAIT_S, ControlOptions, RunningOption, SenderOption
 from orchestrator.cli.exits import ExitCode
 from orchestrator.cli.output import DocumentForm, DocumentOption, print_document
+from orchestrator.core.errors import ControllerError
 from orchestrator.services.settings import Settings
 from orchestrator.services.stores import open_existing_store
 from orchestrator.services.terminal import command_line, stderr_console
@@ -56,7 +57,10 @@ def _begin(cluster: str, running: Running, reason: str, options: ControlOptions)
 def _end(cluster: str, options: ControlOptions) -> ExitCode:
     """End the drain of a cluster."""
     store, name = _place(cluster, options)
-    was_drained = read_drain(store, name) is not None
+    try:
+        was_drained = read_drain(store, name) is not None
+    except ControllerError:  # of a newer version, or damaged: nothing starts while it is there
+        was_drained = True
     end_drain(store, name)
     if options.form is not DocumentForm.TABLE:
         print_document({"cluster": name, "was_drained": was_drained, "drain": None}, options.form)
