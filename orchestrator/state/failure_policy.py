@@ -7,6 +7,7 @@ Invariants:
 - Budgets are counted from the journal's events alone, so that another controller makes the same decision.
 - Every kind has one row. A kind whose charge is the cluster never uses up the job's own failures.
 - A wait depends on the attempt's id and not on the clock: it is the same in every process.
+- The fold reads ``is_deadly`` and ``may_blame_node``: raise ``state.snapshot.SNAPSHOT_VERSION`` when they change.
 """
 
 from __future__ import annotations
