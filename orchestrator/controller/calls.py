@@ -188,7 +188,7 @@ def _ensure(directory: Path, settings: ServiceSettings, _: str) -> dict[str, Any
     services = ensure_services(settings.store_uri, settings.cluster, settings.namespace, settings.tracking_uri)
     if not services.elsewhere:  # what starts again with Ray publishes where it did
         remember_service(directory, asdict(settings))
-    return {"notice": "; ".join(services.notices)}
+    return {"notice": "; ".join(services.notices), "failure": services.link.failure}
 
 
 def _wake(_directory: Path, settings: ServiceSettings, sweep: str) -> dict[str, Any]:

@@ -54,6 +54,15 @@ class ControllerLink:
     """Whether a sweep of its cluster has not ended, also while that is drained."""
     notice: str = ""
     """A notice for the user (it runs other code); empty = none."""
+    last_error: str = ""
+    """Why its last round failed; empty = it did not."""
+
+    @property
+    def failure(self) -> str:
+        """A notice for the user: it answers, and its rounds fail; empty = they do not."""
+        if not self.last_error:
+            return ""
+        return f"the controller (pid {self.pid}) runs, but its last round failed: {self.last_error}; it tries again"
 
     def wake(self, sweep: str = "") -> None:
         """Make the controller read an inbox now; does not wait."""
@@ -72,7 +81,7 @@ class Services:
     @property
     def notices(self) -> tuple[str, ...]:
         """All that the user should know of them."""
-        return tuple(filter(None, (self.link.notice, self.elsewhere)))
+        return tuple(filter(None, (self.link.notice, self.link.failure, self.elsewhere)))
 
 
 class WatchdogActor(LoopActor):
@@ -172,6 +181,7 @@ def ensure_controller(
         pid=pong["pid"],
         has_unfinished=pong.get("has_unfinished", not pong["is_idle"]),  # one of an earlier release does not say
         notice=notice,
+        last_error=pong["last_error"],
     )
 
 

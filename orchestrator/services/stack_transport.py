@@ -59,6 +59,8 @@ class StackTransport:
         self._called_at_s: float | None = None
         self._poll_at_s = self._ask_at_s = 0.0
         self._last_said = ""
+        self._is_failing = False
+        """Whether the controller's rounds failed when it last answered."""
         self._starts = StartLimit()
 
     @property
@@ -160,6 +162,7 @@ class StackTransport:
             time.sleep(_POLL_S)
         if answer["notice"]:
             self._say_once(answer["notice"])
+        self._is_failing = bool(answer.get("failure"))
         self._ask_at_s = time.monotonic() + ENSURE_EVERY_S
 
     def _tend(self, now_s: float) -> None:
@@ -170,8 +173,12 @@ class StackTransport:
                     self._calls = self._calls or ServiceCalls(self.settings.home, self._services)
                     self._calls.send("ensure")
                     self._called_at_s = now_s
-            elif self._calls is None or self._calls.poll() is not None:
+            elif (answer := self._calls.poll() if self._calls is not None else {}) is not None:
                 self._called_at_s, self._ask_at_s = None, now_s + ENSURE_EVERY_S
+                failure = answer.get("failure", "")
+                if failure and not self._is_failing:
+                    self._say_once(failure)
+                self._is_failing = bool(failure)
             elif now_s - self._called_at_s > ANSWER_TIMEOUT_S:
                 self._drop_calls()
         except CallsLostError:

@@ -206,11 +206,15 @@ class RayTransport:
         self.link.wake(sweep)
 
     def keep_alive(self) -> None:
-        """Every few seconds: restart a controller that does not answer, and a publisher that has ended."""
+        """Every few seconds: restart a controller that does not answer, and a publisher that has ended; print once why
+        the controller's rounds fail.
+        """
         if time.monotonic() - self._checked_at_s < _CHECK_EVERY_S:
             return
         try:
             services = _ensure(self.settings, self.store.uri, compares_tracking=False)
+            if services.link.failure and not self.link.failure:
+                say(services.link.failure)
             self.link, self.publisher = services.link, services.publisher
         except OrchestratorError as error:
             say(f"{error}; the sweep waits in the store, trying again")

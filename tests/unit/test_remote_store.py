@@ -22,6 +22,7 @@ import pytest
 from orchestrator.cli.accept import _refusal, _settings, _store_of
 from orchestrator.cli.accept import accept as submit_here
 from orchestrator.cli.commands import submit as submit_command
+from orchestrator.controller.connect import ControllerLink
 from orchestrator.core.errors import InfeasibleError, StorageError, UserError
 from orchestrator.core.job_kinds import KINDS, JobKind
 from orchestrator.planning.graph.build import build_plan
@@ -45,8 +46,8 @@ from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.layout import inbox_folder
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
-from orchestrator.sweeps.client import Consent, submit
 from orchestrator.sweeps import lease as lease_module
+from orchestrator.sweeps.client import Consent, submit
 from orchestrator.sweeps.lease import LEASE_DURATION_S, Lease
 from orchestrator.testing import FakeClock
 from tests.commands import run_command
@@ -338,7 +339,7 @@ def test_sweep_of_somebody_else_is_refused_unless_forced(tmp_path: Path) -> None
 @pytest.fixture
 def here(world: World, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The environment of a job on the world's cluster, whose controller takes what it is woken for."""
-    link = SimpleNamespace(notice="", wake=lambda sweep: world.controller.tick())
+    link = SimpleNamespace(notice="", failure="", wake=lambda sweep: world.controller.tick())
     monkeypatch.setattr("orchestrator.stack.attach.attach_cluster", lambda *_, **__: None)
     monkeypatch.setattr("orchestrator.controller.connect.find_controller", lambda _: None)
     monkeypatch.setattr("orchestrator.controller.connect.ensure_controller", lambda *_: link)
@@ -371,7 +372,7 @@ def test_connection_has_a_publisher_again_after_its_controller_was_replaced(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """``ensure_controller`` ends the publisher along with an idle controller of other code."""
-    link: Any = SimpleNamespace(notice="")
+    link: Any = SimpleNamespace(notice="", failure="")
     monkeypatch.setattr("orchestrator.controller.connect.ensure_controller", lambda *_: link)
     monkeypatch.setattr("orchestrator.controller.connect.ensure_publisher", lambda *_: "another publisher")
     connection = RayTransport(
@@ -379,6 +380,26 @@ def test_connection_has_a_publisher_again_after_its_controller_was_replaced(
     )
     connection.keep_alive()
     assert connection.publisher == "another publisher"
+
+
+def test_controller_that_answers_and_whose_rounds_fail_is_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is not replaced, and its lease expires: without this a command would wait without a word."""
+    links = [
+        ControllerLink(handle="", epoch=1, holder="", pid=7, has_unfinished=True, last_error=error)  # type: ignore[arg-type]
+        for error in ("", "StorageDeniedError: first", "StorageDeniedError: second")
+    ]
+    left = iter(links[1:])
+    monkeypatch.setattr("orchestrator.controller.connect.ensure_controller", lambda *_: next(left))
+    monkeypatch.setattr("orchestrator.controller.connect.ensure_publisher", lambda *_: None)
+    connection = RayTransport(settings=Settings(), store=world.store, link=links[0], publisher=None)
+    for _ in links[1:]:
+        connection._checked_at_s = -math.inf
+        connection.keep_alive()
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the controller (pid 7) runs, but its last round failed: StorageDeniedError: first" in told
+    assert "second" not in told
 
 
 def test_request_over_damaged_records_is_refused_as_on_the_command_line(

@@ -4,7 +4,9 @@ import os
 import pickle
 import re
 import secrets
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,9 +155,83 @@ def test_look_up_without_credentials_is_not_remembered(monkeypatch: pytest.Monke
         Bucket("bucket", settings).repeat("head_object", "key")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
-    found = client._client(os.getpid(), settings)
+    found = client._client(os.getpid(), settings, client._renewal.number)
     assert found._request_signer._credentials.access_key == "a"
-    assert client._client(os.getpid(), settings) is found
+    assert client._client(os.getpid(), settings, client._renewal.number) is found
+
+
+class KeyServer(ThreadingHTTPServer):
+    """Answers every GET with an object, to whoever signs with the one key that it accepts."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _KeyHandler)
+        self.accepted = ""
+        self.seen: list[str] = []
+        """Keys of all requests."""
+
+
+class _KeyHandler(BaseHTTPRequestHandler):
+    server: KeyServer
+
+    def do_GET(self) -> None:
+        key = re.findall(r"Credential=(\w+)/", self.headers["Authorization"])[0]
+        self.server.seen.append(key)
+        is_accepted = key == self.server.accepted
+        body = b"content" if is_accepted else b"<Error><Code>InvalidAccessKeyId</Code></Error>"
+        self.send_response(200 if is_accepted else 403)
+        fields = {"ETag": '"e"', "Last-Modified": "Mon, 02 Jan 2023 00:00:00 GMT", "Content-Length": str(len(body))}
+        for name, value in fields.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[KeyServer]:
+    with KeyServer() as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def test_credentials_that_were_renewed_in_their_file_are_read_again_once_a_minute(
+    server: KeyServer, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Processes live for weeks, keys for hours: botocore reads the file when a client is made."""
+    file = tmp_path / "credentials"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {
+        "AWS_SHARED_CREDENTIALS_FILE": str(file), "AWS_CONFIG_FILE": os.devnull, "AWS_DEFAULT_REGION": "us-east-1"
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(client, "_renewal", client._Renewal())
+    bucket = Bucket("bucket", S3Settings(endpoint_url=f"http://127.0.0.1:{server.server_port}"))
+
+    def renew(key: str) -> None:
+        server.accepted = key
+        file.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = secret\n")
+
+    def get() -> object:
+        return bucket.read_once("get_object", "key", lambda response: response["Body"].read())
+
+    renew("OLDKEY")
+    assert get() == b"content"
+    renew("NEWKEY")
+    assert [get(), get()] == [b"content"] * 2
+    assert server.seen == ["OLDKEY", "OLDKEY", "NEWKEY", "NEWKEY"]
+    server.accepted = "ANOTHER"
+    for later_s, num_requests in ((0.0, 1), (61.0, 2), (0.0, 1)):
+        server.seen.clear()
+        clock.advance(later_s)
+        with pytest.raises(StorageDeniedError, match="InvalidAccessKeyId"):
+            get()
+        assert server.seen == ["NEWKEY"] * num_requests
 
 
 @pytest.mark.parametrize("num_failures", [3, 1000])

@@ -43,6 +43,9 @@ SETTINGS = ServiceSettings(store_uri="file:///store", cluster="c", namespace="n"
 class Calls:
     """Stands in for the process that talks to Ray; answers at once."""
 
+    failure = ""
+    """Of the controller's last round."""
+
     def __init__(self, *_: object) -> None:
         self.num_asked = 0
         self.is_lost = False
@@ -53,7 +56,7 @@ class Calls:
         self.num_asked += 1
 
     def poll(self) -> dict[str, str]:
-        return {"notice": ""}
+        return {"notice": "", "failure": self.failure}
 
     def kill(self) -> None:
         self.is_lost = True
@@ -110,6 +113,17 @@ def test_killed_supervisor_is_told_and_started_again(connection, stack, tmp_path
     assert f"(pid {pid}) has died" in told
     assert "safe in file:///store" in told
     assert read_stack(tmp_path) == stack
+
+
+def test_controller_whose_rounds_fail_is_told_once(connection, capsys, monkeypatch):
+    """It answers, so that nothing replaces it."""
+    for failure in ("", "the store denies: first", "the store denies: second", "", "the store denies: third"):
+        monkeypatch.setattr(Calls, "failure", failure)
+        for _ in range(2):
+            connection._ask_at_s = 0.0
+            connection.keep_alive()
+    told = capsys.readouterr().err
+    assert [word in told for word in ("first", "second", "third")] == [True, False, True]
 
 
 def test_stack_that_was_stopped_is_not_started_again(connection, tmp_path):

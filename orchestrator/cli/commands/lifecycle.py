@@ -376,8 +376,8 @@ def _when(store: ObjectStore, snapshot: Snapshot) -> str:
     lease, now = read_lease(store, snapshot.cluster) if snapshot.cluster else None, time.time()
     since = f" (the last one was seen {format_duration(now - lease.expires_at_s)} ago)" if lease is not None else ""
     return (
-        f"no controller runs{since}: the request waits in the store, and the next controller follows it before it "
-        "starts any job"
+        f"no controller runs{since}, or its rounds fail (orchestrator doctor says why): the request waits in the "
+        "store, and the next round of a controller follows it before it starts any job"
     )
 
 

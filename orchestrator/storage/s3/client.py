@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,13 @@ from botocore.config import Config
 from botocore.exceptions import NoCredentialsError
 from botocore.loaders import Loader, create_loader
 
-from orchestrator.core.errors import OUTAGES, CorruptObjectError, StorageError
+from orchestrator.core.errors import (
+    OUTAGES,
+    CorruptObjectError,
+    CredentialsUnavailableError,
+    StorageDeniedError,
+    StorageError,
+)
 from orchestrator.storage.s3.responses import (
     DamagedAnswerError,
     Response,
@@ -32,6 +39,7 @@ _MAX_POOL_CONNECTIONS = 32
 _FIRST_PAUSE_S = 0.05
 _LOG = logging.getLogger(__name__)
 _LONGEST_PAUSE_S = 5.0
+_RENEW_EVERY_S = 60.0
 _RANDOM = SystemRandom()
 _GIVEN_UP = "given up after"
 _CONDITIONS = frozenset({"IfMatch", "IfNoneMatch"})
@@ -53,10 +61,22 @@ class Bucket:
         given: Response = {"Bucket": self.name, **({"Key": key} if key else {}), **parameters}
         place = f"s3://{self.name}/{key or parameters.get('Prefix', '')}"
         is_conditional_write = operation == "put_object" and not _CONDITIONS.isdisjoint(parameters)
-        with translated_errors(f"{operation} {place}", is_conditional_write=is_conditional_write):
-            response: Response = getattr(_client(os.getpid(), self.settings), operation)(**given)
-            check_answer(operation, given, response)
-            return read(response)
+
+        def request() -> Result:
+            with translated_errors(f"{operation} {place}", is_conditional_write=is_conditional_write):
+                response: Response = getattr(_client(os.getpid(), self.settings, _renewal.number), operation)(**given)
+                check_answer(operation, given, response)
+                return read(response)
+
+        number = _renewal.number
+        try:
+            return request()
+        except CredentialsUnavailableError:
+            raise
+        except StorageDeniedError:  # so nothing has been done, whatever the operation is
+            if not _renewal.is_later_than(number):
+                raise
+            return request()
 
     def repeat(self, operation: str, key: str = "", **parameters: object) -> Response:
         """``once``, repeated until the deadline while it may help; only for requests that may happen twice."""
@@ -94,6 +114,28 @@ class Bucket:
         raise StorageError("unreachable: pauses never end")
 
 
+class _Renewal:
+    """Counts how often this process has made its clients anew: botocore reads credentials in files once, and somebody
+    may have renewed them there. Threads that race each other make one client more at most.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self._at_s = -math.inf
+
+    def is_later_than(self, number: int) -> bool:
+        """Whether a request that was denied with the client of this number may be repeated with a later one: there is
+        one, or none was made within a minute.
+        """
+        if self.number == number and time.monotonic() - self._at_s >= _RENEW_EVERY_S:
+            self._at_s = time.monotonic()
+            self.number = number + 1
+        return self.number != number
+
+
+_renewal = _Renewal()
+
+
 def _backoff_s() -> Iterator[float]:
     """Full jitter: a uniform share of a bound that doubles, so that many clients do not retry at the same time."""
     bound_s = _FIRST_PAUSE_S
@@ -122,8 +164,9 @@ def _loader(data_path: str | None) -> Loader:
 
 
 @lru_cache(maxsize=8)
-def _client(_pid: int, settings: S3Settings) -> Any:  # noqa: ANN401 - boto3 makes its clients at run time
-    """The client of this process. ``_pid`` is part of the key because a forked child must not share sockets.
+def _client(_pid: int, settings: S3Settings, _number: int) -> Any:  # noqa: ANN401 - boto3 makes its clients at run time
+    """The client of this process. ``_pid`` is part of the key because a forked child must not share sockets, and
+    ``_number``, that of ``_Renewal``, because credentials are read when a client is made.
 
     Its errors are translated where it is asked for, with the name of the object.
     """
