@@ -20,7 +20,8 @@ from orchestrator.stack.s3_server import find_binary
 from orchestrator.storage import ObjectStore, open_store
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import load_snapshot, read_progress
-from tests.chaos.test_kill import ROOT, weights
+from tests.chaos.test_kill import ROOT
+from tests.clusters.small_sweep import weights
 
 OUTAGE_S = 20.0
 SWEEP = "quickstart"
