@@ -181,7 +181,7 @@ def ensure_controller(
         pid=pong["pid"],
         has_unfinished=pong.get("has_unfinished", not pong["is_idle"]),  # one of an earlier release does not say
         notice=notice,
-        last_error=pong["last_error"],
+        last_error=pong.get("last_error", ""),
     )
 
 
