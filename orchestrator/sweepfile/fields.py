@@ -51,7 +51,7 @@ def _few(seeds: list[int]) -> list[int]:
 NAME = r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,62}$"
 LEVEL_TEXT = r"^[A-Za-z0-9][A-Za-z0-9_.+-]{0,62}$"
 SYNSET = r"^n\d{8}$"
-BACKBONE_KEY = r"(pretrain|finetune)-\S+"
+BACKBONE_KEY = r"^(pretrain|finetune)-\S+$"
 IS_NO_NAME = "is not a name; begin with a letter or digit, then letters, digits, '_', '.', '-', at most 63 in all"
 Name = Annotated[str, Field(pattern=NAME)]
 Seed = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
