@@ -141,6 +141,41 @@ def test_taxonomy_class_without_a_node_is_named(tmp_path: Path, suffix: str, bla
             )
 
 
+def _written(rows: list[dict[str, Any]], file: Path) -> Path:
+    frame = pd.DataFrame(rows)
+    if file.suffix == ".csv":
+        frame.to_csv(file, index=False)
+    elif file.suffix == ".parquet":
+        frame.to_parquet(file)
+    else:
+        file.write_text(json.dumps(rows))
+    return file
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_taxonomy_class_without_an_epithet_has_no_species(tmp_path: Path, suffix: str) -> None:
+    rows: list[dict[str, Any]] = [
+        {"name": f"n{number}", "genus": "Rosa", "specific_epithet": f"e{number}"} for number in range(4)
+    ]
+    rows[1] |= {"specific_epithet": None}
+    rows[2] |= {"genus": None, "specific_epithet": None}
+    classes = [{"class": number, "name": row["name"]} for number, row in enumerate(rows)]
+    with pytest.raises(UserError, match=r"class 1 \('n1'\), 2 \('n2'\) have no value at level 'species'"):
+        level(_written(rows, tmp_path / f"table.{suffix}"), "species", classes)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "json"])
+def test_taxonomy_rows_without_a_key_are_of_no_class(tmp_path: Path, suffix: str) -> None:
+    keys = ["n0", None, "n2", None]
+    file = _written([{"synset": key, "kind": f"k{row}"} for row, key in enumerate(keys)], tmp_path / f"t.{suffix}")
+    classes: list[dict[str, Any]] = [{"class": leaf, "name": f"c{leaf}", "synset": f"n{2 * leaf}"} for leaf in range(2)]
+    by_synset = {"key": "synset", "class_key": "synset"}
+    assert level(file, "kind", classes, **by_synset).class_names == ("k0", "k2")
+    classes.append({"class": 2, "name": "c2", "synset": None})
+    with pytest.raises(UserError, match=r"by column 'synset': class 2 \('c2'\) has no value .*use another class_key"):
+        level(file, "kind", classes, **by_synset)
+
+
 def test_taxonomy_classes_without_nodes_are_counted() -> None:
     classes = [{"class": number, "name": f"c{number}", "order": "" if number < 7 else "a"} for number in range(9)]
     expected = r"class 0 \('c0'\), 1 \('c1'\), .*4 \('c4'\), \.\.\. \(7 in all\) have no value at level 'order'"

@@ -217,12 +217,16 @@ def _joined(definition: Mapping[str, Any], inputs: LabelInputs) -> list[dict[str
     for row in rows:
         if key not in row:
             raise UserError(f"{uri} has no column {key!r}; its columns are {', '.join(row)}; name one as key")
-        if str(row[key]) in found:
+        node = node_of(row, key)
+        if node in found:
             raise UserError(
                 f"{uri} has {row[key]!r} twice in column {key!r}; choose a key that differs between classes"
             )
-        found[str(row[key])] = row
-    wanted = [str(row.get(class_key)) for row in inputs.classes]
+        if node is not None:
+            found[node] = row
+    if problem := level_problem(inputs.classes, class_key):
+        raise UserError(f"classes are found in {uri} by column {class_key!r}: {problem}, or use another class_key")
+    wanted = [str(row[class_key]) for row in inputs.classes]
     missing = [name for name in wanted if name not in found]
     if missing:
         shown = ", ".join(map(repr, missing[:_SHOWN])) + (", ..." if len(missing) > _SHOWN else "")
@@ -272,9 +276,8 @@ def _within_header(row: dict[str, Any], line: int) -> dict[str, Any]:
 def _completed(row: dict[str, Any], *, has_names: bool) -> dict[str, Any]:
     if has_names:
         row = {(TAXONOMIC_CLASS if column == "class" else column): value for column, value in row.items()}
-    if "species" not in row and row.get("genus") and row.get("specific_epithet"):
-        row = {**row, "species": f"{row['genus']} {row['specific_epithet']}"}
-    return row
+    genus, epithet = node_of(row, "genus"), node_of(row, "specific_epithet")
+    return row if "species" in row or genus is None or epithet is None else {**row, "species": f"{genus} {epithet}"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
