@@ -188,6 +188,7 @@ class _Shared:
 
     def __init__(self, layout: FactorLayout, cells: Iterable[tuple[Mapping[str, str], Job]]) -> None:
         """``cells`` are the values of each by factor, and a transfer of it."""
+        self._jobs = layout.jobs
         self._known: dict[tuple[str, str, str], Sharing] = {}
         self._backbones: dict[str, dict[str, dict[Values, Job | None]]] = {}
         backbones = [(values, layout.pretraining_of(transfer)) for values, transfer in cells]
@@ -209,7 +210,7 @@ class _Shared:
         one, other = self._backbones[factor].get(first, {}), self._backbones[factor].get(second, {})
         found, is_matched = Sharing.all_of_it(), False
         for rest in one.keys() & other.keys():
-            found, is_matched = found & sharing_between(one[rest], other[rest]), True
+            found, is_matched = found & sharing_between(one[rest], other[rest], self._jobs), True
         return found if is_matched else Sharing.NOTHING
 
 

@@ -344,7 +344,11 @@ class TableBuilder:
         )
         factors = replace(factors, baseline=baseline if baseline in cells else "")
         backbones = {row: pretraining_of(next(iter(some.values()))[0], self._jobs) for row, some in spaces.items()}
-        return compared(factors, bounds, lambda one, other: bool(sharing_between(backbones[one], backbones[other])))
+
+        def is_paired(one: str, other: str) -> bool:
+            return bool(sharing_between(backbones[one], backbones[other], self._jobs))
+
+        return compared(factors, bounds, is_paired)
 
     def _cells_of_rows(self, spaces: Mapping[str, Cells]) -> dict[str, Mapping[str, str]]:
         """The values of every row of a table of combinations; empty for a table of label spaces."""

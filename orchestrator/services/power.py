@@ -479,12 +479,16 @@ def _first_and_unpaired(plan: Plan, table: Table, rows: Collection[str]) -> tupl
     jobs = {row: next(iter(some.values()))[0] for row, some in group_transfers(plan.jobs, layout)[table.place].items()}
     cells = [row for row in names if row in jobs and layout.values_of(jobs[row]) is not None]
     made = {row: layout.pretraining_of(jobs[row]) for row in cells}
+
+    def is_paired(one: str, other: str) -> bool:
+        return bool(sharing_between(made[one], made[other], layout.jobs))
+
     if table.baseline in made:
         first = table.baseline
     else:
-        pairs = ((one, other) for one, other in combinations(cells, 2) if sharing_between(made[one], made[other]))
+        pairs = ((one, other) for one, other in combinations(cells, 2) if is_paired(one, other))
         first = next(pairs, (next(iter(cells), ""),))[0]
-    return first, tuple(row for row in cells if row != first and not sharing_between(made[row], made[first]))
+    return first, tuple(row for row in cells if row != first and not is_paired(row, first))
 
 
 # ------------------------------------------------------------------------------------------------------------- costs

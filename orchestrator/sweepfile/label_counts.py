@@ -85,8 +85,20 @@ def num_labelled(counted: Counted, dataset: Dataset, base: LabelSpace | None) ->
 
 
 def may_drop(space: Definition) -> bool:
-    """Whether the rule may leave classes without a target."""
-    return "classes" in space or "plugin" in space or space.get("merge", {}).get("others") == "drop"
+    """Whether the rule, or that of a space that it is made from, may leave classes without a target."""
+    return bool(left_out(space))
+
+
+def left_out(space: Definition) -> Sequence[Definition]:
+    """The parts of a definition that may leave classes without a target.
+
+    Spaces of one data set whose parts are equal leave out the same classes.
+    """
+    own = {name: space[name] for name in ("classes", "plugin") if name in space}
+    if space.get("merge", {}).get("others") == "drop":
+        own |= {"merge": space["merge"], "base": space.get("base")}
+    origins = (space.get("base"), space.get("random", {}).get("within"))
+    return [*([own] if own else ()), *(part for origin in origins if origin is not None for part in left_out(origin))]
 
 
 def check_declared(

@@ -7,7 +7,6 @@ import io
 import json
 import re
 import warnings
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ import pytest
 from orchestrator.api.views import committed_results
 from orchestrator.core.errors import UserError
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.planning.graph.pairing import Sharing, sharing_of
 from orchestrator.planning.graph.plan import Plan, Published
 from orchestrator.report.build import compute_report
 from orchestrator.report.compare_sweeps import UNPAIRED, compare_sweeps, comparison_tables, sweep_records
@@ -252,64 +250,6 @@ def test_retrained_baseline_of_a_single_label_space_has_a_table_of_its_own() -> 
     assert [row.summary for row in first.rows] == [row.summary for row in plain.headlines[0].rows]
     assert min(row.summary.mean for row in second.rows if row.summary) > 0.5
     assert not any("equal seeds" in note for note in report.notes)
-
-
-def _identity(**parameters: Any) -> dict[str, Any]:
-    usual: dict[str, Any] = {"model": {"name": "a", "image_size": 32, "kwargs": {}}, "recipe": {"lr": 0.1}, "seed": 0}
-    return {"parameters": {**usual, **parameters}, "inputs": {"index": "i", "labels": "l"}}
-
-
-@pytest.mark.parametrize(
-    ("changed", "shared"),
-    [
-        ({"recipe": {"lr": 0.2, "optimizer": "lamb"}}, Sharing.all_of_it()),
-        ({"model": {"name": "b", "image_size": 32, "kwargs": {}}}, Sharing.ORDER | Sharing.CROPS),
-        ({"model": {"name": "b", "image_size": 48, "kwargs": {}}}, Sharing.ORDER),
-        ({"recipe": {"lr": 0.1, "augment": "flip"}}, Sharing.WEIGHTS | Sharing.ORDER),
-        ({"subset": {"fraction": 0.1}}, Sharing.WEIGHTS),
-        ({"recipe": {"lr": 0.1, "shuffle_block_shards": 4}}, Sharing.WEIGHTS),
-        ({"initial": {"timm": "x"}}, Sharing.ORDER | Sharing.CROPS),
-        ({"recipe": {"lr": 0.1, "data_groups": 2}}, Sharing.WEIGHTS),
-    ],
-)
-def test_what_backbones_share_follows_from_their_identities(changed: Mapping[str, Any], shared: Sharing) -> None:
-    assert sharing_of(_identity(), _identity(**changed)) == shared
-
-
-@pytest.mark.parametrize(
-    ("batch_size", "changed", "is_shared"),
-    [
-        (256, {}, True),
-        (256, {"recipe": {"batch_size": 512, "data_groups": 2}}, False),
-        (256, {"recipe": {"batch_size": 256, "data_groups": 2, "norm_group": 32}}, False),
-        (256, {"model": {"name": "b"}}, True),
-        (320, {"model": {"name": "b"}}, False),
-    ],
-)
-def test_backbones_with_data_groups_share_the_order_where_batches_are_cut_alike(
-    batch_size: int, changed: Mapping[str, Any], is_shared: bool
-) -> None:
-    first: dict[str, Any] = {"recipe": {"batch_size": batch_size, "data_groups": 2}}
-    assert (Sharing.ORDER in sharing_of(_identity(**first), _identity(**{**first, **changed}))) == is_shared
-
-
-@pytest.mark.parametrize(
-    ("recipe", "mixing", "is_shared"),
-    [
-        ({"batch_size": 256, "data_groups": 3}, {"mixup": 0.2}, False),  # 85 and 170, mixed 84 and 170
-        ({"batch_size": 256, "data_groups": 3}, {"cutmix": 1.0}, False),
-        ({"batch_size": 256, "data_groups": 3, "mixup": 0.1}, {"mixup": 0.2, "cutmix": 1.0}, True),
-        ({"batch_size": 18, "data_groups": 2, "norm_group": 3}, {"mixup": 0.2}, False),  # 9, mixed 6
-        ({"batch_size": 36, "data_groups": 2, "norm_group": 3}, {"mixup": 0.2}, True),
-        ({"batch_size": 256, "data_groups": 4}, {"mixup": 0.2}, True),
-        ({"batch_size": 256, "data_groups": 1}, {"mixup": 0.2}, True),
-    ],
-)
-def test_backbones_with_data_groups_share_the_order_where_pairs_do_not_move_the_borders(
-    recipe: dict[str, Any], mixing: Mapping[str, Any], is_shared: bool
-) -> None:
-    sides = (_identity(recipe=recipe), _identity(recipe={**recipe, **mixing}))
-    assert (Sharing.ORDER in sharing_of(*sides)) == (Sharing.ORDER in sharing_of(*sides[::-1])) == is_shared
 
 
 def test_metric_that_is_better_higher_turns_the_ranking_and_not_the_difference() -> None:

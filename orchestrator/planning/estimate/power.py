@@ -391,7 +391,7 @@ def weak_designs(plan: Plan) -> Iterator[str]:
     for place, found in _planned_tables(plan, design, rows).items():
         comparisons = make(len(found), has_baseline=any(row.is_baseline for row in found.values()))
         if comparisons.total:
-            alike.setdefault(_question(found, comparisons), []).append(place[0])
+            alike.setdefault(_question(found, comparisons, plan), []).append(place[0])
     for question, transfers in alike.items():
         if question.least() > _IMPLAUSIBLE_STDS:
             yield f"{', '.join(dict.fromkeys(transfers))}: {_weakness(question)}"
@@ -416,9 +416,9 @@ def _planned_tables(plan: Plan, design: PlanDesign, rows: Sequence[str]) -> dict
     return tables
 
 
-def _question(found: Mapping[Cell, _PlannedRow], comparisons: Comparisons) -> _Question:
+def _question(found: Mapping[Cell, _PlannedRow], comparisons: Comparisons, plan: Plan) -> _Question:
     """Of the comparison with most seeds; the report tests those of rows that share nothing by Welch's test."""
-    rows = list(found.values())
+    rows, jobs = list(found.values()), plan.by_name()
     pairs: Iterable[tuple[_PlannedRow, _PlannedRow]] = combinations(rows, 2)
     if len(rows) > MAX_ROWS_ALL_PAIRS and (baseline := next((row for row in rows if row.is_baseline), None)):
         pairs = ((baseline, row) for row in rows if row is not baseline)
@@ -426,7 +426,7 @@ def _question(found: Mapping[Cell, _PlannedRow], comparisons: Comparisons) -> _Q
         (seeds_compared(one.seeds, other.seeds, is_paired=is_paired), is_paired)
         for one, other in pairs
         for is_paired in [
-            one.is_label_space or other.is_label_space or bool(sharing_between(one.backbone, other.backbone))
+            one.is_label_space or other.is_label_space or bool(sharing_between(one.backbone, other.backbone, jobs))
         ]
     ]
     num_seeds = max(num for num, _ in counts)

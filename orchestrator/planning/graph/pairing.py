@@ -2,7 +2,8 @@
 
 Random streams are keyed by seed, stage and purpose (docs/design.md), so backbones of one seed have the same initial
 weights if their architectures are equal, the same order of images if they train on the same samples, and the same crops
-if they augment alike. If they share any of these, their results are a pair; otherwise they are independent samples.
+if they augment alike. Label spaces that leave different classes out make different samples of one data set. If they
+share any of these, their results are a pair; otherwise they are independent samples.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Final
 from orchestrator.core.hyper_parameters import MIXES
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job
+from orchestrator.sweepfile.label_counts import left_out
 
 _ORDER_FIELDS: Final = ("shuffle_block_shards", "shuffle_chunk_samples", "data_groups", "select_holdout")
 _BATCH_FIELDS: Final = ("batch_size", "norm_group")
@@ -60,11 +62,20 @@ def backbone_of(job: Job, jobs: Mapping[str, Job]) -> Job | None:
 
 
 def backbone_identity(job: Job, jobs: Mapping[str, Job]) -> Mapping[str, Any] | None:
-    """Identity of ``backbone_of``; of one that a search finds, what its trials have in common."""
+    """What `sharing_of` reads of ``backbone_of``; of one that a search finds, what its trials have in common."""
     found = backbone_of(job, jobs)
-    if found is None or found.kind is JobKind.PRETRAIN:
-        return None if found is None else found.identity
-    return {"parameters": found.identity["parameters"]["trial"]["parameters"], "inputs": found.identity["inputs"]}
+    return None if found is None else _with_spaces(found, jobs)
+
+
+def _with_spaces(backbone: Job, jobs: Mapping[str, Job]) -> Mapping[str, Any]:
+    identity, inputs = backbone.identity, backbone.identity["inputs"]
+    # A search among label spaces has one input ``labels:<name>`` for each.
+    keys = {key for role, key in inputs.items() if role.partition(":")[0] == "labels"}
+    return {
+        "parameters": (identity["parameters"]["trial"] if backbone.kind is JobKind.SEARCH else identity)["parameters"],
+        "inputs": inputs,
+        "spaces": [jobs[need].identity["parameters"]["space"] for need in backbone.needs if jobs[need].key in keys],
+    }
 
 
 def pretraining_of(job: Job, jobs: Mapping[str, Job]) -> Job | None:
@@ -84,13 +95,18 @@ def makes_backbone(job: Job) -> bool:
     return bool(trial.get("kind") == JobKind.PRETRAIN.value)
 
 
-def sharing_between(first: Job | None, second: Job | None) -> Sharing:
+def sharing_between(first: Job | None, second: Job | None, jobs: Mapping[str, Job]) -> Sharing:
     """What two ``pretraining_of`` share; nothing where a search found one: searches may end with different recipes."""
-    return Sharing.NOTHING if first is None or second is None else sharing_of(first.identity, second.identity)
+    if first is None or second is None:
+        return Sharing.NOTHING
+    return sharing_of(_with_spaces(first, jobs), _with_spaces(second, jobs))
 
 
 def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:
-    """What backbones of these identities share if their seeds are equal."""
+    """What backbones of these identities share if their seeds are equal.
+
+    Each has ``spaces``, definitions of the label spaces that it may be trained on, beside its parameters and inputs.
+    """
     one, other = first["parameters"], second["parameters"]
     inputs, other_inputs = first["inputs"], second["inputs"]
     found = Sharing.NOTHING
@@ -98,7 +114,12 @@ def sharing_of(first: Mapping[str, Any], second: Mapping[str, Any]) -> Sharing:
     if is_alike:
         found |= Sharing.WEIGHTS
     recipe, other_recipe = one.get("recipe", {}), other.get("recipe", {})
-    is_same_data = inputs.get("index") == other_inputs.get("index") and _equal(one, other, ("subset",))
+    parts = [left_out(space) for space in (*first["spaces"], *second["spaces"])]
+    is_same_data = (
+        inputs.get("index") == other_inputs.get("index")
+        and _equal(one, other, ("subset",))
+        and all(part == parts[0] for part in parts)
+    )
     if is_same_data and _is_same_order(recipe, other_recipe, is_same_model=_equal(one, other, ("model",))):
         found |= Sharing.ORDER
         sizes = [parameters.get("model", {}).get("image_size") for parameters in (one, other)]
