@@ -168,10 +168,10 @@ def test_conversion_names_the_image_that_is_gone(source: Path, written: Written)
 
 
 def test_conversion_keeps_all_labels_of_a_sample(tmp_path: Path, written: Written) -> None:
-    fill(tmp_path / "lists", {f"{n}.jpg": photo(n) for n in range(4)})
-    rows = ["path,label", "0.jpg,a b", "1.jpg,b", "2.jpg,c", "3.jpg,a"]
     for split in ("train", "val"):
-        (tmp_path / "lists" / f"{split}.csv").write_text("\n".join(rows))
+        rows = ["path,label", *(f"{split}{n}.jpg,{labels}" for n, labels in enumerate(["a b", "b", "c", "a"]))]
+        images = {f"{split}{n}.jpg": photo(n) for n in range(4)}
+        fill(tmp_path / "lists", {**images, f"{split}.csv": "\n".join(rows).encode()})
     wanted = {"convert": {"format": "csv", "source": str(tmp_path / "lists"), "separator": " "}}
     plan = written.plan(wanted)
     written.run_all(plan)

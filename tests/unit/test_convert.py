@@ -365,14 +365,14 @@ def cifar100_binary() -> dict[str, bytes]:
 
 
 def cifar10_pickles() -> dict[str, bytes]:
-    rows = {"data_batch_1": slice(2), "data_batch_2": slice(2, 4), "test_batch": slice(4, 6)}
+    rows = {**{f"data_batch_{row + 1}": slice(row, row + 1) for row in range(5)}, "test_batch": slice(5, 6)}
     batches = {name: pickle.dumps({"data": PLANES[of], "labels": FINE[of]}, protocol=2) for name, of in rows.items()}
     return {**batches, "batches.meta": pickle.dumps({b"label_names": [b"0", b"1", b"2"]}, protocol=2)}
 
 
 def cifar10_binary() -> dict[str, bytes]:
     records = np.concatenate([np.array([FINE], dtype=np.uint8).T, PLANES], axis=1)
-    files = {"data_batch_1": records[:2], "data_batch_2": records[2:4], "test_batch": records[4:]}
+    files = {**{f"data_batch_{row + 1}": records[row : row + 1] for row in range(5)}, "test_batch": records[5:]}
     return {"batches.meta.txt": b"0\n1\n2\n\n", **{f"{name}.bin": rows.tobytes() for name, rows in files.items()}}
 
 
@@ -419,7 +419,8 @@ def test_rows_of_arrays_become_images_with_their_pixels(
 ) -> None:
     dataset, found = convert(converter, fill(tmp_path / "in", make()), tmp_path / "out")
     assert table_of(tmp_path / "out") == table
-    assert {split: sum(counts) for split, counts in dataset.class_counts.items()} == {"train": 4, "val": 2}
+    sizes = {"train": 5, "val": 1} if converter == "cifar10" else {"train": 4, "val": 2}
+    assert {split: sum(counts) for split, counts in dataset.class_counts.items()} == sizes
     read = {}
     for images in found.values():
         for (leaf,), image in images.values():
@@ -427,6 +428,19 @@ def test_rows_of_arrays_become_images_with_their_pixels(
             expected = PIXELS[..., 0] if pixels.ndim == 2 else PIXELS
             read[next(row for row in range(6) if np.array_equal(expected[row], pixels))] = leaf
     assert [read[row] for row in range(6)] == FINE
+
+
+@pytest.mark.parametrize("make", [cifar10_pickles, cifar10_binary])
+def test_cifar10_without_one_of_its_batches_is_refused(tmp_path: Path, make: Callable[[], dict[str, bytes]]) -> None:
+    files = {name: content for name, content in make().items() if not name.startswith("data_batch_3")}
+    with pytest.raises(UserError, match="lacks data_batch_3 of CIFAR-10; unpack the whole archive"):
+        list_source({"format": "cifar10", "source": str(fill(tmp_path, files))})
+
+
+def test_svhn_without_a_named_file_is_refused(tmp_path: Path) -> None:
+    arguments = {"format": "svhn", "source": str(fill(tmp_path, svhn()))}
+    with pytest.raises(UserError, match=r"tst_32x32\.mat: no such file; --split names files in"):
+        list_source({**arguments, "splits": {"train": "train_32x32.mat", "val": "tst_32x32.mat"}})
 
 
 def test_other_pixels_under_the_same_labels_are_another_source(tmp_path: Path) -> None:

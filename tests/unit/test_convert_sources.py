@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from orchestrator.sweepfile.datasets import ConversionSpec, source_arguments
 from orchestrator.sweepfile.survey import ask_listing
 from tests.conversions import convert, fill, photo
 from tests.data_jobs import encoded, tar_of
+from tests.unit.test_convert import svhn
 from workloads.commands.data import CONVERTERS, shard
 from workloads.convert.items import ConvertRequest, WriteRequest
 from workloads.convert.listing import describe_conversion, list_source, listing_digest
@@ -164,7 +166,7 @@ def test_pipe_in_the_place_of_a_tar_does_not_hold_the_listing(source: Path) -> N
 
 @pytest.mark.parametrize("beside", ["batches.meta.txt", "batches.meta"])
 def test_names_of_classes_that_are_a_link_out_of_the_source_are_refused(source: Path, beside: str) -> None:
-    (source / "data_batch_1.bin").write_bytes(bytes(3073))
+    fill(source, {f"data_batch_{number}.bin": bytes(3073) for number in range(1, 6)})
     (source / beside).symlink_to(source.parent / "outside/passwd")
     with pytest.raises(UserError, match="--follow-links"):
         listed(source, "cifar10")
@@ -433,3 +435,42 @@ def test_snapshot_of_a_hub_cache_holds_links_to_its_own_blobs(tmp_path: Path) ->
     cat.mkdir()
     (cat / "0.jpg").symlink_to("../../../../blobs/abc")
     assert listed(repository / "snapshots/1") == ["cat/0.jpg", "dog/1.jpg"]
+
+
+CATS = {"cat/0.jpg": photo(0), "val/cat/1.jpg": photo(1), "train/cat/2.jpg": photo(2)}
+
+
+@pytest.mark.parametrize(
+    ("converter", "make", "splits"),
+    [
+        ("imagefolder", lambda: CATS, {"train": ".", "val": "val"}),
+        ("imagefolder", lambda: CATS, {"train": "val", "val": "val"}),
+        ("imagefolder", lambda: CATS, {"train": "link/..", "test": "link"}),
+        ("csv", lambda: {**CATS, "t.csv": b"path,label\ncat/0.jpg,a\n"}, {"train": "t.csv", "val": "t.csv"}),
+        (
+            "csv",
+            lambda: {
+                **CATS,
+                "t.csv": b"path,label\ncat/0.jpg,a\nval/cat/1.jpg,a\n",
+                "v.csv": b"path,label\nlink/cat/../cat/1.jpg,a\n",
+            },
+            {"train": "t.csv", "val": "v.csv"},
+        ),
+        ("imagenet21k", lambda: {"all/n00000001.tar": tar_of([("1.JPEG", photo(0))])}, {"train": "all", "val": "all"}),
+        ("imagenet1k", lambda: {"a/n00000001/1.JPEG": photo(0)}, {"train": "a", "val": "a"}),
+        (
+            "inat2021",
+            lambda: {f"train/{WORM}/0.jpg": photo(0)},
+            {"train": "train", "val": "train"},
+        ),
+        ("svhn", svhn, {"train": "train_32x32.mat", "val": "train_32x32.mat"}),
+    ],
+)  # fmt: skip
+def test_image_of_train_in_another_split_is_refused(
+    tmp_path: Path, converter: str, make: Callable[[], dict[str, bytes]], splits: dict[str, str]
+) -> None:
+    source = fill(tmp_path, make())
+    (source / "link").symlink_to("val")
+    other = next(split for split in splits if split != "train")
+    with pytest.raises(UserError, match=rf"is an image of split 'train' and of split '{other}', so that it would be"):
+        list_source({"format": converter, "source": str(source), "splits": splits})

@@ -34,6 +34,8 @@ from workloads.convert.matlab import read_matlab
 
 _CIFAR_SHAPE: Final = (3, 32, 32)
 _CIFAR_BYTES: Final = 3 * 32 * 32
+_CIFAR_BATCHES: Final = tuple(f"data_batch_{number}" for number in range(1, 6))
+"""Files of CIFAR-10's training set, beside the ending of their form."""
 _MAX_BYTES: Final = 2 * GIB
 """Of one file, unpacked; the largest that is published (SVHN's ``extra``) has 1.6 GB."""
 _NUM_KEPT: Final = 8
@@ -70,6 +72,9 @@ def convert_cifar10(request: ConvertRequest) -> Conversion:
         UserError: files are missing, or not of this form.
     """
     files = _one_form(request.source, {"train": "data_batch_*", "val": "test_batch*"}, "data_batch_1 and test_batch")
+    batches = {path.stem for path in files["train"]}
+    if missing := [name for name in _CIFAR_BATCHES if name not in batches]:
+        raise UserError(f"{request.source} lacks {', '.join(missing)} of CIFAR-10; unpack the whole archive")
     names = _names(request, ("batches.meta", b"label_names"), "batches.meta.txt")
     return _conversion("cifar10", files, request, lambda _: {"class": names})
 
@@ -117,6 +122,8 @@ def convert_svhn(request: ConvertRequest) -> Conversion:
     """
     wanted = dict(request.splits) or _SVHN_FILES
     files = {split: (request.source / name,) for split, name in wanted.items() if (request.source / name).exists()}
+    if missing := [request.source / name for split, name in request.splits.items() if split not in files]:
+        raise UserError(f"{missing[0]}: no such file; --split names files in {request.source}")
     if "train" not in files:
         raise UserError(
             f"{request.source} has no {wanted.get('train', 'file of train')}; name the folder that holds it"

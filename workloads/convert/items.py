@@ -207,6 +207,17 @@ class ItemTable:
             message = f"{one!r} and {other!r} of split {split!r} would both have the key {key!r}; rename one of them"
             raise UserError(message)
 
+    def places(self) -> Iterator[tuple[str, int]]:
+        """Path and offset of each image, equal for one image whatever links lead to its folder."""
+        real: dict[str, str] = {}
+        for row, offset in enumerate(self._offsets):
+            folder, file = self.containers[self._containers[row]], ""
+            if offset == WHOLE_FILE:
+                folder, _, file = _place_of(folder, self.name(row)).rpartition("/")
+            if folder not in real:
+                real[folder] = os.path.realpath(folder)
+            yield f"{real[folder]}/{file}", offset
+
     def _same_key(self) -> tuple[str, str, str] | None:
         """Names of two images with the same key, and the key; None if there are none."""
         key = partial(key_of, keeps_letters=self._keeps_letters)
@@ -264,6 +275,23 @@ class Conversion:
     multi_label: bool = False
     notes: Mapping[str, Any] = field(default_factory=dict)
     """What people should know, see `LeftOut`; nothing of it is in a digest."""
+
+
+def check_disjoint(splits: Mapping[str, ItemTable]) -> None:
+    """See that no image of ``train`` is in another split.
+
+    Raises:
+        UserError: one is. It would be trained on and measured on.
+    """
+    held = {place: split for split, table in splits.items() if split != "train" for place in table.places()}
+    if not held or "train" not in splits:
+        return
+    train = splits["train"]
+    for row, place in enumerate(train.places()):
+        if place in held:
+            message = f"{train.name(row)!r} ({train.item(row).path}) is an image of split 'train' and of split "
+            message += f"{held[place]!r}, so that it would be trained on and measured on; take it out of one of them, "
+            raise UserError(f"{message}or name other places with --split")
 
 
 def offset_of_row(row: int) -> int:

@@ -33,6 +33,7 @@ from workloads.convert.items import (
     ShardingOptions,
     ShardLayout,
     StoredItems,
+    check_disjoint,
     level_column_notes,
 )
 from workloads.convert.left_out import COLUMNS_FIELD, describe_notes
@@ -45,7 +46,7 @@ from workloads.runtime.publish import publish
 
 _LOG = logging.getLogger(__name__)
 _CHECKED_EARLY = 2_000_000
-"""Images of a split whose keys are compared when a sweep is planned; larger ones when they are listed."""
+"""Images that are compared when a sweep is planned; more of them when they are listed."""
 _LISTING_PART: Final = "listing.json"
 _ROOTS: Final = ("source", "root")
 """Of a request: what containers are stored relative to, since sources may lie elsewhere on the day they are read."""
@@ -104,7 +105,8 @@ def run_listing(request: JobRequest, context: ExecutionContext) -> JobResult:
     """List the source of ``execution.data_location["convert"]`` and commit the listing.
 
     Raises:
-        UserError: the job has no source, it is not there, or two images would have the same key.
+        UserError: the job has no source, it is not there, two images would have the same key, or an image of ``train``
+            is in another split.
         BadDataError: it is not the source that was planned, or not as it was declared.
     """
     location = request.execution.data_location
@@ -120,6 +122,7 @@ def run_listing(request: JobRequest, context: ExecutionContext) -> JobResult:
     _check_declared(location.get("declared", {}), found)
     for split, table in conversion.splits.items():
         table.check_keys(split)
+    check_disjoint(conversion.splits)
     writer = ArtifactWriter(context.store, request)
     _write(writer, conversion, location["convert"])
     for note in describe_notes(conversion.notes):
@@ -269,7 +272,8 @@ def list_source(arguments: Mapping[str, Any]) -> Conversion:
         arguments: ``format``, and the fields of `ConvertRequest` with paths as text; empty ones are left out.
 
     Raises:
-        UserError: there is no such converter or source, the source does not fit, or two images would have the same key.
+        UserError: there is no such converter or source, the source does not fit, two images would have the same key, or
+            an image of ``train`` is in another split.
     """
     name = arguments["format"]
     if name not in CONVERTERS:
@@ -286,6 +290,8 @@ def list_source(arguments: Mapping[str, Any]) -> Conversion:
     for split, table in conversion.splits.items():
         if len(table) <= _CHECKED_EARLY:
             table.check_keys(split)
+    if sum(map(len, conversion.splits.values())) <= _CHECKED_EARLY:
+        check_disjoint(conversion.splits)
     return conversion
 
 

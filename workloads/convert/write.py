@@ -45,6 +45,7 @@ from workloads.convert.items import (
     ShardingOptions,
     SourceItem,
     WriteRequest,
+    check_disjoint,
     row_of_offset,
 )
 from workloads.data.images import is_image_form
@@ -85,7 +86,8 @@ def write_dataset(conversion: Conversion, request: WriteRequest, on_shard: OnSha
     """Write all shards that are not there yet, then ``classes.json`` and ``dataset.json``.
 
     Raises:
-        UserError: the destination holds another data set, or an image of the source cannot be read.
+        UserError: the destination holds another data set, an image of ``train`` is in another split, or an image of the
+            source cannot be read.
         StorageError: the destination cannot be written.
     """
     store = open_store(request.destination_uri)
@@ -95,6 +97,7 @@ def write_dataset(conversion: Conversion, request: WriteRequest, on_shard: OnSha
         return done
     for split, table in conversion.splits.items():
         table.check_keys(split)
+    check_disjoint(conversion.splits)
     plan = {split: shard_rows(table, request, split) for split, table in conversion.splits.items()}
     receipts = _Receipts(store, source["fingerprint"])
     entries = _write_all(conversion, plan, request, receipts, on_shard)
