@@ -32,6 +32,7 @@ from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.estimate.volumes import DatasetSize
 from orchestrator.planning.graph.data_checks import (
     cut_shards,
+    lenient_mixtures,
     long_clusterings,
     miscounted,
     missing_datasets,
@@ -194,6 +195,7 @@ def make_preview(
         warnings=(
             *_index_warnings(plan, found),
             *_absent_weights(found),
+            *lenient_mixtures(sweep),
             *doubtful_settings(sweep),
             *weak_designs(plan),
         ),

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from hashlib import sha256
-from typing import Any, Final, Self
+from typing import Any, Final, Protocol, Self
 
 from orchestrator.core.errors import BadDataError
 from orchestrator.core.security.json_text import parse_json
@@ -136,6 +136,39 @@ def read_dataset_file(folder_uri: str) -> DatasetFile:
     """
     content = open_store(folder_uri.rstrip("/")).get(DATASET_FILE)
     return DatasetFile.from_bytes(content, f"{folder_uri.rstrip('/')}/{DATASET_FILE}")
+
+
+class HashedShard(Protocol):
+    """A shard whose content is known."""
+
+    @property
+    def name(self) -> str:
+        """Of the object, without its folder."""
+
+    @property
+    def sha256(self) -> str:
+        """Of all bytes."""
+
+    @property
+    def num_samples(self) -> int:
+        """That can be used."""
+
+
+def held_out_problem(splits: Mapping[str, Iterable[HashedShard]]) -> str:
+    """Why a data set would be measured on what it is trained on: a shard of ``train`` in another split.
+
+    Empty if it would not. Shards are compared by their content.
+    """
+    of_train = {shard.sha256: shard.name for shard in splits.get("train", ()) if shard.num_samples}
+    for split, shards in splits.items():
+        both = [shard for shard in shards if split != "train" and shard.sha256 in of_train]
+        if both:
+            more = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
+            message = (
+                f"{both[0].name}{more} of split {split!r} is {of_train[both[0].sha256]} of split 'train', too: its "
+            )
+            return f"{message}samples would be trained on and measured on; name the shards of 'train' without it"
+    return ""
 
 
 def dataset_digest(splits: Mapping[str, Iterable[ShardEntry]]) -> str:

@@ -7,12 +7,14 @@ between the blocks; the index holds the sha256 of all bytes, which every reader 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Final
+from urllib.parse import unquote, urlsplit
 
 from orchestrator.core.errors import NotFoundError, StorageError
 from orchestrator.storage.local import LocalStore
@@ -24,6 +26,8 @@ _NUM_BLOCKS: Final = 16
 _BLOCK_BYTES: Final = 16 * 1024
 _NUM_THREADS: Final = 8
 _NUM_NAMED: Final = 5
+_EMPTY_TAR_BYTES: Final = 10_240
+"""Size of a tar without members. Such shards are equal, whatever their splits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +70,10 @@ def folder_shards(store_uri: str) -> list[str]:
 
 def not_held_out(splits: Mapping[str, Iterable[ListedShard]]) -> dict[str, str]:
     """Which splits have shards of the split ``train``, each with a message."""
-    of_train = {(shard.store_uri, shard.object_name) for shard in splits.get("train", ())}
+    of_train = {mark for shard in splits.get("train", ()) for mark in _marks(shard)}
     found: dict[str, str] = {}
     for split, shards in splits.items():
-        both = [shard for shard in shards if split != "train" and (shard.store_uri, shard.object_name) in of_train]
+        both = [shard for shard in shards if split != "train" and not of_train.isdisjoint(_marks(shard))]
         if both:
             more = f" (and {len(both) - 1} more)" if len(both) > 1 else ""
             message = (
@@ -77,6 +81,15 @@ def not_held_out(splits: Mapping[str, Iterable[ListedShard]]) -> dict[str, str]:
             )
             found[split] = f"{message}be trained on and measured on; name the shards of 'train' without it"
     return found
+
+
+def _marks(shard: ListedShard) -> set[tuple[int, str]]:
+    """What only one shard has: its place, with links followed, and its content, of which there may be copies."""
+    place = f"{shard.store_uri}/{shard.object_name}"
+    if place.startswith("file:"):
+        place = os.path.realpath(f"{unquote(urlsplit(shard.store_uri).path)}/{shard.object_name}")
+    has_content = shard.version and shard.size_bytes > _EMPTY_TAR_BYTES
+    return {(0, place), *([(shard.size_bytes, shard.version)] if has_content else ())}
 
 
 def listing_digest(splits: Mapping[str, Iterable[ListedShard]]) -> str:

@@ -14,6 +14,7 @@ import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
@@ -45,11 +46,18 @@ from orchestrator.core.data_plane import (
     ask,
 )
 from orchestrator.core.errors import BadDataError, NotFoundError, SpecError, StorageError, UserError
-from orchestrator.storage.dataset_files import CLASSES_FILE, read_class_table, read_dataset_file
-from orchestrator.storage.listing import list_shards, listing_digest, not_held_out
+from orchestrator.storage.dataset_files import (
+    CLASSES_FILE,
+    DatasetFile,
+    held_out_problem,
+    read_class_table,
+    read_dataset_file,
+)
+from orchestrator.storage.listing import ListedShard, list_shards, listing_digest, not_held_out
 from orchestrator.sweepfile.datasets import (
     ConvertedShards,
     ExternalShards,
+    MixtureSpec,
     Survey,
     Surveys,
     source_arguments,
@@ -61,6 +69,8 @@ from orchestrator.sweepfile.sweep import SweepSpec
 from orchestrator.sweepfile.values import Dataset, ResolvedSweep
 
 Found = TypeVar("Found")
+_Shards = Mapping[str, Sequence[ListedShard]]
+"""By split."""
 _LISTING_TIMEOUT_S: Final = 7200.0
 _PATHS: Final = ("source", "labels", "root")
 _FIELDS: Final = {
@@ -86,21 +96,36 @@ def survey_datasets(spec: SweepSpec, tree: Tree) -> Surveys:
         SpecError: a store, shard or file is not there or not what it should be; one line each. Where a data set is
             declared in full, it need not be there, but what is there must be right.
     """
-    surveys, problems = {}, []
+    surveys, shards, problems = {}, dict[str, _Shards](), []
     for name, entry in spec.datasets.items():
         if not isinstance(entry, ExternalShards | ConvertedShards):
             continue
         try:
-            surveys[name] = _survey(entry) if isinstance(entry, ExternalShards) else _list(entry)
+            if isinstance(entry, ExternalShards):
+                surveys[name], shards[name] = _survey(entry)
+            else:
+                surveys[name] = _list(entry)
         except _SurveyError as error:
             problem = tree.problem(("datasets", name, *error.path), error.message)
             if isinstance(entry, ExternalShards) and entry.is_declared and not error.is_damage:
                 surveys[name] = Survey(splits=_splits(entry), missing=problem)
             else:
                 problems.append(problem)
+    for name, entry in spec.datasets.items():
+        if isinstance(entry, MixtureSpec) and (message := _mixed_up(entry, shards)):
+            problems.append(tree.problem(("datasets", name, "mixture"), message))
     if problems:
         raise SpecError(tuple(problems))
     return surveys
+
+
+def _mixed_up(entry: MixtureSpec, shards: Mapping[str, _Shards]) -> str:
+    """Why a mixture would be measured on what it is trained on; empty if it would not, as far as shards are known."""
+    splits: dict[str, list[ListedShard]] = {}
+    for part in entry.mixture:
+        for split, found in shards.get(part, {}).items():
+            splits.setdefault(split, []).extend(found)
+    return next((f"split '{split}': {message}" for split, message in not_held_out(splits).items()), "")
 
 
 def require_datasets(sweep: ResolvedSweep) -> None:
@@ -116,12 +141,16 @@ class _SurveyError(Exception):
         self.path, self.message, self.is_damage = path, message, is_damage
 
 
-def _survey(entry: ExternalShards) -> Survey:
+def _survey(entry: ExternalShards) -> tuple[Survey, _Shards]:
+    """What is known of the data set, and its shards."""
     if entry.from_:
         described = _at(("from",), lambda: read_dataset_file(entry.from_))
+        if problem := held_out_problem(described.splits):
+            raise _SurveyError(("from",), problem, is_damage=True)
         uri = entry.classes or f"{entry.from_.rstrip('/')}/{CLASSES_FILE}"
         rows, digest = _at(("classes",) if entry.classes else ("from",), lambda: read_class_table(uri))
-        return Survey(described=described, class_table=rows, classes_uri=uri, classes_sha256=digest)
+        found = Survey(described=described, class_table=rows, classes_uri=uri, classes_sha256=digest)
+        return found, _described(described, entry.from_.rstrip("/"))
     splits = _splits(entry)
     listed = {split: _at(("shards", split), _lister(patterns)) for split, patterns in splits.items()}
     if shared := not_held_out(listed):
@@ -129,9 +158,19 @@ def _survey(entry: ExternalShards) -> Survey:
         raise _SurveyError(("shards", split), message, is_damage=True)
     listing = "" if entry.digest else listing_digest(listed)
     if not entry.classes:
-        return Survey(listing=listing, splits=splits)
+        return Survey(listing=listing, splits=splits), listed
     rows, digest = _at(("classes",), lambda: read_class_table(entry.classes))
-    return Survey(listing=listing, splits=splits, class_table=rows, classes_uri=entry.classes, classes_sha256=digest)
+    found = Survey(listing=listing, splits=splits, class_table=rows, classes_uri=entry.classes, classes_sha256=digest)
+    return found, listed
+
+
+def _described(described: DatasetFile, folder_uri: str) -> _Shards:
+    """Where its shards lie; nobody looked at their versions."""
+    place = partial(ListedShard, store_uri=folder_uri, version="")
+    return {
+        split: [place(name=shard.name, object_name=shard.name, size_bytes=shard.size_bytes) for shard in shards]
+        for split, shards in described.splits.items()
+    }
 
 
 def _list(entry: ConvertedShards) -> Survey:
@@ -150,7 +189,7 @@ def _splits(entry: ExternalShards) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _lister(patterns: tuple[str, ...]) -> Callable[[], Sequence[Any]]:
+def _lister(patterns: tuple[str, ...]) -> Callable[[], Sequence[ListedShard]]:
     return lambda: list_shards(patterns)
 
 

@@ -199,7 +199,7 @@ def test_training_on_a_label_space_of_sorted_shards_logs_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plane, shards = DataPlane(folder=tmp_path), sorted_tars(40)
-    shards["val-000000.tar"] = shards["train-000000.tar"]
+    shards["val-000000.tar"] = tar_of([("v.png", IMAGE), ("v.cls", b"0")])
     index = plane.index(plane.foreign(shards, num_classes=40))
     space = {"hierarchy": "leaf", "classes": {"names": ["c0", "c9", "c23", "c31"]}}
     labels = plane.run(JobKind.LABELS, {"space": space}, {"index": index.key})

@@ -213,6 +213,16 @@ def test_data_index_of_a_shard_in_two_splits_is_refused(shards: Path, in_process
     assert f"--split val: val-000000.tar in {shards.as_uri()} is a shard of split 'train', too: " in result.stderr
 
 
+def test_data_index_of_a_copy_of_a_small_shard_in_two_splits_is_refused(shards: Path, in_process: None) -> None:
+    """A small shard may be an empty one, of which there are many; what it holds is known when it is read."""
+    small = tar_of([("a.png", encoded()), ("a.cls", b"0")])
+    for name in ("train-000009.tar", "val-000009.tar"):
+        (shards / name).write_bytes(small)
+    result = CliRunner().invoke(app, ["data", "index", str(shards), "-j", "1"])
+    assert result.exit_code == 1
+    assert "val-000009.tar of split 'val' is train-000009.tar of split 'train', too" in result.stderr
+
+
 def test_data_stats_count_no_class_at_a_level_where_it_has_no_value(shards: Path, in_process: None) -> None:
     rows = [{**CLASSES[0], "note": None}, {**CLASSES[1], "kind": None}, {**CLASSES[2], "kind": "", "note": ""}]
     (shards / "classes.json").write_text(json.dumps(rows))

@@ -13,8 +13,10 @@ from orchestrator.core.contract import Execution, ExecutionContext
 from orchestrator.core.errors import BadDataError, CorruptObjectError, SpecError, UserError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.build import build_plan
+from orchestrator.planning.graph.data_checks import lenient_mixtures
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.storage.artifacts import Record, read_record
+from orchestrator.storage.dataset_files import dataset_digest, read_dataset_file
 from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
 from tests.builders import request_of
@@ -349,6 +351,62 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"shard": {}}, "did you mean 'shards'"),
     ({"bad_samples": {"policy": "skip"}}, "datasets.photos.bad_samples.policy"),
 ]
+
+
+@pytest.mark.parametrize("val", ["FOLDER/./train-001.tar", "FOLDER//train-001.tar", "LINK/train-001.tar", "COPY"])
+def test_external_shard_of_train_in_another_split_is_refused_however_it_is_named(outside: Outside, val: str) -> None:
+    folder = outside.shards.as_uri()
+    (outside.folder / "link").symlink_to(outside.shards)
+    (outside.folder / "other.tar").write_bytes((outside.shards / "train-001.tar").read_bytes())
+    places = {
+        "FOLDER": folder,
+        "LINK": (outside.folder / "link").as_uri(),
+        "COPY": f"{outside.folder.as_uri()}/other.tar",
+    }
+    for name, place in places.items():
+        val = val.replace(name, place)
+    with pytest.raises(SpecError, match=r"shards\.val: (train-001|other)\.tar in \S+ is a shard of split 'train', too"):
+        outside.plan({**outside.entry, "shards": {**outside.entry["shards"], "val": val}})
+
+
+def test_external_description_with_a_shard_of_train_in_another_split_is_refused(outside: Outside) -> None:
+    target = {"place": str(outside.shards), "splits": {}, "num_classes": 4, "classes": "", "multi_label": False}
+    index_command({"target": target, "policy": "fail", "budget": 0.0, "write": True, "num_processes": 1})
+    described = read_dataset_file(outside.shards.as_uri())
+    splits = {**described.splits, "val": (replace(described.splits["train"][1], name="val-000.tar"),)}
+    changed = replace(described, splits=splits, digest=dataset_digest(splits))
+    (outside.shards / "dataset.json").write_bytes(changed.to_bytes())
+    with pytest.raises(SpecError, match=r"from: val-000\.tar of split 'val' is train-001\.tar of split 'train', too"):
+        outside.plan({"from": outside.shards.as_uri()})
+
+
+def test_external_mixture_that_trains_on_a_shard_of_another_split_is_refused(outside: Outside) -> None:
+    other = {**outside.entry, "shards": {"train": outside.entry["shards"]["val"]}, "num_train": 4}
+    entries = f"a: {json.dumps(outside.entry)}, b: {json.dumps(other)}, photos: {{mixture: [a, b]}}"
+    path = outside.folder / "sweep.yaml"
+    path.write_text(SWEEP.replace("photos: DATASET", entries).replace("LOSS", "softmax"))
+    with pytest.raises(
+        SpecError, match=r"photos\.mixture: split 'val': val-000\.tar in \S+ is a shard of split 'train'"
+    ):
+        load_sweep(str(path))
+
+
+def test_external_mixture_warns_of_a_data_set_whose_own_policy_is_stricter(outside: Outside) -> None:
+    folder, lenient = outside.shards.as_uri(), {"policy": "replace", "budget": 0.5}
+    strict = {"shards": {"train": f"{folder}/train-000.tar"}, "classes": f"{folder}/classes.json", "num_train": 4}
+    other = {**strict, "shards": {"train": f"{folder}/train-001.tar"}, "bad_samples": lenient}
+    held_out = {**strict, "shards": {"train": f"{folder}/train-002.tar", "val": f"{folder}/val-000.tar"}, "num_val": 4}
+
+    def warnings(**entries: dict[str, Any]) -> list[str]:
+        named = ", ".join(f"{name}: {json.dumps(entry)}" for name, entry in entries.items())
+        path = outside.folder / "sweep.yaml"
+        mixture = f"{named}, photos: {{mixture: [{', '.join(entries)}]}}"
+        path.write_text(SWEEP.replace("photos: DATASET", mixture).replace("LOSS", "softmax"))
+        return list(lenient_mixtures(load_sweep(str(path))[0]))
+
+    (warning,) = warnings(a=strict, b=other, c={**held_out, "bad_samples": {"policy": "replace", "budget": 0.1}})
+    assert "images of a, c that cannot be decoded are replaced up to the budget 0.5" in warning
+    assert warnings(b=other, c={**held_out, "bad_samples": lenient}) == []
 
 
 @pytest.mark.parametrize(("change", "message"), WRONG, ids=[message[:30] for _, message in WRONG])

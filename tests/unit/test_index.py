@@ -137,8 +137,21 @@ def test_index_of_shards_whose_keys_begin_anew_is_refused_before_all_are_read(tm
 
 def test_index_key_in_two_splits_is_accepted(tmp_path: Path) -> None:
     plane = DataPlane(folder=tmp_path)
-    tar = tar_of([("a.png", IMAGE), ("a.cls", b"0")])
-    assert set(plane.index(plane.foreign({"train-0.tar": tar, "val-0.tar": tar})).splits) == {"train", "val"}
+    tars = {
+        f"{split}-0.tar": tar_of([("a.png", IMAGE), ("a.cls", leaf)])
+        for split, leaf in (("train", b"0"), ("val", b"1"))
+    }
+    assert set(plane.index(plane.foreign(tars)).splits) == {"train", "val"}
+
+
+def test_index_with_one_shard_in_two_splits_is_bad_data(tmp_path: Path) -> None:
+    plane = DataPlane(folder=tmp_path)
+    tars = [tar_of([(f"{leaf}.png", IMAGE), (f"{leaf}.cls", b"%d" % leaf)]) for leaf in range(2)]
+    empty = {"train-9.tar": tar_of([]), "val-9.tar": tar_of([])}
+    same = {"train-0.tar": tars[0], "train-1.tar": tars[1], "val-0.tar": tars[1], **empty}
+    with pytest.raises(BadDataError, match=r"val-0\.tar of split 'val' is train-1\.tar of split 'train', too"):
+        plane.index(plane.foreign(same))
+    assert plane.index(plane.foreign({"train-0.tar": tars[0], "val-0.tar": tars[1], **empty})).split("val").num_samples
 
 
 @pytest.mark.parametrize("damage", ["cut", "header", "not_a_tar"])

@@ -107,6 +107,22 @@ def test_mixture_images_are_those_of_the_components(plane: DataPlane, parts: lis
     assert np.array_equal(images(mixed(plane, parts)), np.concatenate([images(part) for part in parts]))
 
 
+def test_mixture_that_trains_on_a_shard_of_another_split_is_bad_data(plane: DataPlane) -> None:
+    held_out = shard_of("v", [1, 0])
+    first = dataset(plane, {"train-0.tar": shard_of("a", [0, 1]), "val-0.tar": held_out}, ["cat", "oak"])
+    second = dataset(plane, {"train-7.tar": held_out}, ["oak", "cat"])
+    with pytest.raises(BadDataError, match=r"val-0\.tar of split 'val' is train-7\.tar of split 'train', too"):
+        mixed(plane, [first, second])
+
+
+def test_mixture_whose_samples_repeat_says_so(plane: DataPlane, caplog: pytest.LogCaptureFixture) -> None:
+    common = shard_of("a", [0, 1])
+    first = dataset(plane, {"train-0.tar": common, "train-1.tar": shard_of("b", [1])}, ["cat", "oak"])
+    second = dataset(plane, {"train-0.tar": common}, ["oak", "cat"])
+    assert mixed(plane, [first, second]).split("train").num_samples == 5
+    assert "1 shards of split 'train' are in several data sets of the mixture, the first is train-0.tar" in caplog.text
+
+
 def test_mixture_weights_stand_in_the_index(plane: DataPlane, parts: list[SampleIndex]) -> None:
     index = mixed(plane, parts, [1, 3])
     assert index.split("train").shares == MixtureShares(weights=(1, 3), num_shards=(2, 1))

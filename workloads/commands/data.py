@@ -30,6 +30,7 @@ from orchestrator.storage.dataset_files import (
     LEAF_LEVEL,
     ClassRows,
     DatasetFile,
+    held_out_problem,
     level_counts,
     node_of,
     numbered_classes,
@@ -85,6 +86,8 @@ def index(arguments: Arguments) -> dict[str, Any]:
         _check_description(request, shard_input, shard_input.described)
     policy = BadSamples(policy=BadSamplePolicy(arguments["policy"]), budget=arguments["budget"])
     found = _scan(shard_input, policy, arguments["num_processes"], ImageCheck.HEADER)
+    if problem := held_out_problem(found.entries):
+        raise UserError(problem)
     dataset = _describe(shard_input, found)
     if arguments["write"]:
         _write_beside(shard_input, dataset)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +19,7 @@ from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_par
 from orchestrator.storage.dataset_files import (
     ClassRows,
     DatasetFile,
+    held_out_problem,
     join_class_tables,
     numbered_classes,
     parse_class_table,
@@ -47,6 +50,7 @@ from workloads.data.scan_splits import ScannedSplits, ShardSource, SplitPlan, mo
 from workloads.runtime.npy import npy_bytes
 from workloads.runtime.publish import publish
 
+_LOG = logging.getLogger(__name__)
 _SHARD_SUFFIX: Final = ".tar"
 
 
@@ -60,8 +64,8 @@ def run_index(request: JobRequest, context: ExecutionContext) -> JobResult:
     metrics have ``num_<split>``, ``num_bad_<split>`` (where there are any) and ``num_classes``.
 
     Raises:
-        BadDataError: a shard, a sample or the class table is wrong, or not what was planned; samples are named
-            ``shard:key``.
+        BadDataError: a shard, a sample or the class table is wrong, or not what was planned, or a shard of ``train``
+            is in another split; samples are named ``shard:key``.
         PreemptedError: asked to stop; nothing is committed.
     """
     if "mixture" in request.parameters:
@@ -77,6 +81,7 @@ def run_index(request: JobRequest, context: ExecutionContext) -> JobResult:
         # Once more: a scan takes hours, and a shard that was replaced before its turn is whole when it is read.
         _listed(request.execution.data_location["splits"], request.parameters)
     _check_declared(request, found)
+    _check_held_out({name: split.shards for name, split in found.splits.items()})
     return _commit_index(request, context, planned, found)
 
 
@@ -89,6 +94,11 @@ def _check_declared(request: JobRequest, found: ScannedSplits) -> None:
         raise BadDataError(message + f"computed with the same splits? here they are {', '.join(found.splits)})")
     counts = {name: SplitCount(good=split.num_samples, bad=split.bad.total) for name, split in found.splits.items()}
     check_declared_counts(request.execution.data_location, counts)
+
+
+def _check_held_out(splits: Mapping[str, Sequence[Shard]]) -> None:
+    if problem := held_out_problem(splits):
+        raise BadDataError(problem)
 
 
 def _commit_index(
@@ -248,17 +258,23 @@ def run_mixture(request: JobRequest, context: ExecutionContext) -> JobResult:
 
     Raises:
         UserError: weights do not fit the components.
-        BadDataError: the class tables cannot be joined.
+        BadDataError: the class tables cannot be joined, or a shard of ``train`` of a component is in another split of
+            this one or another.
     """
     parts = [SampleIndex.open(context.store, key, context.cache) for key in _inputs(request)]
     weights = request.parameters["mixture"]["weights"]
     if weights is not None and len(weights) != len(parts):
         raise UserError(f"a mixture of {len(parts)} data sets has {len(weights)} weights; give one for each")
+    names = sorted({name for part in parts for name in part.splits})
+    held = {name: [part.splits[name] for part in parts if name in part.splits] for name in names}
+    shards = {name: [shard for split in found for shard in split.shards] for name, found in held.items()}
+    _check_held_out(shards)
+    _warn_of_repeats(shards.get("train", ()))
     classes, numbers = join_class_tables([part.classes for part in parts])
     subset_names = sorted({name for part in parts for name in part.subset_names})
     writer = ArtifactWriter(context.store, request)
     splits: dict[str, Any] = {}
-    for name in sorted({name for part in parts for name in part.splits}):
+    for name in names:
         members = [(part.splits.get(name), leaves) for part, leaves in zip(parts, numbers, strict=True)]
         joined = _JoinedSplit(name, members, subset_names, context.scratch / "columns" / name)
         splits[name] = joined.write(writer)
@@ -275,6 +291,15 @@ def run_mixture(request: JobRequest, context: ExecutionContext) -> JobResult:
     counts = {f"num_{name}": float(sum(s["num_samples"] for s in split["shards"])) for name, split in splits.items()}
     metrics = {"num_train": 0.0, "num_val": 0.0, **counts, "num_classes": float(len(classes))}
     return publish(writer, request, metrics=metrics, summary={"components": [part.key for part in parts]})
+
+
+def _warn_of_repeats(shards: Sequence[Shard]) -> None:
+    """Not an error: an earlier version planned such mixtures, and their sweeps can be finished."""
+    times = Counter(shard.sha256 for shard in shards if shard.num_samples)
+    repeated = {shard.sha256: shard.name for shard in shards if times[shard.sha256] > 1}
+    if repeated:
+        message = "%d shards of split 'train' are in several data sets of the mixture, the first is %s: their samples "
+        _LOG.warning(message + "occur several times in each epoch", len(repeated), next(iter(repeated.values())))
 
 
 def _inputs(request: JobRequest) -> list[str]:

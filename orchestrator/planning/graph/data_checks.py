@@ -16,7 +16,7 @@ from orchestrator.core.class_mixing import is_poor, repair_of
 from orchestrator.core.job_kinds import BACKBONE_TRAINING_KINDS, JobKind
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.sweepfile.known_models import shipped_models
-from orchestrator.sweepfile.values import Clustering, LabelSpace, ResolvedSweep
+from orchestrator.sweepfile.values import Clustering, Dataset, LabelSpace, ResolvedSweep
 
 SPREAD_FIELD: Final = "class_spread"
 """Field of an index record's summary, and of the answer of ``data index``."""
@@ -259,6 +259,28 @@ def long_clusterings(sweep: ResolvedSweep) -> list[str]:
             line = f"cluster/{space.name}: k-means of {num_train:,} samples takes at most {found:.1e} operations, "
             lines.append(f"{line}{hours:.2g} h at 1 TFLOP/s (resources.cluster: some 30 cores, or less than one GPU)")
     return lines
+
+
+def lenient_mixtures(sweep: ResolvedSweep) -> Iterator[str]:
+    """Warnings of mixtures that replace more bad samples of a data set than its own entry allows."""
+    for mixture in sweep.datasets.values():
+        budgets = {name: _budget(sweep.datasets[name]) for name in mixture.components}
+        most = max((budget for budget in budgets.values() if budget is not None), default=0.0)
+        stricter = [name for name, budget in budgets.items() if budget is not None and budget < most]
+        if stricter:
+            message = (
+                f"datasets.{mixture.name}: a mixture has the most lenient bad_samples of its data sets, so images "
+            )
+            message += f"of {', '.join(stricter)} that cannot be decoded are replaced up to the budget {most:g}, which "
+            yield f"{message}their own bad_samples do not allow; give all data sets of the mixture the same bad_samples"
+
+
+def _budget(dataset: Dataset) -> float | None:
+    """Share of bad samples that its entry allows; None for a built-in data set, which has none."""
+    policy = (dataset.scan or dataset.parameters).get("bad_samples")
+    if policy is None:
+        return None
+    return float(policy["budget"]) if policy["policy"] == "replace" else 0.0
 
 
 def missing_datasets(sweep: ResolvedSweep) -> list[str]:
