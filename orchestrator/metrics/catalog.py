@@ -150,7 +150,8 @@ CACHE_MISSES: Final = _of_attempts("cache_misses", "Samples whose shard was not 
 READ_BYTES: Final = _of_attempts("store_read_bytes", "Bytes of samples read from the store (rank 0).", unit="bytes")
 BAD_SAMPLES: Final = _of_attempts(
     "bad_samples",
-    "Distinct training samples that could not be decoded: rank 0's, and at each evaluation those of all ranks.",
+    "Distinct training samples that could not be decoded: rank 0's, and at each evaluation and checkpoint those of all "
+    "ranks.",
 )
 STORE_ERRORS: Final = _of_attempts(
     "store_errors",

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from orchestrator.core.contract import JobResult
-from orchestrator.core.errors import BadDataError
+from orchestrator.core.errors import BadDataError, PreemptedError
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import ArtifactWriter, Record, read_record
 from orchestrator.storage.local import LocalStore
@@ -50,9 +50,9 @@ class Damaged(TinyTraining):
         policy = {"bad_samples": {"policy": "replace", "budget": budget}}
         self.index = self.run(self.request(JobKind.INDEX, policy, {"dataset": request.key})).key
 
-    def train(self, world_size: int) -> list[Any]:
-        request = self.training(model=NO_BATCHNORM, recipe=RECIPE)
-        return [result for result, _ in Gang(self.folder, request, world_size).results()]
+    def train(self, world_size: int, *, attempt: int = 1, stop_after: int | None = None) -> list[Any]:
+        request = self.training(model=NO_BATCHNORM, recipe=RECIPE, attempt=attempt)
+        return [result for result, _ in Gang(self.folder, request, world_size, stop_after=stop_after).results()]
 
     def record(self) -> Record:
         return read_record(self.store, self.training(model=NO_BATCHNORM, recipe=RECIPE).key)
@@ -86,6 +86,14 @@ def test_gang_record_names_the_bad_samples_of_all_ranks(tmp_path: Path) -> None:
     assert outcomes is not None
     assert set(np.flatnonzero(~outcomes.counted_N).tolist()) == BAD["val"]
     assert outcomes.num_wrong / (NUM_VAL - len(BAD["val"])) == damaged.record().metrics["val_error"]
+
+
+def test_gang_that_stops_before_an_evaluation_keeps_the_bad_samples_of_all_ranks(tmp_path: Path) -> None:
+    damaged = Damaged(tmp_path, budget=0.5)
+    found = damaged.train(2, stop_after=3)
+    assert all(isinstance(result, PreemptedError) for result in found), found
+    assert all(isinstance(result, JobResult) for result in damaged.train(2, attempt=2))
+    assert named(damaged.record(), "train") == {f"train-0.tar:t{row:02d}" for row in BAD["train"]}
 
 
 def test_gang_budget_is_that_of_the_run_and_ends_all_ranks(tmp_path: Path) -> None:

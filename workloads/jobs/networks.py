@@ -114,6 +114,7 @@ class ImageTask:
 
     def bad_samples(self) -> dict[str, Any]:
         """See ``Task``."""
+        self._samples.bad.share()
         return self._samples.bad.to_json()
 
     def recall_bad_samples(self, document: Mapping[str, Any]) -> None:

@@ -422,8 +422,9 @@ class TrainingLoop:
 
     def _save(self, when_busy: WhenBusy) -> None:
         self._wants_save = False
+        bad_samples = self._task.bad_samples()  # on all ranks, of which only the first has room for a checkpoint
         if self._saver.has_room(self.state, when_busy):
-            self.state.bad_samples = self._task.bad_samples()
+            self.state.bad_samples = bad_samples
             self._saver.save(self._learner.checkpoint(self.state), self._points.kept_steps())
 
     def _hold_if_due(self, *, is_first: bool = False) -> None:

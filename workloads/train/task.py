@@ -113,9 +113,12 @@ class Task(Protocol):
         """Keys of training samples, for messages."""
 
     def bad_samples(self) -> dict[str, Any]:
-        """Bad samples that this rank knows of, as plain JSON; those of rank 0 stand in the checkpoints.
+        """Bad samples that any rank has met so far, as plain JSON, for the checkpoints. All ranks call this.
 
         Without them the record would lack those of earlier attempts, and each attempt would have a budget of its own.
+
+        Raises:
+            BadDataError: there are more than the budget allows.
         """
 
     def recall_bad_samples(self, document: Mapping[str, Any]) -> None:
