@@ -86,6 +86,25 @@ def test_cache_folder_after_a_restart_of_the_machine_trusts_what_is_still_whole(
     assert path_of(ObjectCache(store, tmp_path / "cache", settings=LARGE), 0) == whole
 
 
+def test_cache_folder_suspect_that_is_evicted_before_it_is_opened_is_fetched_again(
+    store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_shards(store, 1)
+    path_of(ObjectCache(store, tmp_path / "cache", settings=LARGE), 0)
+    (tmp_path / "cache" / "boot_id").write_text("another")
+    after, find = ObjectCache(store, tmp_path / "cache", settings=LARGE), CacheFolder.suspect
+
+    def found_and_evicted(folder: CacheFolder, digest: str, size_bytes: int) -> Path | None:
+        former = find(folder, digest, size_bytes)
+        assert former is not None
+        former.unlink()
+        return former
+
+    monkeypatch.setattr(CacheFolder, "suspect", found_and_evicted)
+    assert path_of(after, 0).read_bytes() == content(0)
+    assert after.stats.snapshot()["downloads"] == 1
+
+
 def test_cache_folder_suspects_count_and_are_evicted_first(store, tmp_path: Path) -> None:
     write_shards(store, 2)
     path_of(ObjectCache(store, tmp_path / "cache", settings=LARGE), 0)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -250,11 +250,12 @@ class ObjectCache:
         path, descriptor = turn
         former = self._folder.suspect(wanted.sha256, wanted.size_bytes)
         if former is not None:
-            with former.open("rb") as file:
-                if wanted.is_in(file.fileno()):
-                    return self._folder.restore(former, wanted.sha256, wanted.size_bytes)
-            self.stats.add("damaged")
-            former.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # others may evict it meanwhile
+                with former.open("rb") as file:
+                    if wanted.is_in(file.fileno()):
+                        return self._folder.restore(former, wanted.sha256, wanted.size_bytes)
+                self.stats.add("damaged")
+                former.unlink(missing_ok=True)
         self._reserve(descriptor, wanted.size_bytes, force=force)
         self._fetch(descriptor, wanted, check)
         return self._folder.publish(path, descriptor, wanted.sha256)
