@@ -190,7 +190,8 @@ def test_labels_of_another_data_set_are_refused(label_map: LabelMap) -> None:
 def test_labels_of_clusters_count_the_splits_that_have_features(tmp_path: Path) -> None:
     """Data may have a third split, of which nothing is embedded."""
     plane = DataPlane(folder=tmp_path)
-    shards = {f"{split}-0.tar": tar_of([("a.png", encoded()), ("a.cls", b"0")]) for split in ("train", "val", "test")}
+    names = ("train", "val", "test")
+    shards = {f"{name}-0.tar": tar_of([(f"{name}.png", encoded()), (f"{name}.cls", b"0")]) for name in names}
     index = plane.index(plane.foreign(shards))
     writer = ArtifactWriter(plane.store, cluster := plane.request(JobKind.CLUSTER, {}, {"index": index.key}))
     digest = read_record(plane.store, index.key).summary["dataset_digest"]

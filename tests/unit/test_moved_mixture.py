@@ -48,7 +48,7 @@ class Mixture:
         for split in ("train", "val"):
             members: list[Member] = []
             for row, image in enumerate(IMAGES[name]):
-                members += [(f"{name}{row}.png", image), (f"{name}{row}.cls", str(row).encode())]
+                members += [(f"{split}{name}{row}.png", image), (f"{split}{name}{row}.cls", str(row).encode())]
             (folder / f"{split}-000.tar").write_bytes(tar_of(members))
 
     def plan(self, **places: Path) -> Plan:
