@@ -155,7 +155,7 @@ def _estimates(values_SC: Floats) -> Iterator[Estimate]:
     for found in estimate_columns(values_SC, range(len(values_SC))):
         if are_trials and found.low is not None:
             low, high = ends_of_share(round(found.mean * found.num_values), found.num_values)
-            yield replace(found, low=low, high=high)
+            yield replace(found, low=low, high=high, p_value=None)  # Student's p does not belong to this interval
         else:
             yield found
 

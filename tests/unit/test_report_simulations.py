@@ -22,7 +22,12 @@ from orchestrator.report.render.curves import encode_png
 from orchestrator.report.render.files import SIMULATION_FILES, render_files
 from orchestrator.report.render.notebook import report_html
 from orchestrator.report.render.page import render_page
-from orchestrator.report.render.simulations import draw_simulations, page_document, simulation_tables
+from orchestrator.report.render.simulations import (
+    SIMULATIONS_METHOD,
+    draw_simulations,
+    page_document,
+    simulation_tables,
+)
 from orchestrator.report.results import Report
 from orchestrator.report.statistics.expectations import Judgement, SimulationRuns, judge
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
@@ -113,6 +118,28 @@ def test_share_of_trials_has_the_exact_interval() -> None:
     judged = judge(claim, outcomes_of(0.02, 0.5, num_seeds=50), "m")
     assert judged.judgement is Judgement.TOO_FEW
     assert [judged.numbers[0].low, judged.numbers[0].high] == pytest.approx([share.low, share.high])
+
+
+def test_exact_interval_of_a_mean_has_no_p_value_of_another_test() -> None:
+    plan, _ = report_of()
+    committed = {
+        job.name: Committed(
+            metrics={},
+            runs={
+                "seed": (seeds := np.arange(*job.identity["parameters"]["seeds"].values(), dtype=np.float64)),
+                "m": seeds % 4 == 0,
+            },
+        )
+        for job in plan.jobs
+    }
+    (found,) = compute_report(plan, committed).simulations
+    exact = stats.binomtest(5, 20).proportion_ci()
+    for cell in found.cells:
+        estimate = cell.estimates["m"]
+        assert (estimate.low, estimate.high) == pytest.approx((exact.low, exact.high))
+        assert estimate.p_value is None
+        assert estimate.std_error is not None
+    assert "exact interval" in SIMULATIONS_METHOD
 
 
 def test_trials_that_all_succeed_may_still_fail() -> None:

@@ -24,7 +24,9 @@ SIMULATIONS_METHOD: Final = (
     "numbers (Bonferroni), is outside. It is undefined if a ratio is to a mean of 0, or a logarithm of a mean that is "
     "not above 0. Otherwise there are too few seeds to decide. The error of a number that "
     "combines several cells comes from leaving out one seed at a time (jackknife). Where all seeds are equal there is "
-    "no interval, and the number is judged as it is."
+    "no interval, and the number is judged as it is. Outcomes of trials (a metric that is 0 or 1 for every seed, and "
+    "both in one of its cells) are an exception: means have Clopper and Pearson's exact interval, and expectations "
+    "take its one-sided form where all seeds have the same outcome."
 )
 _INTERVAL: Final = f"{CONFIDENCE_TEXT} interval"
 _EQUAL: Final = f"{MISSING} (all seeds are equal)"

@@ -47,7 +47,7 @@ class Estimate:
     """None with fewer than two groups, and where groups do not differ: no spread was seen, so none can be stated."""
     high: float | None
     p_value: float | None
-    """Two-sided, that the mean is 0."""
+    """Two-sided, of Student's t test that the mean is 0; None without its interval."""
     std_error: float | None
     """Of the mean; the groups' means have one degree of freedom less than there are groups."""
 
