@@ -2,8 +2,8 @@
 
 Whether runs of equal seeds are subtracted is decided as in tables of combinations: by what the backbones of the two
 cells share (``planning.graph.pairing``). If that is only the number of the seed, the seed is no block. Then the two
-cells are independent samples and compared by Welch's t. Backbones that searches found are pairs by what their trials
-share; tables of combinations take those for independent samples.
+cells are independent samples and compared by Welch's t, and so are cells without a common pretrain seed. Backbones
+that searches found are pairs by what their trials share; tables of combinations take those for independent samples.
 """
 
 from __future__ import annotations
@@ -170,8 +170,10 @@ def _compared(
 def _difference(row: Row | None, first: Row | None, metric: str, plans: tuple[Plan, Plan]) -> PairedDifference | None:
     if row is None or first is None:
         return None
-    find = paired_difference if _is_paired(row, first, plans) else independent_difference
-    return find(values_of(row, metric), values_of(first, metric))
+    of_row, of_first = values_of(row, metric), values_of(first, metric)
+    has_common_seed = bool({pair.pretrain for pair in of_row} & {pair.pretrain for pair in of_first})
+    find = paired_difference if has_common_seed and _is_paired(row, first, plans) else independent_difference
+    return find(of_row, of_first)
 
 
 def _is_paired(row: Row, first: Row, plans: tuple[Plan, Plan]) -> bool:
@@ -239,7 +241,7 @@ def _caption(comparison: SweepComparison) -> str:
     tested = sum(one.p_family is not None for one in found)
     pairs = f"{tested} comparison{'s' * (tested > 1)}"
     method = f"corrected: simultaneous over {pairs}, all cells of all sweeps ({family_method(found)})"
-    unpaired = f"{UNPAIRED}: their backbones share only the number of the seed, so Welch's t compares them"
+    unpaired = f"{UNPAIRED}: their backbones share no seed, or only its number, so Welch's t compares them"
     return "; ".join([*([method] if tested else []), *([unpaired] if not all(one.is_paired for one in found) else [])])
 
 

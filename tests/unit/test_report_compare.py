@@ -7,7 +7,7 @@ from scipy import stats
 
 from orchestrator.core.errors import UserError
 from orchestrator.report.build import compute_report
-from orchestrator.report.compare_sweeps import SAME, compare_sweeps, comparison_tables, sweep_records
+from orchestrator.report.compare_sweeps import SAME, UNPAIRED, compare_sweeps, comparison_tables, sweep_records
 from tests.report_sweeps import StudyPlan, committed, renamed
 
 FIRST = StudyPlan(sweep="first")
@@ -52,6 +52,21 @@ def test_compare_runs_of_one_artifact_are_called_the_same():
     reports = [compute_report(renamed(plan, name), committed(plan, _values({}))) for name in ("first", "again")]
     table = comparison_tables(compare_sweeps(reports, [plan, plan]))[0]
     assert {row[-4] for row in table.rows} == {SAME}
+
+
+def test_compare_sweeps_without_a_common_seed_as_independent_samples():
+    """Their cells had no difference, and nothing said why."""
+    comparison = _compare(_report(FIRST), _report(replace(FIRST, sweep="second", pretrain_seeds=(3, 4))))
+    (cells,) = comparison.places.values()
+    (found,) = cells[0].differences
+    assert found.mean == pytest.approx((0.16 + 0.18) / 2 - (0.110 + 0.133 + 0.148) / 3)
+    assert (found.is_paired, found.num_pretrain_seeds) == (False, 2)
+    table = comparison_tables(comparison)[0]
+    assert {row[-3] for row in table.rows} == {UNPAIRED}
+    assert f"{UNPAIRED}: their backbones share no seed, or only its number" in table.caption
+    # Backbones of equal seeds that are transferred with other seeds are no independent samples.
+    others = _compare(_report(FIRST), _report(replace(FIRST, sweep="second", transfer_seeds=(1,))))
+    assert [cell.differences for some in others.places.values() for cell in some] == [(None,)] * 3
 
 
 def test_compare_three_sweeps_has_a_difference_each_and_cells_of_two_count():
