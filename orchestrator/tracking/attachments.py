@@ -22,9 +22,9 @@ from orchestrator.planning.graph.pairing import backbone_of
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning
-from orchestrator.report.render.files import DOCUMENT, MARKDOWN, PNG, render_files, render_markdown, save_files
+from orchestrator.report.render.files import DOCUMENT, MARKDOWN, PAGE, PNG, render_files, render_markdown, save_files
 from orchestrator.report.render.numbers import among_complete, in_words, plus_minus
-from orchestrator.report.render.page import PAGE, render_page
+from orchestrator.report.render.page import render_page
 from orchestrator.report.results import Report, Row, Table, best_first
 from orchestrator.state.transitions import SweepState
 from orchestrator.storage.artifacts import download_part, read_record

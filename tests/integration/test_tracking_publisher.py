@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.render.page import PAGE
+from orchestrator.report.render.files import PAGE
 from orchestrator.state.events import SweepEnding
 from orchestrator.storage.artifacts import part_object, read_record
 from orchestrator.storage.layout import metrics_segment, record_name, report_name, tracking_name

@@ -179,6 +179,32 @@ def test_report_with_costs_is_replaced_by_other_results_and_not_by_the_same_with
         assert store.get(name) == (expected or content)["report.json"]
 
 
+class _SharedStore(MemoryStore):
+    """Somebody else saves a page while files are written."""
+
+    def put(self, name, content):
+        if name.endswith("runs.csv"):
+            super().put(name.replace("runs.csv", "report.html"), b"newer page")
+        return super().put(name, content)
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["alone", "beside another writer"])
+def test_report_leaves_no_older_file_of_another_one_behind(is_shared):
+    """The page of a running sweep stood beside its final results, and effects of a design that was no longer there."""
+    store = _SharedStore() if is_shared else MemoryStore()
+    usual = {"runs.csv": b"", "report.md": b"", "report.json": b"{}"}
+    for name, content in {**usual, "report.html": b"older page", "effects.csv": b"older effects"}.items():
+        MemoryStore.put(store, report_name("study", name), content)
+    later = {**usual, "report.json": b"[]"}
+    names, page = save_files(store, "study", later), report_name("study", "report.html")
+    found = {stat.name for stat in store.list_objects(report_name("study", ""))}
+    assert found == ({*names, page} if is_shared else set(names))
+    # The page of this very report stays.
+    save_files(store, "study", {**later, "report.html": b"page"})
+    save_files(store, "study", later)
+    assert store.exists(page)
+
+
 def test_report_equal_records_give_equal_files(store, plan):
     _commit_all(store, plan)
     assert render_files(build_report(store, plan)) == render_files(build_report(store, plan))

@@ -22,8 +22,8 @@ from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.build import build_report
 from orchestrator.report.inputs import read_learning
-from orchestrator.report.render.files import MARKDOWN, RESULTS, json_ready, render_files, save_files
-from orchestrator.report.render.page import PAGE, render_page
+from orchestrator.report.render.files import MARKDOWN, PAGE, RESULTS, json_ready, render_files, save_files
+from orchestrator.report.render.page import render_page
 from orchestrator.report.render.terminal import render_terminal
 from orchestrator.report.results import Report
 from orchestrator.services.costs import cost_lines, read_prices, sweep_bill

@@ -7,6 +7,7 @@ import io
 import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any, cast
@@ -42,6 +43,8 @@ from orchestrator.report.results import OPTIONAL_FIELDS, FactorReport, Report, T
 from orchestrator.storage.layout import report_name
 from orchestrator.storage.protocol import ObjectStore
 
+PAGE = "report.html"
+"""Only where somebody asked for it."""
 MARKDOWN, RESULTS, RUNS, DOCUMENT = "report.md", "results.csv", "runs.csv", "report.json"
 COMPARISONS, ABLATIONS = "comparisons.csv", "ablations.csv"
 ANALYSES, ANALYSES_SVG = "analyses.csv", "analyses.svg"
@@ -67,6 +70,10 @@ _METHOD = (
 )
 EFFECTS, EFFECTS_PARQUET, EFFECTS_SVG = "effects.csv", "effects.parquet", "effects.svg"
 """Written in addition if the sweep compares more than label spaces."""
+_NOT_ALWAYS = frozenset(
+    {EFFECTS, EFFECTS_PARQUET, EFFECTS_SVG, ANALYSES, ANALYSES_SVG, LABEL_EFFICIENCY_SVG, *SIMULATION_FILES, PAGE}
+)
+"""Files that only some reports have: a later one of the sweep may be without them."""
 _FACTOR_METHOD = (
     "The effect of a value is the mean of its differences to another value over matched cells (equal values of all "
     "other factors), averaged within each pretraining seed, with Student's t over seeds; an interaction is the "
@@ -212,22 +219,48 @@ def save_files(
 ) -> tuple[str, ...]:
     """Write rendered files (by name) as the sweep's report and return their object names.
 
-    With ``keeps_costs``, a saved report that differs in its costs alone stays: whoever saved it knew a table of prices.
+    A file that only an earlier report with other results has, such as its page, is deleted. With ``keeps_costs``, a
+    saved report that differs in its costs alone stays: whoever saved it knew a table of prices.
     """
-    if keeps_costs and _differs_in_costs(store, sweep, files[DOCUMENT]):
+    saved = _saved_document(store, sweep)
+    if keeps_costs and _differs_in_costs(saved, files[DOCUMENT]):
         return ()
-    names = []
+    left = {} if saved == files[DOCUMENT] else _left_over(store, sweep, files)
     for file, content in files.items():
-        names.append(report_name(sweep, file))
-        store.put(names[-1], content)
-    return tuple(names)
+        if file != DOCUMENT:
+            store.put(report_name(sweep, file), content)
+    _delete_unchanged(store, left)
+    # Last: after an interruption the saved one is still another one, and the next save deletes what is left.
+    store.put(report_name(sweep, DOCUMENT), files[DOCUMENT])
+    return tuple(report_name(sweep, file) for file in files)
 
 
-def _differs_in_costs(store: ObjectStore, sweep: str, document: bytes) -> bool:
+def _saved_document(store: ObjectStore, sweep: str) -> bytes:
+    """Empty if there is none."""
     try:
-        saved = store.get(report_name(sweep, DOCUMENT))
+        return store.get(report_name(sweep, DOCUMENT))
+    except NotFoundError:
+        return b""
+
+
+def _left_over(store: ObjectStore, sweep: str, files: Mapping[str, bytes]) -> dict[str, str]:
+    """Etags of saved files that are none of these, by object name."""
+    unwanted = {report_name(sweep, file) for file in _NOT_ALWAYS - files.keys()}
+    return {stat.name: stat.etag for stat in store.list_objects(report_name(sweep, "")) if stat.name in unwanted}
+
+
+def _delete_unchanged(store: ObjectStore, etags: Mapping[str, str]) -> None:
+    """Delete these objects, but none that somebody else wrote meanwhile."""
+    for name, etag in etags.items():
+        with suppress(NotFoundError):
+            if store.stat(name).etag == etag:
+                store.delete(name)
+
+
+def _differs_in_costs(saved: bytes, document: bytes) -> bool:
+    try:
         return saved != document and _without_costs(saved) == _without_costs(document)
-    except (NotFoundError, ValueError):  # none yet, or a damaged one
+    except ValueError:  # none yet, or a damaged one
         return False
 
 

@@ -49,7 +49,6 @@ from orchestrator.report.results import (
 from orchestrator.report.statistics.intervals import is_fraction
 from orchestrator.storage.layout import artifact_folder
 
-PAGE = "report.html"
 _FACETS = (
     *("label_space", "pretrain", "pretrain_seed", "transfer", "protocol", "target", "transfer_seed"),
     *("checkpoint", "fraction", "cell"),
