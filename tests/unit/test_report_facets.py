@@ -16,12 +16,13 @@ import pytest
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Published
 from orchestrator.report.build import compute_report
-from orchestrator.report.inputs import Committed
+from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.answers import answers
 from orchestrator.report.render.columns import caveats, result_records
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.label_efficiency import label_efficiency_figures, label_efficiency_html
 from orchestrator.report.render.numbers import family_interval, fixed, number, p_text
+from orchestrator.report.render.page import render_page
 from orchestrator.report.results import Criterion, Facet
 from orchestrator.report.statistics.summaries import PairedDifference
 from orchestrator.state.snapshot import JobView
@@ -242,11 +243,15 @@ def test_retraining_baseline_of_a_transfer_goes_before_that_of_the_sweep():
         else job
         for job in plan.jobs
     ]
-    report = compute_report(replace(plan, jobs=tuple(jobs)), committed(plan, _metrics))
+    plan = replace(plan, jobs=tuple(jobs))
+    report = compute_report(plan, committed(plan, _metrics))
     assert report.tables[0].baseline == "levels/depth2"
     baseline = report.tables[0].baseline_row
     assert baseline is not None
     assert baseline.label_space == "levels/depth2"
+    page = render_page(report, plan, Learning(curves={}, unreadable=())).decode()
+    data = json.loads(page.partition('id="report">')[2].partition("</script>")[0])
+    assert [table["baseline"] for table in data["tables"]] == ["levels/depth2"]
 
 
 # --------------------------------------------------------------------------------------------- one-pass and published

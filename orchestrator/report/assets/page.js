@@ -15,7 +15,6 @@
   const state = initial();
 
   const SIGN = DATA.isHigherBetter ? -1 : 1, BEST = DATA.isHigherBetter ? "highest" : "lowest";
-  const baselineOf = (table) => table.baseline ?? DATA.baseline; // a table of combinations has its own
   const byId = (id) => document.getElementById(id);
   const distinct = (values) => [...new Set(values)];
   const seriesNames = distinct(DATA.tables.flatMap((table) => table.rows.map((row) => row.series)));
@@ -129,7 +128,7 @@
       const n = cell.n === cell.expected ? String(cell.n) : `${cell.n}/${cell.expected} runs`;
       return { ...row, index, summary, n, improvement: null, cell: state.cell };
     });
-    const baseline = rows.find((row) => row.labelSpace === baselineOf(table) && row.summary);
+    const baseline = rows.find((row) => row.labelSpace === table.baseline && row.summary);
     if (grid && baseline && baseline.summary.mean > 0) {
       for (const row of rows) if (row !== baseline && row.summary) row.improvement = SIGN * (1 - row.summary.mean / baseline.summary.mean);
     }
@@ -222,12 +221,12 @@
     const across = [Math.min(...extent) / 1.3, Math.max(...extent) * 1.3];
     const level = (name, value, dash, color) => traces.push({ name, mode: "lines", x: across, y: [SCALE * value, SCALE * value],
       line: { dash, color, width: 1.5 }, hovertemplate: `${name}: %{y:.2f}<extra></extra>` });
-    const baseline = table.rows.find((row) => row.labelSpace === baselineOf(table));
-    const shown = rows.find((row) => row.labelSpace === baselineOf(table)) || baseline;
-    if (drawn.length && shown && shown.summary) level(`baseline ${baselineOf(table)}`, shown.summary.mean, "dash", "#555555");
+    const baseline = table.rows.find((row) => row.labelSpace === table.baseline);
+    const shown = rows.find((row) => row.labelSpace === table.baseline) || baseline;
+    if (drawn.length && shown && shown.summary) level(`baseline ${table.baseline}`, shown.summary.mean, "dash", "#555555");
     if (drawn.length && table.onePass) level(`direct training on ${table.onePass.label_space}`, table.onePass.summary.mean, "dot", "#999999");
     const best = table.isTied ? null : bestOf(rows), bestName = best && `${bestMean(rows, best)}: ${best.labelSpace}`;
-    const placeless = rows.filter((row) => row.summary && !isThere(row.granularity) && row.labelSpace !== baselineOf(table)); // such as the best of a search
+    const placeless = rows.filter((row) => row.summary && !isThere(row.granularity) && row.labelSpace !== table.baseline); // such as the best of a search
     if (drawn.length) placeless.forEach((row, index) => level(row === best ? bestName : row.labelSpace, row.summary.mean, "dashdot", COLORS[(seriesNames.indexOf(row.series) + index) % COLORS.length]));
     if (best && isThere(best.granularity)) traces.push({ name: bestName, mode: "markers", x: [best.granularity], y: [SCALE * best.summary.mean],
       hoverinfo: "skip", marker: { symbol: "circle-open", size: 17, color: "black", line: { width: 2 } } });
@@ -250,7 +249,7 @@
       ["G", (row) => row.granularity ?? "-", (row) => row.granularity],
       [DATA.metric + PERCENT, (row) => (row.summary ? plusMinus(row.summary.mean, row.summary.std) : "missing"), (row) => row.summary && row.summary.mean],
       ["n", (row) => row.n, (row) => parseInt(row.n, 10)],
-      ["improvement [%]", (row) => (row.labelSpace === baselineOf(table) ? "baseline" : isThere(row.improvement) ? fixed(100 * row.improvement, 1, true) : "-"), (row) => row.improvement],
+      ["improvement [%]", (row) => (row.labelSpace === table.baseline ? "baseline" : isThere(row.improvement) ? fixed(100 * row.improvement, 1, true) : "-"), (row) => row.improvement],
     ];
   }
   function sorted(rows, columns, by = state.sort, descending = state.descending) {
@@ -275,7 +274,7 @@
     }
     head.append(names);
     for (const row of sorted(rows, columns)) {
-      const line = element("tr", null, { class: [row === best && !table.isTied ? "best" : "", row.labelSpace === baselineOf(table) ? "baseline" : ""].join(" ").trim() });
+      const line = element("tr", null, { class: [row === best && !table.isTied ? "best" : "", row.labelSpace === table.baseline ? "baseline" : ""].join(" ").trim() });
       for (const [name, text] of columns) line.append(element("td", text(row), name === "n" && isLacking(row) ? { class: "lacking" } : {}));
       body.append(line);
     }

@@ -114,7 +114,6 @@ def _document(report: Report, plan: Plan, learning: Learning, links: Mapping[str
         "sweep": report.sweep,
         "metric": report.metric,
         "isFraction": is_fraction(report.metric),
-        "baseline": report.baseline,
         "notes": notes,
         "answers": [{"title": answer.title, "sentences": answer.sentences} for answer in answers(report)],
         "tables": [_table(table) for table in report.tables],
@@ -145,6 +144,7 @@ def _table(table: Table) -> dict[str, Any]:
             [places[pair.first], places[pair.second], pair.difference.mean, int(pair.difference.is_established)]
             for pair in table.comparisons
         ],
+        "baseline": table.baseline,
         "caption": "; ".join(family_caption(table)),
         "isTied": is_tied(table),
         **(_factors_of(table) if isinstance(table, FactorTable) else {}),
@@ -152,8 +152,8 @@ def _table(table: Table) -> dict[str, Any]:
 
 
 def _factors_of(table: FactorTable) -> dict[str, Any]:
-    """What a table of combinations has besides: its own baseline, and by row the values to filter by."""
-    return {"baseline": table.baseline, "factors": table.row_factors, "values": table.row_values}
+    """What a table of combinations has besides: by row the values to filter by."""
+    return {"factors": table.row_factors, "values": table.row_values}
 
 
 def _effects(table: EffectTable) -> dict[str, Any]:
