@@ -80,6 +80,11 @@ def level_of(metric: str) -> str:
     return found[1] if found else ""
 
 
+def is_of_backbone(metric: str) -> bool:
+    """Whether it measures the cost of the pretraining: all transfers of a backbone have one value."""
+    return metric in RECORDED_METRICS and RECORDED_METRICS[metric].is_of_backbone
+
+
 def better_of(metric: str) -> Better:
     """The direction of a metric: its own row, that of the longest name it begins with, or by a word of its name."""
     if (row := _row(metric)) is not None:

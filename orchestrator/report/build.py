@@ -90,7 +90,7 @@ def _grid_cell(
 ) -> AblationCell:
     results, first = builder.results(cells.get(value, ())), next(iter(cells.values()))[0]
     return AblationCell(
-        num_expected=len(cells.get(value, ())),
+        num_expected=builder.num_expected(cells.get(value, ())),
         summary=builder.summarize(results),
         select_error=mean_metric(results, SELECT_METRIC),
         is_selected=row.selected_by is not None and value == row.cell,

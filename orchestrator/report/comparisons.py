@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from orchestrator.planning.estimate.power import MAX_ROWS_ALL_PAIRS, Comparisons
-from orchestrator.report.results import Comparison, FactorTable, Row, Table
+from orchestrator.report.results import Comparison, FactorTable, Row, Table, values_by_seeds
 from orchestrator.report.statistics.corrections import (
     Family,
     PooledFit,
@@ -79,7 +79,7 @@ def planned_comparisons(table: Table) -> Comparisons:
 
 def values_of(row: Row, metric: str) -> dict[SeedPair, float]:
     """The row's values by what pairs them."""
-    return {result.seeds: result.metrics[metric] for result in row.results}
+    return values_by_seeds(row.results, metric)
 
 
 def subtracted_mean(

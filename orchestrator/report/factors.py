@@ -10,7 +10,15 @@ from orchestrator.core.suggest import did_you_mean
 from orchestrator.planning.graph.design import PlanDesign
 from orchestrator.planning.graph.pairing import Sharing, pretraining_of, sharing_between
 from orchestrator.planning.graph.plan import Job, Plan
-from orchestrator.report.results import EffectTable, Pairing, Report, Result, Table, TablePlace
+from orchestrator.report.results import (
+    EffectTable,
+    Pairing,
+    Report,
+    Table,
+    TablePlace,
+    counted_seeds,
+    values_by_seeds,
+)
 from orchestrator.report.statistics.effects import DesignCell, FactorialDesign, balanced_means
 from orchestrator.report.statistics.intervals import bounds_of
 from orchestrator.report.statistics.summaries import SeedPair
@@ -118,8 +126,9 @@ def effect_tables(
             some = jobs[table.place][row.label_space][row.cell]
             values = layout.values_of(some[0])
             if values is not None and layout.is_cell(values):
-                runs, metric = _runs(row.results, table.metric), table.metric
-                cell = _Cell(values=values, runs=runs, planned=set(map(seeds, some)), transfer=some[0])
+                runs, metric = values_by_seeds(row.results, table.metric), table.metric
+                planned = {counted_seeds(seeds(job), metric) for job in some}
+                cell = _Cell(values=values, runs=runs, planned=planned, transfer=some[0])
                 cells.setdefault(replace(table.place, pretrain=""), []).append(cell)
     return tuple(_effect_table(layout, place, metric, found) for place, found in cells.items())
 
@@ -177,10 +186,6 @@ def planned_design(layout: FactorLayout, jobs: Iterable[Sequence[Job]], seeds: S
             found[tuple(values[name] for name in layout.design.varied)] = (values, some)
     cells = [DesignCell(values=cell, runs=dict.fromkeys(map(seeds, some), 0.0)) for cell, (_, some) in found.items()]
     return _factorial(layout, cells, _Shared(layout, [(values, some[0]) for values, some in found.values()]))
-
-
-def _runs(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:
-    return {result.seeds: result.metrics[metric] for result in results}
 
 
 class _Shared:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from orchestrator.core.job_kinds import JobKind
-from orchestrator.core.metrics import Better, better_of
+from orchestrator.core.metrics import Better, better_of, is_of_backbone
 from orchestrator.planning.graph.plan import Job, Published
 from orchestrator.report.simulations import SimulationReport
 from orchestrator.report.statistics.corrections import Family
@@ -149,6 +150,23 @@ class Result:
     """Cell of the grid that it is a run of."""
 
 
+def counted_seeds(seeds: SeedPair, metric: str) -> SeedPair:
+    """What tells values of a metric apart; of what its pretraining took, all transfers of a backbone say the same."""
+    return replace(seeds, transfer=0) if is_of_backbone(metric) else seeds
+
+
+def values_by_seeds(results: Iterable[Result], metric: str) -> dict[SeedPair, float]:
+    """Values of a metric by ``counted_seeds``, which pair them."""
+    values = {result.seeds: result.metrics[metric] for result in results}
+    if not is_of_backbone(metric):
+        return values
+    groups: dict[SeedPair, list[float]] = {}
+    for seeds, value in values.items():
+        groups.setdefault(counted_seeds(seeds, metric), []).append(value)
+    # They are equal, and a mean would round them, unless records have a metric of this name that is their own.
+    return {seeds: some[0] if len(set(some)) == 1 else fmean(some) for seeds, some in groups.items()}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
     """What a row cost: its backbones and all of its transfers, those of other cells of a grid included."""
@@ -175,7 +193,7 @@ class Row:
     granularity: int | None
     """Number of classes; None until the label space is committed."""
     num_expected: int
-    """Seed pairs that the plan asks for."""
+    """Seed pairs that the plan asks for; for the cost of pretraining, pretrain seeds."""
     results: tuple[Result, ...]
     """Of the runs that are committed with this metric, in the order of the plan."""
     summary: Summary | None
@@ -187,8 +205,8 @@ class Row:
     difference: PairedDifference | None
     """To the baseline, paired by seeds; None for the baseline itself."""
     absent: Mapping[str, int] = field(default_factory=dict)
-    """Planned runs without a result, by why: a job state (``failed``, ``running``, ...), ``missing`` where the state is
-    unknown, ``nan`` for a metric that is not a number, ``without metric``."""
+    """How many of the expected values are not there, by why: a job state (``failed``, ``running``, ...), ``missing``
+    where the state is unknown, ``nan`` for a metric that is not a number, ``without metric``."""
     can_be_best: bool | None = None
     """Whether no other row is established to be lower: the confidence set of the best. None where nothing is tested."""
     compute: Compute | None = None
@@ -201,9 +219,14 @@ class Row:
     """Committed runs of the grid's other cells."""
 
     @property
+    def num_values(self) -> int:
+        """Those in the summary."""
+        return self.summary.num_values if self.summary else 0
+
+    @property
     def is_complete(self) -> bool:
-        """Whether every planned run is in the summary."""
-        return len(self.results) == self.num_expected
+        """Whether every value that is expected is in the summary."""
+        return self.num_values == self.num_expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

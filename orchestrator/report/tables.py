@@ -11,14 +11,25 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS, JobKind
-from orchestrator.core.metrics import RECORDED_METRICS
+from orchestrator.core.metrics import is_of_backbone, level_of
 from orchestrator.planning.estimate.prices import PriceTable
 from orchestrator.planning.graph.pairing import backbone_of, pretraining_of, sharing_between
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.comparisons import compared
 from orchestrator.report.factors import FactorLayout
 from orchestrator.report.inputs import Committed
-from orchestrator.report.results import Compute, Criterion, FactorTable, OnePass, Result, Row, Table, TablePlace
+from orchestrator.report.results import (
+    Compute,
+    Criterion,
+    FactorTable,
+    OnePass,
+    Result,
+    Row,
+    Table,
+    TablePlace,
+    counted_seeds,
+    values_by_seeds,
+)
 from orchestrator.report.statistics.intervals import bounds_of
 from orchestrator.report.statistics.summaries import SeedPair, Summary, summarize, summarize_runs
 from orchestrator.state.snapshot import JobView
@@ -191,10 +202,9 @@ def with_backbone_metric(
     Hours are those of the table's column of hours, of the backbone alone; images per second are those of its record.
     Records that hold a metric of this name themselves keep it, and runs of unknown time have none.
     """
-    metric, jobs = RECORDED_METRICS.get(plan.metric), plan.by_name()
-    if metric is None or not metric.is_of_backbone:
+    if not is_of_backbone(plan.metric):
         return committed
-    found = dict(committed)
+    found, jobs = dict(committed), plan.by_name()
     for job in plan.jobs:
         if job.kind not in RESULT_KINDS or job.name not in committed or plan.metric in committed[job.name].metrics:
             continue
@@ -265,7 +275,7 @@ class TableBuilder:
         return tuple(self._table(place, spaces) for place, spaces in self._grouped.items())
 
     def results(self, jobs: Sequence[Job]) -> tuple[Result, ...]:
-        """The runs that are committed with a finite value of the plan's metric."""
+        """The runs that are committed with a finite value of the plan's metric, each artifact once."""
         return tuple(
             Result(
                 job=job.name,
@@ -274,9 +284,16 @@ class TableBuilder:
                 metrics=self._committed[job.name].metrics,
                 cell=str(job.facets.get("cell", "")),
             )
-            for job in jobs
+            for job in _once(jobs)
             if self._why_absent(job) is None
         )
+
+    def num_expected(self, jobs: Iterable[Job]) -> int:
+        """Values of the plan's metric once all of these are committed."""
+        return len({self._seeds_counted(job) for job in jobs})
+
+    def _seeds_counted(self, job: Job) -> SeedPair:
+        return counted_seeds(seeds_of(job), self._plan.metric)
 
     def absent(self) -> dict[str, str]:
         """Why backbones and transfers have no result, by job."""
@@ -285,11 +302,12 @@ class TableBuilder:
 
     def backbones(self) -> dict[str, float]:
         """The metric of the committed backbones on their own labels."""
-        return {result.job: result.metrics[self._plan.metric] for result in self.results(self._pretrains)}
+        there = (job.name for job in self._pretrains if self._why_absent(job) is None)
+        return {name: self._committed[name].metrics[self._plan.metric] for name in there}
 
     def summarize(self, results: Sequence[Result]) -> Summary | None:
         """Summary of the plan's metric."""
-        return self._summary(by_seeds(results, self._plan.metric)) if results else None
+        return self._summary(values_by_seeds(results, self._plan.metric)) if results else None
 
     def _summary(self, values: Mapping[SeedPair, float]) -> Summary:
         found, bounds = summarize_runs(values), bounds_of(self._plan.metric, values.values())
@@ -363,7 +381,6 @@ class TableBuilder:
 
     def _row(self, place: TablePlace, space: str, cells: Cells) -> Row:
         found = {cell: self.results(jobs) for cell, jobs in cells.items()}
-        expected = {cell: len(jobs) for cell, jobs in cells.items()}
         selection = self._selection(found, cells)
         cell = selection.cell if selection else next(iter(cells))
         results, jobs = found[cell], cells[cell]
@@ -371,13 +388,13 @@ class TableBuilder:
             label_space=space,
             series=self._series_of(space, jobs),
             granularity=self.granularity(str(jobs[0].facets["label_space"]), jobs),
-            num_expected=expected[cell],
+            num_expected=self.num_expected(jobs),
             results=results,
             summary=self.summarize(results),
             subsets=_subsets(self._plan.metric, results),
             improvement=None,
             difference=None,
-            absent=dict(Counter(why for job in jobs if (why := self._why_absent(job)) is not None)),
+            absent=self._absent_of(jobs),
             compute=self._compute([job for some in cells.values() for job in some]),
             published=self.published_of(place, jobs[0], is_headline=place in self._headlines),
             cell=selection.cell if selection else "",
@@ -389,7 +406,7 @@ class TableBuilder:
         """The cell of a grid, or that a search chose; None without a choice, and without a result."""
         wanted = wanted_criterion(next(iter(cells.values())))
         if "" not in cells:
-            return select_cell(found, {cell: len(jobs) for cell, jobs in cells.items()}, wanted=wanted)
+            return select_cell(found, {cell: len(_once(jobs)) for cell, jobs in cells.items()}, wanted=wanted)
         if wanted is None or not found[""] or not self._is_searched(cells[""]):
             return None
         return Selection(cell="", criterion=wanted)
@@ -421,6 +438,12 @@ class TableBuilder:
         found = {job.key: _origin(job) for job in jobs if job}
         return len(found) > 1 and len(set(found.values())) == 1 and "" not in found.values()
 
+    def _absent_of(self, jobs: Sequence[Job]) -> dict[str, int]:
+        """How many values of a row are not there, by why."""
+        there = values_by_seeds(self.results(jobs), self._plan.metric)
+        reasons = {self._seeds_counted(job): why for job in _once(jobs) if (why := self._why_absent(job)) is not None}
+        return dict(Counter(why for seeds, why in reasons.items() if seeds not in there))
+
     def _why_absent(self, job: Job) -> str | None:
         committed = self._committed.get(job.name)
         if committed is not None:
@@ -447,7 +470,7 @@ class TableBuilder:
         published = self.published.find(replace(place, pretrain=name), "", is_headline=place in self._headlines)
         if not block and published is None:
             return None
-        values = by_seeds(self.results(block), self._plan.metric)
+        values = values_by_seeds(self.results(block), self._plan.metric)
         return OnePass(
             pretrain=str(block[0].facets.get("pretrain", "")) if block else name,
             label_space=place.target,
@@ -455,9 +478,17 @@ class TableBuilder:
             published=published,
         )
 
+    def _ran_s(self, job: Job) -> float:
+        return self._views[job.name].ran_s if job.name in self._views else 0.0
+
     def _compute(self, transfers: Sequence[Job]) -> Compute | None:
         backbones = {name for job in transfers for name in backbones_of(job, self._jobs)}
-        jobs = [*transfers, *(self._jobs[name] for name in sorted(backbones))]
+        named = [*transfers, *(self._jobs[name] for name in sorted(backbones))]
+        made: dict[str, Job] = {}
+        for job in named:  # of several names for one artifact, the one that ran
+            if job.key not in made or self._ran_s(job) > self._ran_s(made[job.key]):
+                made[job.key] = job
+        jobs = list(made.values())
         spent = [(job, seconds_of(job, self._committed, self._views)) for job in jobs]
         known = [(job, seconds) for job, seconds in spent if seconds is not None]
         unknown = sum(job.name in self._committed for job in jobs) - sum(
@@ -477,9 +508,12 @@ class TableBuilder:
         )
 
 
-def by_seeds(results: Sequence[Result], metric: str) -> dict[SeedPair, float]:
-    """Values of a metric by what pairs them."""
-    return {result.seeds: result.metrics[metric] for result in results}
+def _once(jobs: Iterable[Job]) -> list[Job]:
+    """Jobs without those that only give an artifact of these seeds another name, as blocks with equal values do."""
+    first: dict[tuple[SeedPair, str], Job] = {}
+    for job in jobs:
+        first.setdefault((seeds_of(job), job.key), job)
+    return list(first.values())
 
 
 def wanted_criterion(jobs: Sequence[Job]) -> Criterion | None:
@@ -506,7 +540,9 @@ def _baseline(spaces: Mapping[str, Cells]) -> str:
 
 
 def _subsets(metric: str, results: Sequence[Result]) -> dict[str, Summary]:
-    """Summaries by subset name: ``hard`` for ``val_error_hard``."""
+    """Summaries by subset name: ``hard`` for ``val_error_hard``; errors of levels have none."""
+    if level_of(metric):
+        return {}  # ``val_level_error_super_coarse`` is the error of another level than ``super``
     prefix = f"{metric}_"
     names = dict.fromkeys(name for result in results for name in sorted(result.metrics) if name.startswith(prefix))
     return {

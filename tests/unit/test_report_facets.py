@@ -13,15 +13,16 @@ from xml.etree import ElementTree as ET
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
+from orchestrator.core.contract import Resources
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Published
 from orchestrator.report.build import compute_report
 from orchestrator.report.inputs import Committed, Learning
 from orchestrator.report.render.answers import answers
-from orchestrator.report.render.columns import caveats, result_records
+from orchestrator.report.render.columns import caveats, result_records, text_table
 from orchestrator.report.render.files import render_files
 from orchestrator.report.render.label_efficiency import label_efficiency_figures, label_efficiency_html
-from orchestrator.report.render.numbers import family_interval, fixed, number, p_text
+from orchestrator.report.render.numbers import count, family_interval, fixed, number, p_text
 from orchestrator.report.render.page import render_page
 from orchestrator.report.results import Criterion, Facet
 from orchestrator.report.statistics.summaries import PairedDifference
@@ -138,6 +139,12 @@ def test_lowest_error_of_a_run_is_said_to_be_optimistic():
     report = _report(StudyPlan(metric="best_val_error"), lambda job: {"best_val_error": _error(job)})
     assert any("best_val_error is the lowest" in note and "optimistic" in note for note in report.notes)
     assert not any("optimistic" in note for note in _report(StudyPlan()).notes)
+
+
+def test_error_of_another_level_is_no_subset_of_one_whose_name_it_begins_with():
+    level = "val_level_error_super"
+    report = _report(StudyPlan(metric=level), lambda job: {level: _error(job), f"{level}_coarse": 0.1})
+    assert [row.subsets for row in report.tables[0].rows] == [{}] * 3
 
 
 def test_best_epoch_selects_no_cell_of_a_grid():
@@ -425,6 +432,39 @@ def test_cost_counts_backbones_and_transfers_of_all_cells():
     assert _compute(report, 0).gpu_hours == pytest.approx(48.0)
     assert _compute(report, 0).cpu_hours == pytest.approx(24.0)
     assert "GPU-hours" in _printed(report)
+
+
+def test_artifact_with_two_names_counts_once():
+    """As of two blocks with equal values and some equal seeds: n was 4, and its hours counted twice."""
+    plan = StudyPlan().plan()
+    again = (job for job in plan.jobs if job.facets.get("pretrain_seed") == 2)
+    renamed = (replace(job, name=f"{job.name}/b", needs=tuple(f"{need}/b" for need in job.needs)) for job in again)
+    plan = replace(plan, jobs=(*plan.jobs, *renamed))
+    view = JobView(name="pretrain/levels/depth2/seed2/b", key="k", state=JobState.SUCCEEDED, ran_s=10 * 3600.0)
+    report = compute_report(plan, committed(plan, _metrics, measured_s=3600.0), {view.name: view})
+    assert [(row.num_expected, row.is_complete, count(row)) for row in report.tables[0].rows] == [(3, True, "3")] * 3
+    # The name that ran counts: 10 hours beside 5 of one, on 2 cores each.
+    assert [_compute(report, row).cpu_hours for row in range(3)] == pytest.approx([12.0, 30.0, 12.0])
+    assert len(list(csv.DictReader(io.StringIO(render_files(report)["runs.csv"].decode())))) == 9
+
+
+def test_cost_of_a_backbone_counts_once_for_all_of_its_transfers():
+    """It counted for each: n was 15, the spread 1.69, and a note warned of the one head and order of the transfers."""
+    study = StudyPlan(metric="gpu_hours", transfer_seeds=range(5), resources=Resources(cpus=2, gpus=1))
+    plan = study.plan()
+    hours = {job.name: 10.0 + 2 * int(job.facets.get("pretrain_seed", 0)) for job in plan.jobs}
+    found = {name: replace(run, measured_s=3600 * hours[name]) for name, run in committed(plan, _metrics).items()}
+    report = compute_report(plan, found)
+    text = text_table(report.tables[0])
+    cells = [text.rows[0][text.header.index(name)] for name in ("gpu_hours [h]", "n", "seeds")]
+    assert cells == ["12 ± 2", "3", "3"]
+    assert not any("std of" in name for name in text.header)
+    assert "transfer seed" not in text.caption
+    files_of = render_files(report)
+    assert {line["num_pairs"] for line in csv.DictReader(io.StringIO(files_of["comparisons.csv"].decode()))} == {"3"}
+    assert len(list(csv.DictReader(io.StringIO(files_of["runs.csv"].decode())))) == 3 * 15
+    some = {name: run for name, run in found.items() if not re.search("seed2/seed[34]", name)}
+    assert all(row.is_complete for row in compute_report(plan, some).tables[0].rows)
 
 
 def test_cost_prefers_what_all_attempts_of_this_sweep_took():

@@ -253,7 +253,7 @@ def _own_columns(table: Table) -> list[_Column]:
             lambda row: "missing" if row.summary is None else plus_minus(row.summary, metric),
             _of("summary", "mean"),
         ),
-        _Column("n", count, lambda row: len(row.results)),
+        _Column("n", count, attrgetter("num_values")),
         _Column("seeds", _num_seeds, _of("summary", "num_pretrain_seeds")),
     ]
     if any(row.published for row in table.rows):
@@ -455,7 +455,7 @@ _RESULT_COLUMNS: Values = {
     **_fields("metric", "subset", "num_expected"),
     "absent": lambda line: "; ".join(f"{count} {why}" for why, count in line.row.absent.items()),
     **_part(_SUMMARY, lambda line: line.row.summary),
-    "num_runs": lambda line: line.row.summary.num_values if line.row.summary else 0,
+    "num_runs": lambda line: line.row.num_values,
     "relative_improvement": lambda line: line.row.improvement,
     **_part(DIFFERENCE_COLUMNS, lambda line: line.row.difference),
     "can_be_best": lambda line: None if line.row.can_be_best is None else int(line.row.can_be_best),

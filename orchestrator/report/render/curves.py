@@ -397,7 +397,7 @@ def _draw_levels(panel: Axes, table: Table, num_series: int) -> None:
         if row.label_space != table.baseline:
             label = (_optimum_text(table) if row is table.ranked[0] else "") or row.label_space
             color, dashes = _COLORS[(num_series + index) % len(_COLORS)], (0, (6, 2, 1, 2))
-            label += lacking(len(row.results), row.num_expected)
+            label += lacking(row.num_values, row.num_expected)
             height = _scaled(mean, table.metric)
             panel.axhline(height, color=color, linewidth=1.3, linestyle=dashes, label=label, zorder=2)
 

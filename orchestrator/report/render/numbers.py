@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from orchestrator.core.metrics import unit_of
+from orchestrator.core.metrics import is_of_backbone, unit_of
 from orchestrator.core.units import format_money
 from orchestrator.planning.estimate.power import ALPHA, CONFIDENCE, CONFIDENCE_TEXT
-from orchestrator.report.results import Row, Table
+from orchestrator.report.results import Row, Table, values_by_seeds
 from orchestrator.report.statistics.intervals import RATE, is_fraction
 from orchestrator.report.statistics.summaries import PairedDifference, Summary, transfer_seed_effect
 
@@ -135,7 +135,7 @@ def count(row: Row) -> str:
     if row.is_complete:
         return str(row.num_expected)
     told = [f"{number_of} {_REASONS.get(why, why)}" for why, number_of in row.absent.items() if why not in _SILENT]
-    return ", ".join([f"{len(row.results)}/{row.num_expected} runs", *told])
+    return ", ".join([f"{row.num_values}/{row.num_expected} runs", *told])
 
 
 def among_complete(rows: Sequence[Row], table: Table) -> str:
@@ -152,7 +152,9 @@ def not_in_intervals(table: Table) -> list[str]:
 
 def _on_these_transfer_seeds(table: Table) -> str:
     """All backbones share the transfer seeds: other seeds would shift differences, for all pretraining seeds alike."""
-    values = [{result.seeds: result.metrics[table.metric] for result in row.results} for row in table.rows]
+    if is_of_backbone(table.metric):
+        return ""
+    values = [values_by_seeds(row.results, table.metric) for row in table.rows]
     seeds = {pair for some in values for pair in some}
     if len({pair.pretrain for pair in seeds}) < 2:
         return ""
@@ -174,7 +176,7 @@ def _on_these_transfer_seeds(table: Table) -> str:
 def _on_these_draws(table: Table) -> str:
     """What several seeds have in common is in no interval, however many there are."""
     shared = []
-    if table.has_one_draw:
+    if table.has_one_draw and not is_of_backbone(table.metric):
         shared.append("all transfer seeds train on the same drawn samples")
     if table.has_one_origin:
         shared.append("the pretrainings of all seeds of a row continue one backbone")

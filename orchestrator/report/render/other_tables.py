@@ -61,7 +61,7 @@ def _kinds_cell(row: Row, table: Table) -> str:
     if row.summary is None:
         found = MISSING
     else:
-        lacks = lacking(row.summary.num_values, row.num_expected)
+        lacks = lacking(row.num_values, row.num_expected)
         found = f"{plus_minus(row.summary, table.metric)}{lacks}"
     if row.published is None:
         return found

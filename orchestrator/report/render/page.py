@@ -234,15 +234,15 @@ def _search(search: SearchReport) -> dict[str, Any]:
 
 def _runs(report: Report, plan: Plan, links: Mapping[str, str]) -> list[dict[str, Any]]:
     """Every backbone and transfer, with or without a result."""
+    backbones = {job.key: report.backbones[job.name] for job in plan.jobs if job.name in report.backbones}
     transfers = {
-        result.job: result.metrics[report.metric]
+        result.key: result.metrics[report.metric]
         for table in report.tables
         for row in table.rows
         for result in (*row.results, *row.others)
     }
-    values = {**report.backbones, **transfers}
+    values = {**backbones, **transfers}
     layout = FactorLayout.of(plan)
-    jobs = [job for job in plan.jobs if job.kind in RESULT_KINDS]
     return [
         {
             **{name: job.facets[name] for name in _FACETS if name in job.facets},
@@ -253,9 +253,10 @@ def _runs(report: Report, plan: Plan, links: Mapping[str, str]) -> list[dict[str
             "artifact": f"{plan.store_uri.rstrip('/')}/{artifact_folder(job.key)}/",
             "link": links.get(job.name, ""),
             "state": report.absent.get(job.name, "committed"),
-            "value": values.get(job.name),
+            "value": values.get(job.key),
         }
-        for job in jobs
+        for job in plan.jobs
+        if job.kind in RESULT_KINDS
     ]
 
 
