@@ -296,6 +296,8 @@ class Table:
     """Whether all transfer seeds train on the same drawn samples of the training split."""
     has_one_origin: bool = False
     """Whether the pretrainings of all seeds of a row continue one backbone."""
+    has_one_search: bool = False
+    """Whether one search chose the recipe of the transfer for all seeds of a row."""
     comparisons: tuple[Comparison, ...] = ()
     """Every pair of rows with a run in common, in the order of the rows; the baseline is always the second."""
     family: Family | None = None

@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.core.job_kinds import RESULT_KINDS, TRANSFER_KINDS, JobKind
 from orchestrator.core.metrics import is_of_backbone, level_of
 from orchestrator.planning.estimate.prices import PriceTable
-from orchestrator.planning.graph.pairing import backbone_of, pretraining_of, sharing_between
+from orchestrator.planning.graph.pairing import backbone_of, makes_backbone, pretraining_of, sharing_between
 from orchestrator.planning.graph.plan import Job, Plan, Published
 from orchestrator.report.comparisons import compared
 from orchestrator.report.factors import FactorLayout
@@ -341,6 +341,7 @@ class TableBuilder:
             num_val=self._num_val(spaces),
             has_one_draw=_has_one_draw(spaces.values()),
             has_one_origin=any(self._has_one_origin(cells) for cells in spaces.values()),
+            has_one_search=any(self._has_one_search(cells) for cells in spaces.values()),
             rows=tuple(self._row(place, space, cells) for space, cells in spaces.items()),
             pretrain=place.pretrain,
             checkpoint=place.checkpoint,
@@ -443,6 +444,16 @@ class TableBuilder:
         there = values_by_seeds(self.results(jobs), self._plan.metric)
         reasons = {self._seeds_counted(job): why for job in _once(jobs) if (why := self._why_absent(job)) is not None}
         return dict(Counter(why for seeds, why in reasons.items() if seeds not in there))
+
+    def _has_one_search(self, cells: Cells) -> bool:
+        """Whether the transfers of a row have several seeds and the recipe that one search found."""
+        jobs = [job for some in cells.values() for job in some]
+        found = {name for job in jobs for name in job.needs if self._is_recipe_search(name)}
+        return bool(found) and len({seeds_of(job) for job in jobs}) > 1
+
+    def _is_recipe_search(self, name: str) -> bool:
+        job = self._jobs.get(name)
+        return job is not None and job.kind is JobKind.SEARCH and not makes_backbone(job)
 
     def _why_absent(self, job: Job) -> str | None:
         committed = self._committed.get(job.name)

@@ -119,6 +119,8 @@ transfer:
     seeds: [1, 2]
 """
 ONE_DRAW = "all transfer seeds train on the same drawn samples"
+ONE_SEARCH = "the transfers of all seeds of a row have the recipe that one search found"
+SEARCH = "search: {%srandom: {}, trials: 2, space: {weight_decay: [0.0, 1e-4]}}"
 
 
 @pytest.mark.parametrize(
@@ -133,6 +135,7 @@ ONE_DRAW = "all transfer seeds train on the same drawn samples"
         ),
         ("subset: {max_per_class: 5}", "fractions: [0.5]", ""),
         ("seeds: [1, 2]", "seeds: [1]", ""),
+        ("subset: {max_per_class: 5}", SEARCH % "", ONE_SEARCH),
     ],
 )
 def test_table_says_what_its_seeds_have_in_common(old: str, new: str, expected: str) -> None:
@@ -142,3 +145,10 @@ def test_table_says_what_its_seeds_have_in_common(old: str, new: str, expected: 
     told = [note for note in found if "do not cover the choice of these" in note]
     assert max(told, key=len, default="") == (f"{expected}: intervals do not cover the choice of these" if told else "")
     assert bool(told) is bool(expected)
+
+
+def test_backbones_that_a_search_found_for_each_seed_have_no_choice_in_common() -> None:
+    text = CHAINED[: CHAINED.index("  coarse:")] + CHAINED[CHAINED.index("transfer:") :]
+    plan = plan_of(text=text.replace("subset: {max_per_class: 5}", SEARCH % "over: pretrain, "))
+    results = {job.name: Committed(metrics={"val_error": 0.1}) for job in plan.jobs}
+    assert not any(table.has_one_search for table in compute_report(plan, results).tables)

@@ -175,11 +175,13 @@ def _on_these_transfer_seeds(table: Table) -> str:
 
 def _on_these_draws(table: Table) -> str:
     """What several seeds have in common is in no interval, however many there are."""
-    shared = []
-    if table.has_one_draw and not is_of_backbone(table.metric):
+    is_of_transfers, shared = not is_of_backbone(table.metric), list[str]()
+    if table.has_one_draw and is_of_transfers:
         shared.append("all transfer seeds train on the same drawn samples")
     if table.has_one_origin:
         shared.append("the pretrainings of all seeds of a row continue one backbone")
+    if table.has_one_search and is_of_transfers:
+        shared.append("the transfers of all seeds of a row have the recipe that one search found")
     return f"{', and '.join(shared)}: intervals do not cover the choice of these" if shared else ""
 
 
