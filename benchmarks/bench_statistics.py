@@ -21,6 +21,7 @@ from tests.null_sweeps import (
     Floats,
     Scenario,
     established,
+    independent_established,
     lowest_can_be_best,
     pairs_of,
     pooled_established,
@@ -84,6 +85,20 @@ def test_null_sweeps_are_given_a_verdict_in_five_percent_at_most() -> None:
         _print(title, found)
         worst = max(worst, found["family"])
     assert worst <= 0.05
+
+
+@pytest.mark.parametrize("ratio", [1.0, 2.0])
+@pytest.mark.parametrize(
+    "sizes", [(10, 2, 2), (10, 3, 3, 3, 3), (20, 3, 3), (10, 5, 5), (5, 4, 4), (5, 3, 3), (3, 2, 2)]
+)
+def test_null_sweeps_of_independent_rows_with_unequal_seeds_are_given_a_verdict_in_five_percent_at_most(
+    sizes: tuple[int, ...], ratio: float
+) -> None:
+    """Rows that share only the seed number; ``ratio``: how much more those with fewer seeds than the first vary."""
+    stds = [1.0, *(ratio for _ in sizes[1:])]
+    found = _any(independent_established(sizes, stds, np.random.default_rng(sum(sizes)), NUM_SWEEPS))
+    _print(f"{sizes} seeds, standard deviations x {ratio:g}", {"family": found})
+    assert found <= 0.05
 
 
 def test_confidence_set_of_the_best_has_the_best() -> None:
@@ -181,10 +196,15 @@ LEVELS = {"optimizer": ("a", "b"), "mix": ("a", "b"), "data": ("a", "b")}
 EFFECT, INTERACTION, SEED_STD, TRANSFER_STD = -0.01, 0.006, 0.03, 0.004
 
 
-@pytest.mark.parametrize("is_paired", [True, False])
-@pytest.mark.parametrize("num_seeds", [3, 5, 10])
-def test_intervals_of_effects_cover_the_truth(num_seeds: int, is_paired: bool) -> None:
-    """Welch's intervals (values of one factor that share no random stream) may be wider with few seeds."""
+@pytest.mark.parametrize(
+    ("num_seeds", "num_others", "is_paired"),
+    [*((num, num, is_paired) for num in (3, 5, 10) for is_paired in (True, False)), (10, 3, False), (10, 5, False)],
+)
+def test_intervals_of_effects_cover_the_truth(num_seeds: int, num_others: int, is_paired: bool) -> None:
+    """Welch's intervals (values of one factor that share no random stream) may be wider with few seeds.
+
+    ``num_others`` are the seeds of the second optimizer.
+    """
     random, covered, total = np.random.default_rng(num_seeds), dict[str, int](), dict[str, int]()
     truth = {
         ("optimizer",): EFFECT,
@@ -197,7 +217,7 @@ def test_intervals_of_effects_cover_the_truth(num_seeds: int, is_paired: bool) -
     for _ in range(NUM_DESIGNS):
         design = FactorialDesign(
             tuple(LEVELS),
-            _cells(random, num_seeds, is_paired=is_paired),
+            _cells(random, num_seeds, num_others, is_paired=is_paired),
             levels=LEVELS,
             is_paired=lambda factor, *_: is_paired or factor != "optimizer",
         )
@@ -208,17 +228,19 @@ def test_intervals_of_effects_cover_the_truth(num_seeds: int, is_paired: bool) -
             holds = low is not None and high is not None and low <= truth[effect.factors] <= high
             covered[name] = covered.get(name, 0) + holds
     shares = {name: covered[name] / total[name] for name in total}
-    _print(f"{num_seeds:2} seeds, {'paired' if is_paired else 'optimizer not paired'}, {NUM_DESIGNS} sweeps", shares)
+    seeds = f"{num_seeds:2} seeds" + (f" and {num_others}" if num_others != num_seeds else "")
+    _print(f"{seeds}, {'paired' if is_paired else 'optimizer not paired'}, {NUM_DESIGNS} sweeps", shares)
     assert all(0.93 <= share <= (0.97 if is_paired else 1.0) for share in shares.values())
 
 
-def _cells(random: np.random.Generator, num_seeds: int, *, is_paired: bool) -> list[DesignCell]:
+def _cells(random: np.random.Generator, num_seeds: int, num_others: int, *, is_paired: bool) -> list[DesignCell]:
     cells, shared = [], random.normal(0, SEED_STD, (2, num_seeds))
     for values in product(*LEVELS.values()):
         optimizer, mix, data = (value == "b" for value in values)
         mean = 0.3 + EFFECT * optimizer + INTERACTION * mix * data
         backbones = shared[0 if is_paired else int(optimizer)] + random.normal(0, 0.005 * (1 + optimizer), num_seeds)
         errors = mean + backbones[:, None] + random.normal(0, TRANSFER_STD, (num_seeds, 2))
-        runs = {SeedPair(pretrain=i, transfer=j): float(errors[i, j]) for i in range(num_seeds) for j in range(2)}
+        num = num_others if optimizer else num_seeds
+        runs = {SeedPair(pretrain=i, transfer=j): float(errors[i, j]) for i in range(num) for j in range(2)}
         cells.append(DesignCell(values=values, runs=runs))
     return cells

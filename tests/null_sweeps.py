@@ -13,12 +13,15 @@ from numpy.typing import ArrayLike, NDArray
 from orchestrator.planning.estimate.power import ALPHA, Comparisons
 from orchestrator.report.statistics.corrections import (
     MIN_P_EQUAL_VARIANCES,
+    corrected,
     p_all_pairs,
     p_equal_variances,
     p_many_to_one,
     residuals,
 )
+from orchestrator.report.statistics.effects import independent_difference
 from orchestrator.report.statistics.intervals import estimate_arrays
+from orchestrator.report.statistics.summaries import SeedPair
 
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -103,6 +106,26 @@ def pooled_established(means: Floats, *, is_checked: bool = True) -> Bools:
     if is_checked:
         found &= p_equal_variances(noisiest, num_seeds, num_spaces) >= MIN_P_EQUAL_VARIANCES
     return found.reshape(len(pairs), num_sweeps)
+
+
+def independent_established(
+    sizes: Sequence[int], stds: Sequence[float], random: np.random.Generator, num_sweeps: int
+) -> Bools:
+    """The same of rows that share only the seed number and have so many seeds each, where none differs."""
+    pairs = pairs_of(len(sizes))
+    found = np.zeros((len(pairs), num_sweeps), dtype=np.bool_)
+    for sweep in range(num_sweeps):
+        rows = [
+            {
+                SeedPair(pretrain=seed, transfer=0): value
+                for seed, value in enumerate(std * random.standard_normal(size))
+            }
+            for size, std in zip(sizes, stds, strict=True)
+        ]
+        differences = [independent_difference(rows[second], rows[first]) for first, second in pairs]
+        family = corrected(differences, [first == 0 for first, _ in pairs])
+        found[:, sweep] = [one is not None and one.is_established for one in family]
+    return found
 
 
 def pairs_of(num_spaces: int) -> Sequence[tuple[int, int]]:

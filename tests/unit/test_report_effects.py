@@ -21,6 +21,7 @@ from orchestrator.report.statistics.effects import (
 )
 from orchestrator.report.statistics.intervals import RATE
 from orchestrator.report.statistics.summaries import SeedPair, paired_difference
+from tests.null_sweeps import independent_established
 
 LEVELS = {"optimizer": ("sgd", "lamb"), "mix": ("none", "mixup", "cutmix"), "data": ("all", "tenth")}
 SEEDS, TRANSFERS = range(5), range(2)
@@ -323,6 +324,13 @@ def test_independent_samples_use_all_seeds_of_each_side_as_rows_do():
         of_rows = independent_difference(moved, sgd)
         assert of_rows is not None
         assert (effect.difference.mean, effect.difference.std_error) == (of_rows.mean, of_rows.std_error)
+
+
+@pytest.mark.parametrize(("sizes", "stds"), [((10, 2, 2), (1, 1, 1)), ((10, 3, 3, 3, 3), (1, 2, 2, 2, 2))])
+def test_null_sweeps_of_independent_rows_with_unequal_seeds_are_given_a_verdict_in_five_percent_at_most(sizes, stds):
+    """Satterthwaite's degrees of freedom alone gave one to 10 and 9 % of them."""
+    found = independent_established(sizes, stds, np.random.default_rng(0), 400)
+    assert np.mean(found.any(axis=0)) <= 0.05
 
 
 def test_where_seeds_lack_different_cells_some_of_both_are_left_out():

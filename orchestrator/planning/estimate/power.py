@@ -180,7 +180,8 @@ def chance_of(shift: float, freedom: int, level: float, *, is_paired: bool = Tru
         shift: the true effect, at least 0.
         freedom: degrees of freedom of one sample, at least 1.
         level: the p-value below which it is found, in (0, 1).
-        is_paired: False: Welch's test of two independent samples that have equal sizes and vary equally.
+        is_paired: False: Welch's test of two independent samples that have equal sizes and vary equally. Where one has
+            more seeds than the other, ``freedom`` is of the smaller one.
     """
     if is_paired:
         return _beyond(_critical(freedom, level), shift, freedom)

@@ -14,7 +14,7 @@ The interaction of two factors is the difference of differences ``(a c - b c) - 
 
 Two values whose runs share only the seed number are independent samples: there the means of each side are
 compared by Welch's t (Welch: The generalization of Student's problem, Biometrika 34, 1947), with the degrees of freedom
-of Satterthwaite.
+of Satterthwaite, limited where one sample has fewer seeds than another (``_welch_freedom``).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class WelchDifference(PairedDifference):
     """A difference of independent samples; ``num_pretrain_seeds`` is that of the smaller one."""
 
     welch_freedom: float
-    """Satterthwaite's degrees of freedom."""
+    """Satterthwaite's degrees of freedom, limited for samples of unequal sizes: see ``_welch_freedom``."""
 
     @property
     def freedom(self) -> float:
@@ -452,7 +452,7 @@ def _welch(samples: Sequence[Floats], num_pairs: int, scale: float) -> PairedDif
     variance = sum(part for part, _ in parts)
     if variance <= (NO_SPREAD * scale) ** 2:
         return known
-    freedom = variance**2 / sum(part**2 / (size - 1) for part, size in parts)
+    freedom = _welch_freedom(parts)
     error = variance**0.5
     half = float(special.stdtrit(freedom, (1 + CONFIDENCE) / 2)) * error
     return replace(
@@ -463,6 +463,24 @@ def _welch(samples: Sequence[Floats], num_pairs: int, scale: float) -> PairedDif
         std_error=error,
         welch_freedom=freedom,
     )
+
+
+def _welch_freedom(parts: Sequence[tuple[float, int]]) -> float:
+    """Satterthwaite's degrees of freedom, but at most ``(m - 1) * sum(m / n)``, where m is the smallest n.
+
+    Satterthwaite's formula has estimates in place of the true variances. Where the few seeds of a small sample happen
+    to be close to each other, the formula gives the large freedom of the other sample, and the standard error is too
+    small: two seeds beside ten differed twice as often as the level of 5 % allows, and 13 times as often as that of
+    0.1 %. The limit is what the formula has at most for samples of equal sizes, where it changes nothing. For two
+    samples of m and M seeds it is ``(m - 1) * (1 + m / M)``, which tends to ``m - 1``: that is exact where the other
+    mean is known.
+
+    Args:
+        parts: of each sample the estimated variance of its mean, and the number n of its seeds, at least 2.
+    """
+    smallest = min(size for _, size in parts)
+    satterthwaite = sum(part for part, _ in parts) ** 2 / sum(part**2 / (size - 1) for part, size in parts)
+    return min(satterthwaite, (smallest - 1) * sum(smallest / size for _, size in parts))
 
 
 def _variance_test(means: Floats, places: tuple[int, ...], factors: tuple[str, ...]) -> VarianceTest | None:
