@@ -48,7 +48,7 @@ from orchestrator.sweeps.client import load_snapshot, submit
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.testing import ScriptedBackend
 from orchestrator.testing.memory_store import MemoryStore
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from tests.clusters.small_sweep import write_sweep
 from tests.integration.conftest import ray_cluster  # noqa: F401 - a fixture
 from tests.integration.ray_jobs import ENTRY_POINT, job

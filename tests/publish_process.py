@@ -13,7 +13,7 @@ from pathlib import Path
 
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.loop import publish_until_done
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 
 
 def publish(root: str, sweep: str, uri: str) -> None:

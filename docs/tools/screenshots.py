@@ -34,7 +34,7 @@ from PIL import Image
 from orchestrator.stack import Stack, read_stack
 from orchestrator.storage.open import open_store
 from orchestrator.tracking.links import find_compare_link
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from tests.browser import launch_browser
 from tests.mlflow_servers import MlflowServer, new_database
 

@@ -258,7 +258,7 @@ def tracking_digest(uri: str) -> str:
 
 def _new_publisher(store: ObjectStore, tracking_uri: str) -> Any:  # noqa: ANN401 - imported by name
     # MLflow takes seconds and 200 MB to import: only this process pays for it.
-    return importlib.import_module("orchestrator.tracking.publication").Publisher(store, tracking_uri)
+    return importlib.import_module("orchestrator.tracking.publisher").Publisher(store, tracking_uri)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

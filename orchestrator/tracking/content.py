@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -191,6 +192,26 @@ def read_all(read: Callable[[Given], Found], things: Sequence[Given]) -> list[Fo
         return [read(thing) for thing in things]
     with ThreadPoolExecutor(max_workers=_NUM_READERS, thread_name_prefix="read") as threads:
         return list(threads.map(read, things))
+
+
+def read_ahead(
+    read: Callable[[Given], Found], things: Iterable[Given], num_ahead: int
+) -> Iterator[tuple[Given, Found]]:
+    """Things and what is read of them, in order; while the caller works on one, the ``num_ahead`` next are read."""
+    waiting = deque[tuple[Given, Future[Found]]]()
+    with ThreadPoolExecutor(max_workers=_NUM_READERS, thread_name_prefix="read") as threads:
+        try:
+            for thing in things:
+                waiting.append((thing, threads.submit(read, thing)))
+                if len(waiting) > num_ahead:
+                    first, found = waiting.popleft()
+                    yield first, found.result()
+            while waiting:
+                first, found = waiting.popleft()
+                yield first, found.result()
+        finally:
+            for _, found in waiting:
+                found.cancel()
 
 
 def analysed_backbone(job: Job, jobs: Mapping[str, Job]) -> Job | None:

@@ -106,6 +106,8 @@ class RunDraft:
     """Whether the run says all facts and tags already."""
     is_revised: bool = False
     """Whether a later revision is told for the first time: the run may have tags of factors that it removed."""
+    is_bare: bool = False
+    """Whether the run was made a moment ago and has nothing but tags: it runs, and has no parameter."""
 
     @property
     def all_tags(self) -> dict[str, str]:

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, MutableMapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from orchestrator.core.errors import PreconditionFailedError, StorageError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.inputs import MetricSegment
-from orchestrator.storage.layout import journal_segment
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.attachments import Attachments
 from orchestrator.tracking.content import (
@@ -25,6 +26,7 @@ from orchestrator.tracking.content import (
     JobContent,
     RecordCache,
     last_steps,
+    read_ahead,
     read_all,
     sweep_params,
 )
@@ -36,17 +38,17 @@ from orchestrator.tracking.facts import (
     RunIdentity,
     RunStatus,
     Timeline,
-    TimelineReader,
     experiment_of,
     owner_of,
 )
 from orchestrator.tracking.links import shared_view
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
-from orchestrator.tracking.server import RunsRefusedError, TrackingError, TrackingServer
+from orchestrator.tracking.run_writer import RefusedRun
+from orchestrator.tracking.server import TrackingError, TrackingServer
 from orchestrator.tracking.trials import TrialRun, changed_trials
 
-_BATCH = 200
-"""Runs whose content is in memory at once; what is published is remembered in the store after some of these."""
+_BATCH = 100
+"""Runs whose content is read while that of as many others is written; all of a batch is announced at once."""
 _SAVE_EVERY_S = 5.0
 LOOK_EVERY_S = 15.0
 """Between two looks at what a running job has written: each is a listing."""
@@ -97,7 +99,7 @@ class Publication:
         self._segments: dict[RunIdentity, list[MetricSegment]] = {}
         self._outdated: list[RunIdentity] = []
         """See ``ContentReader.outdated``."""
-        self._refused: list[RunsRefusedError] = []
+        self._refused: list[tuple[RunDraft, RefusedRun]] = []
         self._unsaved: list[str] = []
         """Runs made since the memory was last saved."""
         self._saved_at_s = time.monotonic()
@@ -127,9 +129,9 @@ class Publication:
         source.is_to_be_compared = False
         if self._refused:
             # Looked at again by the next pass, which had nothing to tell of them otherwise, and would not say so.
-            refused = {draft.facts.identity for error in self._refused for draft, _ in error.refused}
+            refused = {draft.facts.identity for draft, _ in self._refused}
             source.looked_at_s = {run: at_s for run, at_s in self._looked_at_s.items() if run not in refused}
-            raise self._refused[0]
+            raise self._server.refusal(self._refused)
         source.looked_at_s = self._looked_at_s
         return is_complete
 
@@ -296,34 +298,41 @@ class Publication:
     # -------------------------------------------------------------------------------------------------------- publish
     def _publish(self, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
         name = experiment_of(self._plan)
-        experiment_id = self._server.ensure_experiment(
-            name, known_id=self._memory.experiment_id, known_as=self._memory.experiment
-        )
+        experiment_id = self._find_or_make_experiment(name)
         if self._runs and experiment_id != self._memory.experiment_id:
             self._forget_runs()  # MLflow cannot move them
             changed, trials = self._news()
-        if (self._memory.experiment_id, self._memory.submission) != (experiment_id, self._timeline.submission):
-            self._server.tag_experiment(experiment_id, shared_view(self._plan))
         self._memory.experiment_id, self._memory.experiment = experiment_id, name
         found_more = self._adopt(experiment_id, changed, trials)
         self._discard_superseded(changed, trials)
         sweep = [facts for facts in changed if facts.identity == SWEEP_RUN]
-        if SWEEP_RUN not in self._runs:  # first: it is the parent of the others
+        if is_new := SWEEP_RUN not in self._runs:  # first: it is the parent of the others
             self._write(experiment_id, [self._unfinished(sweep[0])], {})
             self._save()
             if SWEEP_RUN not in self._runs:
                 return False  # refused, or deleted in this moment
         jobs = [facts for facts in changed if facts.identity != SWEEP_RUN]
-        batches = [jobs[start : start + _BATCH] for start in range(0, len(jobs), _BATCH)]
         # Last, the sweep: its end says that all is there. Stops at nothing but errors.
         is_all_there = all(
             [
-                *(self._publish_jobs(experiment_id, batch) for batch in batches),
+                self._publish_jobs(experiment_id, jobs),
                 self._publish_trials(experiment_id, trials),
-                self._publish_sweep(experiment_id, sweep),
+                self._publish_sweep(experiment_id, sweep, is_new=is_new),
             ]
         )
         return is_all_there and not found_more
+
+    def _find_or_make_experiment(self, name: str) -> str:
+        """Its id; it has the sweep's view."""
+        known, told = self._memory.experiment_id, self._memory.submission
+        found = self._server.find_experiment(name, known_id=known, known_as=self._memory.experiment)
+        if not found and (made := self._server.make_experiment(name, shared_view(self._plan))):
+            self._is_searched = True  # nobody had the time to make a run in there
+            return made
+        found = found or self._server.find_experiment(name)  # another publisher was first
+        if (known, told) != (found, self._timeline.submission):
+            self._server.tag_experiment(found, shared_view(self._plan))
+        return found
 
     def _adopt(self, experiment_id: str, changed: list[RunFacts], trials: list[TrialRun]) -> bool:
         """Find runs that a crash, between making them and saving the memory, left to their tags alone.
@@ -378,27 +387,34 @@ class Publication:
         self._delete_discarded()
 
     def _write(
-        self, experiment_id: str, drafts: Sequence[RunDraft], contents: Mapping[RunIdentity, JobContent | None]
+        self,
+        experiment_id: str,
+        drafts: Iterable[RunDraft | None],
+        contents: MutableMapping[RunIdentity, JobContent | None],
     ) -> bool:
-        """Write runs and remember them; False if one was deleted meanwhile, so that the next pass makes it anew."""
+        """Write runs and remember them; False if one was deleted meanwhile, so that the next pass makes it anew, or is
+        refused. See ``TrackingServer.write`` for ``drafts``.
+        """
         all_there = True
-        try:
-            # Remembered one by one as the server confirms them: after an error, those before it are not told again.
-            for draft, run_id in self._server.write(experiment_id, drafts):
-                if run_id:
-                    self._remember(draft, run_id, contents.get(draft.facts.identity))
-                else:
-                    self._drop(draft.facts.identity)
-                    self._is_searched = all_there = False  # the job may have another run
-        except RunsRefusedError as error:
-            self._refused.append(error)
-            all_there = False
-            for draft, answer in error.refused:
-                if answer.run_id and not draft.run_id:  # it is there: tried again, and not made again
-                    self._make(draft, answer.run_id)
-                elif draft.run_id:  # else it may count as told once the sweep's run has told the present plan
-                    self._runs[draft.facts.identity].fingerprint = ""
+        # Remembered one by one as the server confirms them: after an error, those before it are not told again.
+        for draft, answer in self._server.write(experiment_id, drafts):
+            content = contents.pop(draft.facts.identity, None)
+            if isinstance(answer, RefusedRun):
+                self._keep_refused(draft, answer)
+                all_there = False
+            elif answer:
+                self._remember(draft, answer, content)
+            else:
+                self._drop(draft.facts.identity)
+                self._is_searched = all_there = False  # the job may have another run
         return all_there
+
+    def _keep_refused(self, draft: RunDraft, answer: RefusedRun) -> None:
+        self._refused.append((draft, answer))
+        if answer.run_id and not draft.run_id:  # it is there: tried again, and not made again
+            self._make(draft, answer.run_id)
+        elif draft.run_id:  # else it may count as told once the sweep's run has told the present plan
+            self._runs[draft.facts.identity].fingerprint = ""
 
     def _drop(self, identity: RunIdentity) -> str:
         """Forget a run, which is to be made anew; its id, empty if there is none."""
@@ -421,30 +437,42 @@ class Publication:
             run.analyses, run.doubtful = {**run.analyses, **content.analyses}, False
 
     # ----------------------------------------------------------------------------------------------------------- jobs
-    def _publish_jobs(self, experiment_id: str, some: Sequence[RunFacts]) -> bool:
-        contents = dict(zip([facts.identity for facts in some], read_all(self._content, some), strict=True))
+    def _publish_jobs(self, experiment_id: str, jobs: Sequence[RunFacts]) -> bool:
+        contents: dict[RunIdentity, JobContent | None] = {}
+        with closing(self._job_drafts(jobs, contents)) as drafts:  # after an error, nothing more is read
+            return self._write(experiment_id, drafts, contents)
+
+    def _job_drafts(
+        self, jobs: Sequence[RunFacts], contents: MutableMapping[RunIdentity, JobContent | None]
+    ) -> Generator[RunDraft | None, None, None]:
+        """Drafts of the runs of jobs, each once its content is among ``contents``; a None before the memory is saved: a
+        publisher that notices there that another one was faster knows all runs that it has made.
+        """
+        read = read_ahead(self._content, jobs, _BATCH)
         # The run of a job of an earlier revision is there; that of a trial is a job's.
         parent = self._runs[SWEEP_RUN].run_id
-        drafts = [self._draft(facts, contents[facts.identity], "" if facts.is_superseded else parent) for facts in some]
-        self._announce(contents)
-        all_there = self._write(experiment_id, drafts, contents)
-        if time.monotonic() - self._saved_at_s > _SAVE_EVERY_S:
-            self._save()
-        return all_there
+        while some := list(islice(read, _BATCH)):
+            if self._announce(some) or time.monotonic() - self._saved_at_s > _SAVE_EVERY_S:
+                yield None
+                self._save()
+            for facts, content in some:
+                contents[facts.identity] = content
+                yield self._draft(facts, content, "" if facts.is_superseded else parent)
 
-    def _announce(self, contents: Mapping[RunIdentity, JobContent | None]) -> None:
-        """Remember what runs may show from now on: this process may die before it notes what they do show."""
+    def _announce(self, some: Iterable[tuple[RunFacts, JobContent | None]]) -> bool:
+        """Note what runs may show from now on: this process may die before it notes what they do show. True if that
+        must be saved before they are written.
+        """
         is_ahead = False
-        for identity, content in contents.items():
-            run = self._runs.get(identity)
+        for facts, content in some:
+            run = self._runs.get(facts.identity)
             # Of a doubtful run nobody needs to know it: once there are several attempts, it is replaced.
             if content is None or not content.points or run is None or run.doubtful:
                 continue
             analyses = {**run.analyses, **content.analyses}
             if analyses != run.analyses or content.said not in (run.said, run.sending):
                 run.analyses, run.sending, is_ahead = analyses, dict(content.said), True
-        if is_ahead:
-            self._save()
+        return is_ahead
 
     def _content(self, facts: RunFacts) -> JobContent | None:
         """None for a job that the plan no longer has."""
@@ -475,13 +503,13 @@ class Publication:
         )
 
     def _publish_trials(self, experiment_id: str, trials: Sequence[TrialRun]) -> bool:
-        contents: dict[RunIdentity, JobContent] = {}
+        contents: dict[RunIdentity, JobContent | None] = {}
         drafts: list[RunDraft] = []
         for trial in trials:
             identity, parent = trial.facts.identity, self._runs.get((trial.job.name, trial.job.key))
             if parent is not None:
-                contents[identity] = trial.content(self._runs.get(identity))
-                drafts.append(self._draft(trial.facts, contents[identity], parent.run_id))
+                content = contents[identity] = trial.content(self._runs.get(identity))
+                drafts.append(self._draft(trial.facts, content, parent.run_id))
         return self._write(experiment_id, drafts, contents) and len(drafts) == len(trials)
 
     # ---------------------------------------------------------------------------------------------------------- sweep
@@ -494,7 +522,7 @@ class Publication:
         # Not among the facts: runs of earlier versions are not told anew for it.
         return {STORE_TAG: self._source.store.uri}
 
-    def _publish_sweep(self, experiment_id: str, sweep: Sequence[RunFacts]) -> bool:
+    def _publish_sweep(self, experiment_id: str, sweep: Sequence[RunFacts], *, is_new: bool) -> bool:
         if not sweep or SWEEP_RUN not in self._runs:
             return not sweep
         if sweep[0].status.is_final:
@@ -502,7 +530,9 @@ class Publication:
         run = self._runs[SWEEP_RUN]
         params = {} if run.described else sweep_params(self._plan)
         tags = {**self._attachments.tags(), **self._store_tag()}
-        draft = RunDraft(name=self._plan.sweep, facts=sweep[0], run_id=run.run_id, params=params, tags=tags)
+        draft = RunDraft(
+            name=self._plan.sweep, facts=sweep[0], run_id=run.run_id, params=params, tags=tags, is_bare=is_new
+        )
         if not self._write(experiment_id, [draft], {}):
             return False
         run.described = True
@@ -511,90 +541,3 @@ class Publication:
         is_registered = self._attachments.register(self._runs, self._memory)
         self._is_searched &= is_registered  # or else the backbone's run was deleted, and it may have another
         return is_registered
-
-
-class Publisher:
-    """Needs the store and the tracking server, no cluster.
-
-    Args:
-        store: of the sweeps.
-        tracking_uri: see ``TrackingServer``.
-        compares: whether the first pass of a sweep asks the server if it has what is remembered as published.
-        clock: seconds, monotonic.
-    """
-
-    def __init__(
-        self,
-        store: ObjectStore,
-        tracking_uri: str,
-        *,
-        compares: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._store, self._compares, self._clock = store, compares, clock
-        self._server = TrackingServer(tracking_uri, artifact_root=store.uri)
-        self._records = RecordCache(store)
-        self._readers: dict[str, TimelineReader] = {}
-        self._sources: dict[str, SweepSource] = {}
-        self._resting: dict[str, int] = {}
-        """Of ended sweeps all of which was published, the number of the journal's next segment. What is as large as a
-        sweep is not kept of them: there may be thousands."""
-
-    def publish_once(self, sweep: str) -> bool:
-        """Publish what is new; True if everything known at this moment is published.
-
-        Any number of calls, crashes in between, and other publishers at the same time lead to the same runs.
-
-        Raises:
-            TrackingError: the tracking server cannot be reached or refuses; call again later.
-            StorageError: the store cannot be read.
-        """
-        if self._is_resting(sweep):
-            return True
-        reader = self._reader(sweep)
-        timeline = reader.read()
-        if timeline.snapshot.plan is None:
-            return True  # no controller has accepted the sweep yet: there is nothing to tell
-        publication = Publication(self._source(sweep), self._server, timeline, timeline.snapshot.plan)
-        try:
-            published = publication.run()
-        except PreconditionFailedError:
-            return False  # another publisher remembered something meanwhile: the next pass starts from that
-        if published and timeline.snapshot.state.is_final:
-            self._resting[sweep] = reader.next_sequence
-            self._source(sweep).rest()
-            del self._readers[sweep]
-        return published
-
-    @property
-    def num_written(self) -> int:
-        """Runs that the tracking server took so far, each time it took them."""
-        return self._server.num_written
-
-    def has_ended(self, sweep: str) -> bool:
-        """Whether nothing will happen to the sweep unless a client asks for it."""
-        return self._is_resting(sweep) or self._reader(sweep).read().snapshot.state.is_final
-
-    def _is_resting(self, sweep: str) -> bool:
-        """Whether it had ended, all of it was published, and nothing happened since: one look for the next segment."""
-        if sweep not in self._resting:
-            return False
-        if not self._store.exists(journal_segment(sweep, self._resting[sweep])):
-            return True
-        del self._resting[sweep]
-        return False
-
-    def _source(self, sweep: str) -> SweepSource:
-        if sweep not in self._sources:
-            self._sources[sweep] = SweepSource(
-                store=self._store,
-                records=self._records,
-                facts=FactsCache(),
-                file=MemoryFile(self._store, sweep, self._server.uri),
-                clock=self._clock,
-                is_to_be_compared=self._compares,
-            )
-        return self._sources[sweep]
-
-    def _reader(self, sweep: str) -> TimelineReader:
-        return self._readers.setdefault(sweep, TimelineReader(self._store, sweep))

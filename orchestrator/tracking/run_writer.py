@@ -9,8 +9,9 @@ time and value).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -27,6 +28,8 @@ _MAX_METRICS_PER_CALL = 1000
 _MAX_LABELS_PER_CALL = 100
 """Parameters or tags; with them a call may hold 1000 entities in all."""
 _SEARCH_PAGE = 1000
+_MAX_WAITING = 64
+"""Drafts whose answer is not taken: a long run, which takes many requests, keeps so many others from being the next."""
 _MAX_NAME = 250
 """Characters of a run's name: the width of the column in PostgreSQL."""
 _NO_END = 0
@@ -76,13 +79,28 @@ class RunWriter:
             if not token:
                 return found
 
-    def write(self, experiment_id: str, drafts: Sequence[RunDraft]) -> Iterator[str | RefusedRun]:
-        """Write each draft; yields its run id, or nothing but an empty string where the run was deleted meanwhile.
+    def write(
+        self, experiment_id: str, drafts: Iterable[RunDraft | None]
+    ) -> Generator[tuple[RunDraft, Future[str | RefusedRun]], None, None]:
+        """Write drafts; yields each, in order, with its run id as it will be: empty where the run was deleted
+        meanwhile. A run that is refused does not keep the others.
 
-        A run that is refused does not keep the others.
+        ``drafts`` are taken one by one while others are written, and nothing is being written where there is a None.
+        Closing it drops what has not begun, and waits for the rest.
         """
+        waiting = deque[tuple[RunDraft, Future[str | RefusedRun]]]()
         with ThreadPoolExecutor(max_workers=self._num_threads, thread_name_prefix="mlflow") as threads:
-            yield from threads.map(lambda draft: self._write_or_miss(experiment_id, draft), drafts)
+            try:
+                for draft in drafts:
+                    if draft is not None:
+                        waiting.append((draft, threads.submit(self._write_or_miss, experiment_id, draft)))
+                    while len(waiting) > (_MAX_WAITING if draft is not None else 0):
+                        yield waiting.popleft()
+                while waiting:
+                    yield waiting.popleft()
+            finally:
+                for _, answer in waiting:
+                    answer.cancel()
 
     def is_active(self, run_id: str) -> bool:
         """Whether a run exists and is not deleted."""
@@ -136,7 +154,8 @@ class RunWriter:
 
         # A run of a job that the plan no longer has keeps its tags.
         may_lose_tags = draft.is_revised and not (is_new or draft.only_points or draft.facts.is_superseded)
-        known = self._client.get_run(run_id).data if may_lose_tags or (draft.params and not is_new) else None
+        is_bare = is_new or draft.is_bare
+        known = self._client.get_run(run_id).data if may_lose_tags or (draft.params and not is_bare) else None
         params = [Param(*item) for item in draft.params.items() if known is None or item[0] not in known.params]
         tags = [] if is_new or draft.only_points else [RunTag(*item) for item in draft.all_tags.items()]
         points = [
@@ -175,7 +194,8 @@ class RunWriter:
         from mlflow.entities import RunStatus
 
         facts = draft.facts
-        if facts.keeps_ending or draft.only_points or (not draft.run_id and facts.status.value == "RUNNING"):
+        is_bare = not draft.run_id or draft.is_bare
+        if facts.keeps_ending or draft.only_points or (is_bare and facts.status.value == "RUNNING"):
             return  # as it is there, or as MLflow makes them
         end_ms = _NO_END if facts.end_s is None else milliseconds(facts.end_s)
         # The client's own methods cannot take an end back.

@@ -9,7 +9,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -67,14 +67,6 @@ class TrackingError(OrchestratorError):
 
 class TrackingRefusedError(TrackingError):
     """What will not pass by itself: somebody must change the sweep, the server or the environment first."""
-
-
-class RunsRefusedError(TrackingRefusedError):
-    """MLflow refuses some runs as they are; all others were written. ``refused`` has what it said, by draft."""
-
-    def __init__(self, message: str, refused: Sequence[tuple[RunDraft, RefusedRun]] = ()) -> None:
-        super().__init__(message)
-        self.refused = tuple(refused)
 
 
 @contextmanager
@@ -226,8 +218,8 @@ class TrackingServer:
         # A database's own socket has no host name, and may have a user and password all the same.
         return address.hostname or f"{address.scheme}://{address.netloc.rpartition('@')[2]}{address.path}"
 
-    def ensure_experiment(self, name: str, *, known_id: str = "", known_as: str = "") -> str:
-        """Id of the experiment with this name, made if there is none.
+    def find_experiment(self, name: str, *, known_id: str = "", known_as: str = "") -> str:
+        """Id of the experiment with this name; empty if there is none.
 
         Args:
             name: what the sweep calls it.
@@ -244,7 +236,7 @@ class TrackingServer:
             if found is None or name not in {found.name, known_as}:
                 found = self._client.get_experiment_by_name(name)
             if found is None:
-                return self._create_experiment(name)
+                return ""
             if found.lifecycle_stage == _DELETED:
                 message = (
                     f"the MLflow experiment {name!r} is deleted, and MLflow keeps its name; restore it, purge it with "
@@ -253,6 +245,20 @@ class TrackingServer:
             if found.tags.get(_OWNER_TAG) != _OWNER:
                 self._adopt(found.experiment_id, name)
             return str(found.experiment_id)
+
+    def make_experiment(self, name: str, tags: Mapping[str, str]) -> str:
+        """Id of the experiment with this name, made now with these tags; empty if there is one, and nothing is done."""
+        from mlflow.exceptions import MlflowException
+
+        location = f"{self._own_root}/{quote(name, safe='')}" if self._own_root else None
+        with failures_named(f"making the experiment {name!r}", self.shown):
+            try:
+                made = self._client.create_experiment(name, location, {_OWNER_TAG: _OWNER, **tags})
+            except MlflowException as error:
+                if error.error_code != "RESOURCE_ALREADY_EXISTS":
+                    raise
+                return ""
+            return str(made)
 
     def tag_experiment(self, experiment_id: str, tags: Mapping[str, str]) -> None:
         """Give an experiment tags; equal ones are not written again."""
@@ -267,33 +273,39 @@ class TrackingServer:
         with failures_named(f"searching the runs of sweep {sweep}", self.shown):
             return self._writer.find_runs(experiment_id, sweep)
 
-    def write(self, experiment_id: str, drafts: Sequence[RunDraft]) -> Iterator[tuple[RunDraft, str]]:
-        """Write runs; yields each draft with its run id once it is there, empty where it was deleted meanwhile.
+    def write(
+        self, experiment_id: str, drafts: Iterable[RunDraft | None]
+    ) -> Iterator[tuple[RunDraft, str | RefusedRun]]:
+        """Write runs; yields each draft, in order, with its run id once it is there, an empty one where it was deleted
+        meanwhile, or what MLflow said to a run that it refuses as it is. A caller that stops at an error has been given
+        all that was written for certain.
 
-        A caller that stops at an error has been given all that was written for certain.
+        Args:
+            experiment_id: where runs are made.
+            drafts: taken one by one while others are written. After a None nothing is being written any more, and the
+                caller has been given all before it, when the next one is asked for.
 
         Raises:
-            RunsRefusedError: MLflow refuses some of them as they are; raised behind the others.
             TrackingError: the server does not answer.
         """
-        refused: list[tuple[RunDraft, RefusedRun]] = []
-        with failures_named("writing runs", self.shown):
-            written = self._writer.write(experiment_id, drafts)
-            for draft, answer in zip(drafts, written, strict=True):
-                if isinstance(answer, RefusedRun):
-                    refused.append((draft, answer))
-                    continue
-                self.num_written += 1
-                yield draft, answer
-        if refused:
-            draft, answer = refused[0]
-            more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-            raise RunsRefusedError(
-                f"MLflow ({self.shown}) refuses the run of {draft.name}{more}: {_cause(answer.error)}; training goes "
-                "on, and all other runs are published; change in the sweep what MLflow names, and submit it again (a "
-                "metric of a committed record stays as it is, and the run of its job incomplete)",
-                refused,
-            ) from answer.error
+        with closing(self._writer.write(experiment_id, drafts)) as written:
+            for draft, answer in written:
+                with failures_named("writing runs", self.shown):
+                    told = answer.result()
+                self.num_written += not isinstance(told, RefusedRun)
+                yield draft, told
+
+    def refusal(self, refused: Sequence[tuple[RunDraft, RefusedRun]]) -> TrackingRefusedError:
+        """The error that says which runs MLflow refuses as they are; all others were written."""
+        draft, answer = refused[0]
+        more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+        error = TrackingRefusedError(
+            f"MLflow ({self.shown}) refuses the run of {draft.name}{more}: {_cause(answer.error)}; training goes "
+            "on, and all other runs are published; change in the sweep what MLflow names, and submit it again (a "
+            "metric of a committed record stays as it is, and the run of its job incomplete)"
+        )
+        error.__cause__ = answer.error
+        return error
 
     def is_active(self, run_id: str) -> bool:
         """Whether a run exists and is not deleted."""
@@ -393,6 +405,7 @@ class TrackingServer:
             with failures_named("connecting", self.shown):
                 self._check()
                 self._connected = MlflowClient(tracking_uri=self.uri)
+            _drop_databricks_headers()
         return self._connected
 
     @property
@@ -445,17 +458,6 @@ class TrackingServer:
             return None
         return None if found.lifecycle_stage == _DELETED else found
 
-    def _create_experiment(self, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
-        location = f"{self._own_root}/{quote(name, safe='')}" if self._own_root else None
-        try:
-            return str(self._client.create_experiment(name, artifact_location=location, tags={_OWNER_TAG: _OWNER}))
-        except MlflowException as error:
-            if error.error_code != "RESOURCE_ALREADY_EXISTS":
-                raise
-            return self.ensure_experiment(name)  # another publisher was first
-
     @property
     def _own_root(self) -> str:
         """Below it are the locations of the experiments that it makes; empty where a server chooses them.
@@ -491,6 +493,19 @@ def _set_environment() -> None:
         os.environ.setdefault(name, value)
     os.environ[_MAX_RETRIES_VARIABLE] = "0"
     os.environ.update(dict.fromkeys(_TO_OTHER_HOSTS, "false"))
+
+
+def _drop_databricks_headers() -> None:
+    """Have MLflow's client not look at every request for the modules of a service that no supported URI leads to.
+
+    The imports that fail seven times take a third of its time.
+    """
+    from mlflow.tracking.request_header import registry
+
+    # Private to MLflow: where it is called otherwise, nothing happens.
+    known = getattr(getattr(registry, "_request_header_provider_registry", None), "_registry", None)
+    if isinstance(known, list):
+        known[:] = [one for one in known if type(one).__name__ != "DatabricksRequestHeaderProvider"]
 
 
 def may_hold_files(place: str, tracking_uri: str, own_root: str = "") -> bool:

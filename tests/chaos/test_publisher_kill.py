@@ -16,7 +16,7 @@ from random import Random
 import pytest
 
 from orchestrator.storage.local import LocalStore
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.tracking_sweeps import NUM_METRICS, BigSweep, big_sweep, problems
 from tests.waiting import DEADLINE_S, wait_until

@@ -18,7 +18,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import SweepLedger, submit
 from orchestrator.tracking import provenance
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from tests.hostile.telltale import ENTRY_POINT
 
 CLUSTER, NAMESPACE = "telltale", "orchestrator"

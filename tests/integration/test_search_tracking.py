@@ -22,7 +22,7 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.storage.trials import Trial, TrialState, read_trials
 from orchestrator.sweepfile.load import load_sweep
 from orchestrator.sweeps.client import load_snapshot, submit
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingServer
 from tests.integration.search_jobs import ENTRY_POINT, search_request
 from tests.mlflow_servers import new_database

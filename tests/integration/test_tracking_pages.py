@@ -20,7 +20,7 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_compare_link, find_run_links
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from tests.browser import browser, browser_page
 from tests.mlflow_servers import MlflowServer, new_database
 from tests.sample_journal import SampleJournal, write_segment

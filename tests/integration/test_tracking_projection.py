@@ -25,7 +25,7 @@ from orchestrator.storage.trials import Trial, TrialPoint, TrialState, write_tri
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.tracking.links import compare_url, find_compare_link, find_run_links, run_url, share_key
 from orchestrator.tracking.provenance import Provenance, capture, save
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.builders import request_of
 from tests.gc_store import with_own_key

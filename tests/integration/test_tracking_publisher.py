@@ -22,7 +22,8 @@ from orchestrator.storage.local import LocalStore
 from orchestrator.sweeps.ledger import read_plan
 from orchestrator.tracking import facts
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
-from orchestrator.tracking.publication import LOOK_EVERY_S, Publisher
+from orchestrator.tracking.publication import LOOK_EVERY_S
+from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
 from tests.commands import run_command
 from tests.gc_store import with_own_key

@@ -20,7 +20,7 @@ from orchestrator.storage.artifacts import read_record
 from orchestrator.storage.layout import plan_name, record_name
 from orchestrator.testing.faults import FaultyStore, Harm, ReadFault
 from orchestrator.tracking.loop import publish_until_done
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer, may_hold_files
 from tests.mlflow_servers import new_database
 from tests.tracking_sweeps import big_sweep, problems

@@ -15,7 +15,7 @@ from orchestrator.tracking.facts import factors_in
 from orchestrator.tracking.links import find_run_links, run_url, share_key
 from orchestrator.tracking.memory import MemoryFile
 from orchestrator.tracking.provenance import Provenance, save
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingRefusedError
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database

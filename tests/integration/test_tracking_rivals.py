@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import threading
+from collections.abc import Mapping
 
 import pytest
 from mlflow import MlflowClient
@@ -12,7 +13,7 @@ from mlflow import MlflowClient
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.memory import Memory, MemoryFile
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.mlflow_servers import new_database
 from tests.sample_journal import SampleJournal, write_segment
@@ -43,15 +44,15 @@ def publisher(store, tracking_uri) -> Publisher:
 def test_publisher_two_at_the_same_time_agree_on_the_runs(*, client, store, plan, publisher, tracking_uri, monkeypatch):
     SampleJournal(store, plan).run(plan.jobs[0])
     rival = Publisher(store, tracking_uri)
-    find_runs = TrackingServer.find_runs
+    make_experiment = TrackingServer.make_experiment
 
-    def find_then_rival_publishes(server: TrackingServer, experiment_id: str, sweep: str):
-        found = find_runs(server, experiment_id, sweep)
-        monkeypatch.setattr(TrackingServer, "find_runs", find_runs)
-        assert rival.publish_once(sweep)
-        return found
+    def make_then_rival_publishes(server: TrackingServer, name: str, tags: Mapping[str, str]) -> str:
+        made = make_experiment(server, name, tags)
+        monkeypatch.setattr(TrackingServer, "make_experiment", make_experiment)
+        assert rival.publish_once(plan.sweep)
+        return made
 
-    monkeypatch.setattr(TrackingServer, "find_runs", find_then_rival_publishes)
+    monkeypatch.setattr(TrackingServer, "make_experiment", make_then_rival_publishes)
     assert not publisher.publish_once(plan.sweep)
     assert publisher.publish_once(plan.sweep)
     assert set(runs_by_job(client, plan)) == {"(sweep)", plan.jobs[0].name}

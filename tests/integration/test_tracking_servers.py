@@ -10,7 +10,7 @@ import pytest
 from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.local import LocalStore
 from orchestrator.tracking.links import find_compare_link
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.mlflow_servers import MlflowServer, new_database, postgres_cluster
 from tests.sample_journal import SampleJournal, write_segment

@@ -16,9 +16,10 @@ from sqlalchemy import event
 from sqlalchemy.orm import Session
 
 from orchestrator.testing.memory_store import MemoryStore
+from orchestrator.tracking.content import RecordCache
 from orchestrator.tracking.draft import DatasetUse, MetricPoint, RunDraft
 from orchestrator.tracking.facts import RunFacts, RunStatus, factors_in
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.run_writer import RunWriter
 from orchestrator.tracking.server import TrackingError, TrackingServer
 from tests.builders import SweepJournal, launched, make_job, make_plan
@@ -97,7 +98,7 @@ def _rows(database: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 def test_writer_run_takes_three_requests_and_one_per_further_thousand_values(server, requests):
-    experiment_id = server.ensure_experiment("requests")
+    experiment_id = server.make_experiment("requests", {})
     many = tuple(MetricPoint(name="loss", value=1.0, step=step, at_s=START_S) for step in range(2990))
     draft = RunDraft(name="long", facts=_facts("long"), params={f"p{n}": "1" for n in range(10)}, points=many[:990])
     ((_, run_id),) = server.write(experiment_id, [draft])
@@ -120,7 +121,7 @@ def test_writer_run_takes_three_requests_and_one_per_further_thousand_values(ser
     ids=["revised", "as-before"],
 )
 def test_writer_run_of_a_later_revision_loses_tags_of_factors_that_are_gone(server, requests, said, factors, num_read):
-    experiment_id = server.ensure_experiment("revised")
+    experiment_id = server.make_experiment(f"revised {num_read}", {})
     first = RunDraft(name="a", facts=replace(_facts("a"), tags={"factor.size": "1", "factor.way": "up"}))
     ((_, run_id),) = server.write(experiment_id, [first])
     requests.clear()
@@ -133,7 +134,7 @@ def test_writer_run_of_a_later_revision_loses_tags_of_factors_that_are_gone(serv
 
 
 def test_writer_same_batch_twice_changes_nothing(server, database):
-    experiment_id = server.ensure_experiment("twice")
+    experiment_id = server.make_experiment("twice", {})
     ids = [run_id for _, run_id in server.write(experiment_id, _first_drafts())]
     before = _rows(database)
     again = [replace(draft, run_id=run_id) for draft, run_id in zip(_first_drafts(), ids, strict=True)]
@@ -142,7 +143,7 @@ def test_writer_same_batch_twice_changes_nothing(server, database):
 
 
 def test_writer_older_value_does_not_become_the_latest(server):
-    experiment_id = server.ensure_experiment("latest")
+    experiment_id = server.make_experiment("latest", {})
     ((_, run_id),) = server.write(experiment_id, [replace(_first_drafts()[0], points=_points(0.5, 0.25))])
     late = replace(_first_drafts()[0], run_id=run_id, points=_points(0.5))
     assert [told for _, told in server.write(experiment_id, [late])] == [run_id]
@@ -150,7 +151,7 @@ def test_writer_older_value_does_not_become_the_latest(server):
 
 
 def test_writer_deleted_run_is_told_and_the_others_are_written(server):
-    experiment_id = server.ensure_experiment("gone")
+    experiment_id = server.make_experiment("gone", {})
     ids = [run_id for _, run_id in server.write(experiment_id, _first_drafts())]
     server.client.delete_run(ids[0])
     ended = [
@@ -163,7 +164,7 @@ def test_writer_deleted_run_is_told_and_the_others_are_written(server):
 
 
 def test_writer_reopened_run_has_no_end(server):
-    experiment_id = server.ensure_experiment("reopened")
+    experiment_id = server.make_experiment("reopened", {})
     ((_, run_id),) = server.write(experiment_id, [_first_drafts()[2]])
     assert server.client.get_run(run_id).info.end_time == 1000 * (START_S + 9)
     list(server.write(experiment_id, [RunDraft(name="b", facts=_facts("bare", RunStatus.RUNNING), run_id=run_id)]))
@@ -183,16 +184,107 @@ def test_writer_data_set_that_two_runs_name_at_once_is_named_by_both(server):
             names.extend(named)
             both_looked.wait(timeout=60)
 
-    experiment_id = server.ensure_experiment("at once")
+    experiment_id = server.make_experiment("at once", {})
     drafts = [RunDraft(name=job, facts=_facts(job), datasets=(DATASET,)) for job in ("first", "second")]
     event.listen(Session, "before_flush", wait_for_the_other)
     try:
-        ids = list(RunWriter(server.client, num_threads=2).write(experiment_id, drafts))
+        written = RunWriter(server.client, num_threads=2).write(experiment_id, drafts)
+        ids = [str(answer.result()) for _, answer in written]
     finally:
         event.remove(Session, "before_flush", wait_for_the_other)
     assert names == ["tree", "tree"]
     runs = [server.client.get_run(run_id) for run_id in ids]
     assert [[use.dataset.name for use in run.inputs.dataset_inputs] for run in runs] == [["tree"], ["tree"]]
+
+
+def test_writer_goes_on_with_other_runs_while_one_takes_long(server, monkeypatch):
+    """The one begun first ends last; the others are not kept, and answers come in the order of the drafts."""
+    experiment_id, others, end = server.make_experiment("long", {}), threading.Semaphore(0), RunWriter._end
+
+    def end_late(writer: RunWriter, run_id: str, draft: RunDraft) -> None:
+        if draft.name == "0":
+            assert all(others.acquire(timeout=60) for _ in range(9))
+        end(writer, run_id, draft)
+        others.release()
+
+    monkeypatch.setattr(RunWriter, "_end", end_late)
+    drafts = [RunDraft(name=str(number), facts=_facts(str(number))) for number in range(10)]
+    written = RunWriter(server.client, num_threads=2).write(experiment_id, iter(drafts))
+    assert [draft.name for draft, answer in written if answer.result()] == [draft.name for draft in drafts]
+
+
+def test_writer_has_given_every_answer_before_it_asks_for_more_than_a_pause(server):
+    experiment_id, answered, at_pause = server.make_experiment("pause", {}), list[str](), list[str]()
+
+    def drafts():
+        yield from _first_drafts()
+        yield None
+        at_pause.extend(answered)
+        yield RunDraft(name="late", facts=_facts("late"))
+
+    for draft, _ in server.write(experiment_id, drafts()):
+        answered.append(draft.name)
+    assert at_pause == [draft.name for draft in _first_drafts()]
+    assert answered == [*at_pause, "late"]
+
+
+def test_publisher_reads_what_is_next_while_it_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr("orchestrator.tracking.run_writer._MAX_WAITING", 0)
+    monkeypatch.setattr("orchestrator.tracking.publication._BATCH", 2)
+    big, last_is_read, create = big_sweep(4), threading.Event(), RunWriter._create
+    read = RecordCache.read
+
+    def note(cache: RecordCache, key: str):
+        if key == big.plan.jobs[3].key:
+            last_is_read.set()
+        return read(cache, key)
+
+    def create_late(writer: RunWriter, experiment_id: str, draft: RunDraft) -> str:
+        assert draft.name == "big" or last_is_read.wait(60)
+        return create(writer, experiment_id, draft)
+
+    monkeypatch.setattr(RecordCache, "read", note)
+    monkeypatch.setattr(RunWriter, "_create", create_late)
+    assert Publisher(big.store, new_database(tmp_path / "mlflow.db")).publish_once("big")
+
+
+def test_publisher_first_pass_asks_for_little_besides_its_runs(tmp_path, monkeypatch):
+    big, asked, inside = big_sweep(5, is_over=False), Counter[str](), threading.local()
+
+    def counted(name: str):
+        original = getattr(SqlAlchemyStore, name)
+
+        def call(*arguments, **options):
+            if getattr(inside, "a_request", False):  # which MLflow's store makes of itself
+                return original(*arguments, **options)
+            inside.a_request = True
+            asked[name] += 1
+            try:
+                return original(*arguments, **options)
+            finally:
+                inside.a_request = False
+
+        return call
+
+    uri = new_database(tmp_path / "mlflow.db")
+    client: Any = TrackingServer(uri).client
+    assert client._tracking_client.store, "connected"
+    about_experiments = ("get_experiment_by_name", "create_experiment", "get_experiment", "set_experiment_tag")
+    for name in (*about_experiments, *REQUESTS, "search_runs"):
+        monkeypatch.setattr(SqlAlchemyStore, name, counted(name))
+    assert Publisher(big.store, uri).publish_once("big")
+    of_jobs = {"create_run": 5, "log_batch": 5, "update_run_info": 5}
+    besides = {"get_experiment_by_name": 1, "create_experiment": 1, "create_run": 1, "log_batch": 1}
+    assert asked == Counter(of_jobs) + Counter(besides)
+    assert {name for name in client.get_experiment_by_name("big").tags if name.startswith("mlflow.sharedViewState.")}
+
+
+def test_client_does_not_look_for_a_service_that_no_uri_leads_to(server):
+    from mlflow.tracking.request_header import registry
+
+    assert server.client is not None
+    names = [type(one).__name__ for one in registry._request_header_provider_registry]
+    assert names == ["DefaultRequestHeaderProvider"]
 
 
 def test_publisher_many_jobs_are_all_there_once(tmp_path, monkeypatch):
@@ -290,7 +382,7 @@ def test_publisher_asks_for_all_runs_once_and_again_where_one_may_be_unknown(tmp
     for job in jobs[:3]:
         journal.tell(launched(job))
         assert publisher.publish_once("few")
-    assert searches["few"] == 1
+    assert searches["few"] == 0, "it has made the experiment"
 
     create_run = SqlAlchemyStore.create_run
 
@@ -306,12 +398,12 @@ def test_publisher_asks_for_all_runs_once_and_again_where_one_may_be_unknown(tmp
     assert publisher.publish_once("few")
     journal.tell(launched(jobs[4]))
     assert publisher.publish_once("few")
-    assert searches["few"] == 2
+    assert searches["few"] == 1
 
     for one in (Publisher(store, uri), publisher):  # a new process, and what it wrote as the other one sees it
-        journal.tell(launched(jobs[sum(searches.values()) + 3]))
+        journal.tell(launched(jobs[sum(searches.values()) + 4]))
         assert one.publish_once("few")
-    assert searches["few"] == 4
+    assert searches["few"] == 3
     client: Any = TrackingServer(uri).client
     told = client.search_runs([client.get_experiment_by_name("few").experiment_id])
     assert sorted(run.data.tags["job"] for run in told) == ["(sweep)", *(job.name for job in jobs)]

@@ -14,7 +14,7 @@ from orchestrator.services.stores import open_existing_store, require_sweep
 from orchestrator.services.terminal import stderr_console
 from orchestrator.sweeps.client import load_plan
 from orchestrator.tracking.loop import publish_until_done
-from orchestrator.tracking.publication import Publisher
+from orchestrator.tracking.publisher import Publisher
 
 _OUTAGE_S = 30.0
 
