@@ -64,7 +64,7 @@ class MetricLine:
             step=int(document["step"]),
             epoch=float(document["epoch"]),
             at_s=float(document["at_s"]),
-            metrics=dict(document["metrics"]),
+            metrics={name: float(value) for name, value in document["metrics"].items()},
         )
 
 
@@ -147,7 +147,7 @@ def _documents(store: ObjectStore, segment: MetricSegment) -> list[dict[str, Any
 def _telling_which(segment: MetricSegment) -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         message = (
             f"metric segment {segment.name} cannot be read ({error!r}): was it altered? Delete it to go on without"
         )
@@ -305,8 +305,11 @@ def _kept(count: int, num_points: int) -> tuple[int, ...]:
 
 def _read_curves(store: ObjectStore, key: str) -> dict[str, Curve] | None:
     try:
-        return _curves(read_epochs_and_metrics(store, key))
-    except CorruptObjectError:
+        curves = _curves(read_epochs_and_metrics(store, key))
+        for curve in curves.values():
+            sum(curve.values)  # the quickest look for what is no number
+        return curves
+    except (CorruptObjectError, TypeError):
         return None  # the page is about the others; it names this one
 
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Self
 
-from orchestrator.core.errors import NotFoundError
+from orchestrator.core.errors import CorruptObjectError, NotFoundError
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import search_log_head, search_log_segment
@@ -122,12 +122,36 @@ def write_trial(store: ObjectStore, key: str, trial: Trial, *, log: str = "") ->
     store.put(f"{trials_folder(key, log)}{trial.number:06d}.json", content)
 
 
+def list_trials(store: ObjectStore, key: str) -> list[str]:
+    """Names of the documents of all trials of a search job so far, in order of their numbers; none of an earlier log.
+
+    Raises:
+        CorruptObjectError: the head of its log is damaged.
+    """
+    try:
+        folder = trials_folder(key, find_folder(store, key))
+    except ValueError as error:
+        raise CorruptObjectError(f"{search_log_head(key)}: {error}") from error
+    return sorted(stat.name for stat in store.list_objects(folder) if "/" not in stat.name.removeprefix(folder))
+
+
+def read_trial(store: ObjectStore, name: str) -> Trial:
+    """A trial by the name of its document.
+
+    Raises:
+        CorruptObjectError: the document is not as any program wrote it.
+    """
+    try:
+        return Trial.from_json(parse_json(store.get(name, max_bytes=SMALL_BYTES)))
+    except (ValueError, KeyError, TypeError) as error:
+        message = f"{name}, which shows a trial, cannot be read ({error!r}): was it altered? Delete it to go on without"
+        raise CorruptObjectError(message) from error
+
+
 def read_trials(store: ObjectStore, key: str) -> list[Trial]:
     """All trials of a search job so far, in order of their numbers; none of an earlier log of it.
 
     Raises:
-        ValueError: the head of its log is damaged.
+        CorruptObjectError: see ``list_trials`` and ``read_trial``.
     """
-    folder = trials_folder(key, find_folder(store, key))
-    names = sorted(stat.name for stat in store.list_objects(folder) if "/" not in stat.name.removeprefix(folder))
-    return [Trial.from_json(parse_json(store.get(name, max_bytes=SMALL_BYTES))) for name in names]
+    return [read_trial(store, name) for name in list_trials(store, key)]

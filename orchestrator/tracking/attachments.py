@@ -150,13 +150,15 @@ class Attachments:
 
     def has_news(self, memory: Memory) -> bool:
         """Whether the sweep's run lacks its report, its origin or its registered backbone."""
-        if self._is_over and MARKDOWN not in memory.attached:
-            return True
-        if self._is_to_be_registered(memory):
+        if self.lacks_report(memory) or self._is_to_be_registered(memory):
             return True
         submission = self._timeline.submission
         is_told = not submission or memory.submission == submission
         return not is_told and self._store.exists(submission_name(self._plan.sweep, submission))
+
+    def lacks_report(self, memory: Memory) -> bool:
+        """Whether the sweep has ended, and its run has no report."""
+        return self._is_over and MARKDOWN not in memory.attached
 
     def tags(self) -> dict[str, str]:
         """Tags of the sweep's run: where it was submitted from, and the report as its description."""

@@ -16,7 +16,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from orchestrator.core.errors import PreconditionFailedError, StorageError
+from orchestrator.core.errors import CorruptObjectError, PreconditionFailedError, StorageError
 from orchestrator.planning.graph.plan import Plan
 from orchestrator.report.inputs import MetricSegment
 from orchestrator.storage.protocol import ObjectStore
@@ -44,8 +44,8 @@ from orchestrator.tracking.facts import (
 from orchestrator.tracking.links import shared_view
 from orchestrator.tracking.memory import Memory, MemoryFile, RunMemory
 from orchestrator.tracking.run_writer import RefusedRun
-from orchestrator.tracking.server import TrackingError, TrackingServer
-from orchestrator.tracking.trials import TrialRun, changed_trials
+from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
+from orchestrator.tracking.trials import TrialRun, TrialsReader
 
 _BATCH = 100
 """Runs whose content is read while that of as many others is written; all of a batch is announced at once."""
@@ -61,6 +61,7 @@ class SweepSource:
     store: ObjectStore
     records: RecordCache
     facts: FactsCache
+    trials: TrialsReader
     file: MemoryFile
     clock: Callable[[], float]
     is_to_be_compared: bool
@@ -72,11 +73,11 @@ class SweepSource:
     that it wrote since was confirmed. Another memory is another publisher's, which may have left runs that it forgot.
     """
     looked_at_s: dict[RunIdentity, float] = field(default_factory=dict)
-    """When a running job's metrics were last looked for."""
+    """When the metrics and trials of a job that goes on were last looked for."""
 
     def rest(self) -> None:
         """Drop what can be read or made again, which is as large as the sweep."""
-        self.facts, self.looked_at_s = FactsCache(), {}
+        self.facts, self.trials, self.looked_at_s = FactsCache(), TrialsReader(self.store), {}
         self.file.forget()
 
 
@@ -96,10 +97,14 @@ class Publication:
         self._found: dict[str, list[FoundRun]] = {}
         """What a search of this pass has found, by experiment, until it is used."""
         self._looked_at_s: dict[RunIdentity, float] = {}
+        self._due: set[RunIdentity] = set()
+        """Jobs that this pass looks at although their state has not changed."""
         self._segments: dict[RunIdentity, list[MetricSegment]] = {}
         self._outdated: list[RunIdentity] = []
         """See ``ContentReader.outdated``."""
         self._refused: list[tuple[RunDraft, RefusedRun]] = []
+        self._unreadable: dict[RunIdentity, CorruptObjectError] = {}
+        """Jobs of which the store holds something damaged: their runs show only their states."""
         self._unsaved: list[str] = []
         """Runs made since the memory was last saved."""
         self._saved_at_s = time.monotonic()
@@ -127,11 +132,12 @@ class Publication:
             is_complete = self._publish_and_remember(changed, trials)
         # Only now: after an error, the next pass looks at everything.
         source.is_to_be_compared = False
-        if self._refused:
+        if self._refused or self._unreadable:
             # Looked at again by the next pass, which had nothing to tell of them otherwise, and would not say so.
-            refused = {draft.facts.identity for draft, _ in self._refused}
-            source.looked_at_s = {run: at_s for run, at_s in self._looked_at_s.items() if run not in refused}
-            raise self._server.refusal(self._refused)
+            failed = {draft.facts.identity for draft, _ in self._refused} | self._unreadable.keys()
+            owners = {owner_of(identity) for identity in failed}
+            source.looked_at_s = {run: at_s for run, at_s in self._looked_at_s.items() if run not in owners}
+            raise self._server.refusal(self._refused) if self._refused else self._damage()
         source.looked_at_s = self._looked_at_s
         return is_complete
 
@@ -150,7 +156,12 @@ class Publication:
 
     # ---------------------------------------------------------------------------------------------------------- facts
     def _news(self) -> tuple[list[RunFacts], list[TrialRun]]:
-        return self._changed(), changed_trials(self._source.store, self._plan, self._timeline.snapshot, self._runs)
+        changed, views = self._changed(), self._timeline.snapshot.jobs
+        looked_at = self._due | {facts.identity for facts in changed}
+        trials = self._source.trials.changed(
+            self._plan, views, self._runs, looked_at=looked_at, unreadable=self._unreadable
+        )
+        return changed, trials
 
     def _changed(self) -> list[RunFacts]:
         """What is to be told anew; the sweep's own run first."""
@@ -171,7 +182,8 @@ class Publication:
         due = [run for run in running if now - looked_at_s.get(run.identity, -math.inf) >= LOOK_EVERY_S]
         read_all(self._list_segments, due)
         before = {run.identity: looked_at_s[run.identity] for run in running if run.identity in looked_at_s}
-        self._looked_at_s = before | {run.identity: now for run in due}
+        self._due = {run.identity for run in due}
+        self._looked_at_s = before | dict.fromkeys(self._due, now)
 
     def _is_told(self, facts: RunFacts) -> bool:
         run, is_of_plan = self._runs.get(facts.identity), self._memory.submission == self._timeline.submission
@@ -190,7 +202,11 @@ class Publication:
         if job is None or job.key != facts.key:
             return []
         if facts.identity not in self._segments:
-            self._segments[facts.identity] = self._reader.segments(job)
+            self._segments[facts.identity] = []
+            try:
+                self._segments[facts.identity] = self._reader.segments(job)
+            except CorruptObjectError as error:
+                self._unreadable[facts.identity] = error
         return self._segments[facts.identity]
 
     # --------------------------------------------------------------------------------------------------------- memory
@@ -409,6 +425,14 @@ class Publication:
                 self._is_searched = all_there = False  # the job may have another run
         return all_there
 
+    def _damage(self) -> TrackingRefusedError:
+        first, error = next(iter(self._unreadable.items()))
+        more = f" (and {len(self._unreadable) - 1} more)" if len(self._unreadable) > 1 else ""
+        return TrackingRefusedError(
+            f"{owner_of(first)[0]}{more} is published without what cannot be read: {error}. Training goes on, and all "
+            "else is published"
+        )
+
     def _keep_refused(self, draft: RunDraft, answer: RefusedRun) -> None:
         self._refused.append((draft, answer))
         if answer.run_id and not draft.run_id:  # it is there: tried again, and not made again
@@ -429,7 +453,8 @@ class Publication:
         if not draft.run_id:
             self._make(draft, run_id)
         run = self._runs[draft.facts.identity]
-        run.status, run.fingerprint = draft.facts.status, draft.facts.fingerprint
+        is_whole = draft.facts.identity not in self._unreadable  # else it is told again by the next pass
+        run.status, run.fingerprint = draft.facts.status, draft.facts.fingerprint if is_whole else ""
         if self._source.is_to_be_compared:
             self._source.resent.add(run_id)
         if content is not None:
@@ -475,17 +500,24 @@ class Publication:
         return is_ahead
 
     def _content(self, facts: RunFacts) -> JobContent | None:
-        """None for a job that the plan no longer has."""
+        """None for a job that the plan no longer has, or of which something is damaged."""
         job = self._jobs.get(facts.job)
         if job is None or job.key != facts.key:
             return None
-        return self._reader.read(
-            job,
-            self._timeline.snapshot.jobs[job.name],
-            segments=self._list_segments(facts),
-            run=self._runs.get(facts.identity),
-            is_told=self._is_told(facts),
-        )
+        segments = self._list_segments(facts)
+        if facts.identity in self._unreadable:
+            return None  # without its curve, its last values would stand at a step that they are not of
+        try:
+            return self._reader.read(
+                job,
+                self._timeline.snapshot.jobs[job.name],
+                segments=segments,
+                run=self._runs.get(facts.identity),
+                is_told=self._is_told(facts),
+            )
+        except CorruptObjectError as error:
+            self._unreadable[facts.identity] = error
+            return None
 
     def _draft(self, facts: RunFacts, content: JobContent | None, parent_run_id: str) -> RunDraft:
         run, given = self._runs.get(facts.identity), content or JobContent()
@@ -525,17 +557,29 @@ class Publication:
     def _publish_sweep(self, experiment_id: str, sweep: Sequence[RunFacts], *, is_new: bool) -> bool:
         if not sweep or SWEEP_RUN not in self._runs:
             return not sweep
+        run = self._runs[SWEEP_RUN]
+        if self._is_told(sweep[0]) and self._attachments.lacks_report(self._memory):
+            if self._unreadable:
+                return False  # a report of what cannot be read would fail as it did
+            # Before the report is made, which takes requests for each job: a place that was refused is refused again.
+            self._server.place_of(run.run_id)
         if sweep[0].status.is_final:
             self._remove_doubles(self._find(experiment_id))
-        run = self._runs[SWEEP_RUN]
-        params = {} if run.described else sweep_params(self._plan)
-        tags = {**self._attachments.tags(), **self._store_tag()}
+        error: CorruptObjectError | None = None
+        params, tags = {} if run.described else sweep_params(self._plan), self._store_tag()
+        try:
+            tags |= self._attachments.tags()
+        except CorruptObjectError as damage:
+            error = damage
         draft = RunDraft(
             name=self._plan.sweep, facts=sweep[0], run_id=run.run_id, params=params, tags=tags, is_bare=is_new
         )
         if not self._write(experiment_id, [draft], {}):
             return False
         run.described = True
+        if error is not None:
+            self._unreadable[SWEEP_RUN] = error  # only now: how it ended is told, and not told again
+            return False
         # Last: a server that takes no files still shows how every job ended.
         self._attachments.publish(run.run_id, self._memory)
         is_registered = self._attachments.register(self._runs, self._memory)

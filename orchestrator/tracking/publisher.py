@@ -13,6 +13,7 @@ from orchestrator.tracking.facts import FactsCache, TimelineReader
 from orchestrator.tracking.memory import MemoryFile
 from orchestrator.tracking.publication import Publication, SweepSource
 from orchestrator.tracking.server import TrackingServer
+from orchestrator.tracking.trials import TrialsReader
 
 
 class Publisher:
@@ -92,6 +93,7 @@ class Publisher:
                 store=self._store,
                 records=self._records,
                 facts=FactsCache(),
+                trials=TrialsReader(self._store),
                 file=MemoryFile(self._store, sweep, self._server.uri),
                 clock=self._clock,
                 is_to_be_compared=self._compares,

@@ -330,23 +330,33 @@ class TrackingServer:
             with failures_named(f"restoring run {run_id}", self.shown):
                 self._client.restore_run(run_id)
 
-    def attach(self, run_id: str, folder: Path, below: str = "") -> None:
-        """Attach all files of a folder to a run, in the folder ``below`` of its artifacts.
+    def place_of(self, run_id: str) -> str:
+        """URI of the folder for the files of a run.
 
         Raises:
-            TrackingRefusedError: they would go to a place that the server may not choose.
+            TrackingRefusedError: it is a place that the server may not choose.
         """
         with failures_named("attaching files", self.shown):
-            # Not by the client's own method, which would ask again, and might be answered otherwise.
             place = str(self._client.get_run(run_id).info.artifact_uri)
-            from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
-
             if not may_hold_files(place, self.uri, self._own_root):
                 raise TrackingRefusedError(
                     f"MLflow ({self.shown}) keeps the files of this run at {redacted(place)}, which is not "
                     f"an allowed place: they are not attached. If it is the right place, list it in {VARIABLE} (along "
                     "with the places that sweeps read and write); else give the sweep another tracking.experiment"
                 )
+            return place
+
+    def attach(self, run_id: str, folder: Path, below: str = "") -> None:
+        """Attach all files of a folder to a run, in the folder ``below`` of its artifacts.
+
+        Raises:
+            TrackingRefusedError: see ``place_of``.
+        """
+        # Not by the client's own method, which would ask again, and might be answered otherwise.
+        place = self.place_of(run_id)
+        with failures_named("attaching files", self.shown):
+            from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
+
             files: Any = get_artifact_repository(place, tracking_uri=self.uri)
             files.log_artifacts(str(folder), below or None)
 

@@ -17,11 +17,13 @@ import pytest
 
 from orchestrator.core.errors import StorageError
 from orchestrator.storage.artifacts import read_record
-from orchestrator.storage.layout import plan_name, record_name
+from orchestrator.storage.layout import metrics_folder, plan_name, record_name
 from orchestrator.testing.faults import FaultyStore, Harm, ReadFault
+from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.tracking.loop import publish_until_done
 from orchestrator.tracking.publisher import Publisher
 from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer, may_hold_files
+from tests.builders import SweepJournal, launched
 from tests.mlflow_servers import new_database
 from tests.tracking_sweeps import big_sweep, problems
 
@@ -146,6 +148,55 @@ def test_publisher_name_that_mlflow_refuses_is_told_and_keeps_no_other_run(datab
     assert problems(database, big) == []
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("1/0-10.jsonl", b'{"step": 1}\n'),
+        ("1/0-10.jsonl", b'{"step": 1, "epoch": 1, "at_s": 1, "metrics": {"loss": null}}\n'),
+        ("1/notes.jsonl", b""),
+        ("", b"{}"),
+    ],
+    ids=["line", "value", "name", "record"],
+)
+def test_publisher_job_of_which_something_is_damaged_keeps_no_other_run(database, name, content, monkeypatch):
+    """Its run says how it ended, and no value; all of it follows once the object is repaired or gone."""
+    monkeypatch.setattr("orchestrator.tracking.publication._BATCH", 2)
+    big = big_sweep(6)
+    damaged = big.plan.jobs[1]
+    whole = big.store.get(record_name(damaged.key))
+    place = f"{metrics_folder(damaged.key)}{name}" if name else record_name(damaged.key)
+    big.store.put(place, content)
+    publisher = Publisher(big.store, f"sqlite:///{database}")
+    for _ in range(2):
+        with pytest.raises(TrackingRefusedError, match=f"{damaged.name}.* is published without .*{place}.*all else is"):
+            publisher.publish_once("big")
+    client = _client(database)
+    runs = {run.data.tags["job"]: run for run in client.search_runs(["1"])}
+    assert set(runs) == {"(sweep)", *(job.name for job in big.plan.jobs)}
+    assert {run.info.status for run in runs.values()} == {"FINISHED"}
+    assert [job for job, run in runs.items() if not run.data.metrics and job != "(sweep)"] == [damaged.name]
+
+    big.store.put(place, whole) if place == record_name(damaged.key) else big.store.delete(place)
+    assert publisher.publish_once("big")
+    assert problems(database, big) == []
+    assert "report.md" in {file.path for file in client.list_artifacts(runs["(sweep)"].info.run_id)}
+
+
+def test_publisher_job_that_runs_with_damaged_metrics_is_told_at_every_pass(database):
+    big = big_sweep(2)
+    job = big.plan.jobs[0]
+    store, plan = MemoryStore(), replace(big.plan, jobs=(job,))
+    journal = SweepJournal(store, "big")
+    journal.accept(plan)
+    journal.tell(launched(job))
+    publisher = Publisher(store, f"sqlite:///{database}")
+    assert publisher.publish_once("big")
+    store.put(f"{metrics_folder(job.key)}1/notes.jsonl", b"")
+    for _ in range(2):
+        with pytest.raises(TrackingRefusedError, match=r"notes\.jsonl is not named"):
+            publisher.publish_once("big")
+
+
 @contextmanager
 def _answering(status: int, text: str, asked: list[str] | None = None) -> Iterator[str]:
     class Handler(BaseHTTPRequestHandler):
@@ -251,6 +302,24 @@ def test_publisher_sends_no_file_to_where_a_stranger_wants_it(database, monkeypa
             Publisher(big.store, f"sqlite:///{database}").publish_once("big")
     assert asked == []
     assert len(_client(database).search_runs(["1"])) == 1 + 3
+
+
+def test_publisher_does_not_make_a_report_again_for_a_place_that_is_refused(database):
+    reads: list[str] = []
+
+    class NotingStore(MemoryStore):
+        def get_with_stat(self, name, *, max_bytes=None):
+            reads.append(name)
+            return super().get_with_stat(name, max_bytes=max_bytes)
+
+    big = big_sweep(20, store=NotingStore())
+    _client(database).create_experiment("big", artifact_location="http://127.0.0.1:9/1")
+    publisher = Publisher(big.store, f"sqlite:///{database}")
+    for most in (200, 5):
+        reads.clear()
+        with pytest.raises(TrackingRefusedError, match="keeps the files of this run at http"):
+            publisher.publish_once("big")
+        assert len(reads) <= most, reads
 
 
 def test_loop_same_outage_is_told_once(caplog):
