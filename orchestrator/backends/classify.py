@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from orchestrator.core.contract import JobFailure, JobRequest
 from orchestrator.core.errors import FailureKind, NumericsError, OrchestratorError
 from orchestrator.core.security.redaction import redacted
+from orchestrator.core.units import printable
 from orchestrator.state.failure_policy import signature_of
 
 # By class name, because the control plane does not import torch, and Ray only in its backend. Ray's errors:
@@ -115,8 +116,8 @@ def failure_from(error: BaseException, request: JobRequest) -> JobFailure:
         key=request.key,
         kind=diagnosis.kind,
         # First redacted, then cut: half a secret would not be found.
-        message=redacted(message)[: _MAX_MESSAGE - len(advice)] + advice,
-        traceback=redacted(trace)[-_MAX_TRACEBACK:],
+        message=printable(redacted(message))[: _MAX_MESSAGE - len(advice)] + advice,
+        traceback=printable(redacted(trace))[-_MAX_TRACEBACK:],
         rank=wrong.rank if wrong else None,
         step=wrong.step if wrong else None,
     )

@@ -16,6 +16,7 @@ from orchestrator.core.errors import (
     FailureKind,
     NotFoundError,
 )
+from orchestrator.core.units import printable
 from orchestrator.state.events import (
     AttemptEvent,
     AttemptFailed,
@@ -43,7 +44,7 @@ def judge_report(store: ObjectStore, attempt: Attempt, report: AttemptReport, no
             job=attempt.job,
             attempt_id=attempt.attempt_id,
             kind=FailureKind.STORAGE,
-            message=str(error)[:_MAX_TEXT],
+            message=printable(str(error))[:_MAX_TEXT],
             node=report.node,
         )
 
@@ -62,7 +63,7 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
             attempt_id=attempt.attempt_id,
             kind=FailureKind.PREEMPTED,
             had_no_room=True,
-            message=why[:_MAX_TEXT],
+            message=printable(why)[:_MAX_TEXT],
             node=_busy_node(attempt, report),
         )
     failure = report.failure
@@ -73,8 +74,8 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
             job=attempt.job,
             attempt_id=attempt.attempt_id,
             kind=failure.kind,
-            message=failure.message[: _MAX_TEXT - len(where)] + where,
-            traceback=failure.traceback[-_MAX_TEXT:],
+            message=printable(failure.message)[: _MAX_TEXT - len(where)] + where,
+            traceback=printable(failure.traceback)[-_MAX_TEXT:],
             node=report.node,
             rank=failure.rank,
             gpus=failure.gpus,
@@ -82,7 +83,7 @@ def _judge_end(store: ObjectStore, attempt: Attempt, report: AttemptReport, now:
         )
     reason = report.lost_reason or f"the backend reports {report.status} and says nothing more"
     return AttemptLost(
-        at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, reason=reason[:_MAX_TEXT], node=report.node
+        at_s=now, job=attempt.job, attempt_id=attempt.attempt_id, reason=printable(reason)[:_MAX_TEXT], node=report.node
     )
 
 

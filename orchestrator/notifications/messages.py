@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from hashlib import sha256
 from typing import Any, Self
 
-from orchestrator.core.units import format_duration
+from orchestrator.core.units import format_duration, printable
 from orchestrator.scheduling.budgets import WARN_AT, overdue
 from orchestrator.state.brief_reasons import brief_reason
 from orchestrator.state.snapshot import Snapshot
@@ -72,7 +72,7 @@ def notice_of_event(event: Mapping[str, Any], sequence: int, line: int, snapshot
         occasion, title = Occasion.FAILED, f"Sweep {snapshot.sweep} was stopped by its circuit breaker"
     else:
         return None
-    text = "\n".join([*([str(event["reason"])] if kind == "sweep_tripped" else []), *_summary(snapshot)])
+    text = "\n".join([*([printable(str(event["reason"]))] if kind == "sweep_tripped" else []), *_summary(snapshot)])
     notification_id = f"{sequence:08d}-{line}"
     return _notice(notification_id, occasion, snapshot, float(event["at_s"]), (title, text))
 

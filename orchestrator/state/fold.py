@@ -4,6 +4,7 @@ Invariants:
 
 - The fold of any prefix of a journal is a valid snapshot, and ``apply(fold(a), b) == fold(a + b)``.
 - It depends only on the events: not on a clock, a store or the order of keys.
+- Texts of failures are as ``printable`` makes them: journals of earlier versions hold what UTF-8 and databases refuse.
 - An event that the table of transitions does not list raises; the snapshot given is never changed.
 """
 
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 from orchestrator.core.errors import FailureKind, TransitionError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.units import printable
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state import events
 from orchestrator.state.failure_policy import POLICY
@@ -117,7 +119,7 @@ class _Folding:
     @_take.register
     def _(self, event: events.SweepTripped) -> None:
         self._move_sweep(event)
-        self._sweep = replace(self._sweep, tripped=event.reason)
+        self._sweep = replace(self._sweep, tripped=printable(event.reason))
 
     @_take.register
     def _(self, event: events.NodeExcluded) -> None:
@@ -179,7 +181,7 @@ class _Folding:
 
     @_take.register
     def _(self, event: events.JobFailed) -> None:
-        self._change(event, ended_at_s=event.at_s, reason=event.reason)
+        self._change(event, ended_at_s=event.at_s, reason=printable(event.reason))
 
     @_take.register
     def _(self, event: events.JobSkipped) -> None:
@@ -250,9 +252,9 @@ class _Folding:
         failure = Failure(
             attempt_id=event.attempt_id,
             kind=event.effective_kind,
-            message=event.message,
+            message=printable(event.message),
             at_s=event.at_s,
-            traceback=event.traceback,
+            traceback=printable(event.traceback),
             node=event.node,
             rank=event.rank,
             gpus=event.gpus,
@@ -264,7 +266,7 @@ class _Folding:
     def _(self, event: events.AttemptLost) -> None:
         kind = FailureKind.NODE_LOST
         failure = Failure(
-            attempt_id=event.attempt_id, kind=kind, message=event.reason, at_s=event.at_s, node=event.node
+            attempt_id=event.attempt_id, kind=kind, message=printable(event.reason), at_s=event.at_s, node=event.node
         )
         self._fail(event, failure)
 

@@ -162,6 +162,15 @@ def test_publisher_times_come_from_the_journal(client, store, plan, publisher):
     assert runs["(sweep)"].info.status == "RUNNING"
 
 
+def test_publisher_failure_with_what_no_database_takes_is_told(client, store, plan, publisher):
+    journal = SampleJournal(store, plan)
+    journal.launch(plan.jobs[0])
+    journal.fail(plan.jobs[0], "caf\udce9\0")
+    assert publisher.publish_once(plan.sweep)
+    tags = runs_by_job(client, plan)[plan.jobs[0].name].data.tags
+    assert tags["last_failure"] == "unknown: caf\\udce9\\x00"
+
+
 def test_publisher_every_end_has_its_status(client, store, plan, publisher):
     journal = SampleJournal(store, plan)
     dataset, index, labels = plan.jobs[:3]
