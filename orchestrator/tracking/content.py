@@ -7,7 +7,6 @@ metrics are read from records and metric segments, many jobs at once.
 from __future__ import annotations
 
 import json
-import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,7 +21,7 @@ from orchestrator.state.snapshot import JobView
 from orchestrator.storage.artifacts import Record, read_record
 from orchestrator.storage.layout import artifact_folder, checkpoints_folder
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.tracking.draft import DatasetUse, MetricPoint, generated_digest
+from orchestrator.tracking.draft import DatasetUse, MetricPoint, generated_digest, points_of
 from orchestrator.tracking.facts import RunIdentity, factors_in
 from orchestrator.tracking.memory import RunMemory
 
@@ -297,9 +296,8 @@ class ContentReader:
         step = last[0].step if last else otherwise
         said = dict(last[0].metrics) if last else {}
         metrics, at_s = _final_metrics(view, record)
-        for name, value in metrics.items():
-            if math.isfinite(value) and said.get(name) != value:
-                yield MetricPoint(name=name, value=value, step=step, at_s=at_s)
+        unsaid = {name for name, value in metrics.items() if said.get(name) != value}
+        yield from points_of(metrics, step=step, at_s=at_s, only=unsaid)
 
     def _ended_analyses(self, backbone: Job) -> list[Job]:
         return [job for job in self._analyses.get(backbone.name, ()) if self._views[job.name].state.is_done]
@@ -308,10 +306,8 @@ class ContentReader:
         """Metrics of the analyses of a backbone that have ended: curves over epochs, as ``structure/nc1``."""
         for job, record in zip(ended, read_all(self._records.read, [job.key for job in ended]), strict=True):
             metrics, at_s = _final_metrics(self._views[job.name], record)
-            for name, value in metrics.items():
-                if math.isfinite(value):
-                    shown = f"{job.facets['analysis']}/{name}"
-                    yield MetricPoint(name=shown, value=value, step=self._epoch(job), at_s=at_s)
+            shown = {f"{job.facets['analysis']}/{name}": value for name, value in metrics.items()}
+            yield from points_of(shown, step=self._epoch(job), at_s=at_s)
 
     def _epoch(self, job: Job) -> int:
         """Of the checkpoint that an analysis is about; 0 for other jobs."""
@@ -358,10 +354,9 @@ def _new_points(
 
 
 def _points(line: MetricLine) -> Iterator[MetricPoint]:
-    for name, value in {**line.metrics, "epoch": line.epoch}.items():
-        if math.isfinite(value):
-            shown = f"system/{name}" if name in _SYSTEM_METRICS else name
-            yield MetricPoint(name=shown, value=value, step=line.step, at_s=line.at_s)
+    metrics = {**line.metrics, "epoch": line.epoch}.items()
+    shown = {f"system/{name}" if name in _SYSTEM_METRICS else name: value for name, value in metrics}
+    return points_of(shown, step=line.step, at_s=line.at_s)
 
 
 def _final_metrics(view: JobView, record: Record | None) -> tuple[Mapping[str, float], float]:

@@ -7,10 +7,13 @@ trials below those of their jobs.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
+from types import MappingProxyType
 from typing import Final
 
 from orchestrator.storage.open import is_same_place
@@ -47,7 +50,7 @@ class FoundRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricPoint:
-    """One value of a run's metric history; ``value`` is finite, ``at_s`` unix seconds."""
+    """One value of a run's metric history; MLflow takes its ``name``, ``value`` is finite, ``at_s`` unix seconds."""
 
     name: str
     value: float
@@ -124,6 +127,32 @@ def generated_digest(parameters: Mapping[str, object]) -> str:
 def metric_name(name: str) -> str:
     """A metric's name in the characters that MLflow takes: some hold a level, which a column of a table may name."""
     return _NOT_IN_METRICS.sub("_", name)
+
+
+@lru_cache(maxsize=256)
+def metric_names(names: tuple[str, ...]) -> Mapping[str, str]:
+    """What MLflow calls the metrics that one line or record has, by name.
+
+    Where it would call several alike, the first by alphabet is called so, or the one whose name it takes as it is. The
+    others get a digest of their own name.
+    """
+    called: dict[str, str] = {}
+    taken: set[str] = set()
+    for name in sorted(names, key=lambda name: (metric_name(name) != name, name)):
+        plain = metric_name(name)
+        called[name] = f"{plain}_{sha256(name.encode()).hexdigest()[:6]}" if plain in taken else plain
+        taken.add(plain)
+    return MappingProxyType(called)
+
+
+def points_of(
+    metrics: Mapping[str, float], *, step: int, at_s: float, only: Collection[str] | None = None
+) -> Iterator[MetricPoint]:
+    """The finite metrics of one line or record as points of a run; ``only``: those names, if it is given."""
+    called = metric_names(tuple(metrics))
+    for name, value in metrics.items():
+        if math.isfinite(value) and (only is None or name in only):
+            yield MetricPoint(name=called[name], value=value, step=step, at_s=at_s)
 
 
 def milliseconds(at_s: float) -> int:

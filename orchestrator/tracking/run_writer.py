@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from orchestrator.tracking.draft import PARENT_TAG, STORE_TAG, DatasetUse, FoundRun, RunDraft, metric_name, milliseconds
+from orchestrator.tracking.draft import PARENT_TAG, STORE_TAG, DatasetUse, FoundRun, RunDraft, milliseconds
 from orchestrator.tracking.facts import factors_in
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ class RunWriter:
         known = self._client.get_run(run_id).data if may_lose_tags or (draft.params and not is_bare) else None
         params = [Param(*item) for item in draft.params.items() if known is None or item[0] not in known.params]
         tags = [] if is_new or draft.only_points else [RunTag(*item) for item in draft.all_tags.items()]
-        points = [
-            Metric(metric_name(point.name), point.value, milliseconds(point.at_s), point.step) for point in draft.points
-        ]
+        points = [Metric(point.name, point.value, milliseconds(point.at_s), point.step) for point in draft.points]
         for name in factors_in(known.tags) if known is not None and may_lose_tags else ():
             if name not in draft.all_tags:
                 self._client.delete_tag(run_id, name)

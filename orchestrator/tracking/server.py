@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 _MAX_CAUSE_CHARACTERS = 300
 _READ_ONLY = ("readonly database", "read-only", "permission denied")
 _FORBIDDEN = {"PERMISSION_DENIED", "UNAUTHENTICATED", "CUSTOMER_UNAUTHORIZED"}
-OLDEST_SERVER = 2
-"""Major version; the interface that the publisher uses is the same since then."""
+OLDEST_SERVER = (2, 4)
+"""The interface that the publisher uses is the same since then: it brought the request that names data sets."""
 _LOG = logging.getLogger(__name__)
 _QUIET = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
@@ -130,15 +130,16 @@ def check_server(uri: str) -> None:
     if answer.status_code in {401, 403}:
         return  # a missing permission is reported by the first call that matters
     text = answer.text.strip()[:20]
-    major = text.partition(".")[0]
-    if answer.status_code != 200 or not major.isdigit():
+    version = re.match(r"(\d+)\.(\d+)", text)
+    if answer.status_code != 200 or version is None:
         message = (
             f"what answers at the tracking URI is not an MLflow server (HTTP {answer.status_code} to /version); "
             "correct tracking.uri or MLFLOW_TRACKING_URI. Training goes on"
         )
         raise TrackingRefusedError(message)
-    if int(major) < OLDEST_SERVER:
-        message = f"the tracking server runs MLflow {text}, and {OLDEST_SERVER}.0 is the oldest that works; upgrade it"
+    if (int(version[1]), int(version[2])) < OLDEST_SERVER:
+        oldest = ".".join(map(str, OLDEST_SERVER))
+        message = f"the tracking server runs MLflow {text}, and {oldest} is the oldest that works; upgrade it"
         raise TrackingRefusedError(f"{message}. Training goes on, and everything is published afterwards")
 
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 
 from orchestrator.core.errors import CorruptObjectError
 from orchestrator.core.job_kinds import JobKind
+from orchestrator.core.units import printable
 from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.state.snapshot import JobView
 from orchestrator.state.transitions import JobState
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.trials import Trial, TrialState, list_trials, read_trial
 from orchestrator.tracking.content import Found, Given, JobContent, read_all
-from orchestrator.tracking.draft import MetricPoint
+from orchestrator.tracking.draft import points_of
 from orchestrator.tracking.facts import TRIAL_MARK, RunFacts, RunIdentity, RunStatus
 from orchestrator.tracking.memory import RunMemory
 
@@ -51,10 +51,9 @@ class TrialRun:
         return JobContent(
             params={} if run is not None and run.described else params,
             points=tuple(
-                MetricPoint(name=name, value=value, step=point.step, at_s=point.at_s)
+                shown
                 for point in self.trial.points[num_said:]
-                for name, value in point.metrics.items()
-                if math.isfinite(value)
+                for shown in points_of(point.metrics, step=point.step, at_s=point.at_s)
             ),
             is_complete=True,
             said={self.begun: len(self.trial.points)},
@@ -148,7 +147,7 @@ def _facts(sweep: str, job: Job, trial: Trial, state: JobState) -> RunFacts:
     name = f"{job.name}{TRIAL_MARK}{trial.number}"
     content = sha256(repr(trial.points).encode()).hexdigest()[:16]
     tags = {"sweep": sweep, "job": name, "key": job.key, "kind": "trial", "state": trial.state.value}
-    tags |= {"reason": trial.reason, "content": content}  # so that new points are news
+    tags |= {"reason": printable(trial.reason), "content": content}  # so that new points are news
     return RunFacts(job=name, key=job.key, status=status, start_s=trial.started_s, end_s=end_s, tags=tags)
 
 

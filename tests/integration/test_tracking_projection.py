@@ -21,12 +21,12 @@ from orchestrator.planning.graph.plan import Job, Plan
 from orchestrator.report.render.files import save_report
 from orchestrator.storage.artifacts import ArtifactWriter, part_object, read_record
 from orchestrator.storage.layout import metrics_segment
-from orchestrator.storage.trials import Trial, TrialPoint, TrialState, write_trial
+from orchestrator.storage.trials import Trial, TrialPoint, TrialState, trials_folder, write_trial
 from orchestrator.sweepfile.load import parse_sweep, shipped_recipes
 from orchestrator.tracking.links import compare_url, find_compare_link, find_run_links, run_url, share_key
 from orchestrator.tracking.provenance import Provenance, capture, save
 from orchestrator.tracking.publisher import Publisher
-from orchestrator.tracking.server import TrackingError, TrackingServer
+from orchestrator.tracking.server import TrackingError, TrackingRefusedError, TrackingServer
 from tests.builders import request_of
 from tests.gc_store import with_own_key
 from tests.mlflow_servers import new_database
@@ -472,7 +472,8 @@ def test_publisher_levels_with_characters_that_mlflow_refuses_have_metrics(clien
     text = ANALYSED.replace("curves-of-analyses", "levels-of-tables")
     plan = build_plan(parse_sweep(text, "s.yaml", shipped_recipes()), store_uri=store.uri)
     backbone, analysis = _job(plan, JobKind.PRETRAIN), _job(plan, JobKind.ANALYZE)
-    line = {"step": 5, "epoch": 1.0, "at_s": START_S, "metrics": {"val_level_error_Family (Latin)": 0.5}}
+    values = {"val_level_error_Family (Latin)": 0.5, "val_level_error_Family [Latin]": 0.25}
+    line = {"step": 5, "epoch": 1.0, "at_s": START_S, "metrics": values}
     store.put(metrics_segment(backbone.key, 1, 0, 5), json.dumps(line).encode())
     commit(store, analysis, {"distance_Family (Latin)": 2.0}, sweep=plan.sweep)
     journal = SampleJournal(store, plan)
@@ -482,6 +483,7 @@ def test_publisher_levels_with_characters_that_mlflow_refuses_have_metrics(clien
     runs = runs_by_job(client, plan)
     assert [runs[job.name].info.status for job in (backbone, analysis)] == ["FINISHED", "FINISHED"]
     assert runs[backbone.name].data.metrics["val_level_error_Family _Latin_"] == 0.5
+    assert runs[backbone.name].data.metrics["val_level_error_Family _Latin__7e1296"] == 0.25
     for name, shown in ((analysis.name, ""), (backbone.name, f"{analysis.facets['analysis']}/")):
         assert runs[name].data.metrics[f"{shown}distance_Family _Latin_"] == 2.0
 
@@ -568,6 +570,21 @@ def test_publisher_trial_of_a_search_that_failed_does_not_run_for_ever(client, s
     assert publisher.publish_once(plan.sweep)
     run = runs_by_job(client, plan)["search/lr#0"]
     assert (run.info.status, run.info.end_time) == ("KILLED", 1000 * (START_S + 1))
+
+
+def test_publisher_trial_that_cannot_be_read_keeps_no_other(client, store, plan, uri):
+    plan, search = _with_search(plan)
+    SampleJournal(store, plan).launch(search)
+    write_trial(store, search.key, _trial(0, 0.5))
+    damaged = f"{trials_folder(search.key)}000001.json"
+    store.put(damaged, b'{"number": 1}')
+    publisher = Publisher(store, uri)
+    for _ in range(2):
+        with pytest.raises(TrackingRefusedError, match=f"search/lr is published without .*{damaged}.*'points'"):
+            publisher.publish_once(plan.sweep)
+    assert set(runs_by_job(client, plan)) == {"(sweep)", "search/lr", "search/lr#0"}
+    store.delete(damaged)
+    assert publisher.publish_once(plan.sweep)
 
 
 def test_publisher_job_of_a_named_block_and_a_grid_says_so(client, store, plan, uri):

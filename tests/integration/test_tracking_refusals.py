@@ -227,7 +227,8 @@ def _answering(status: int, text: str, asked: list[str] | None = None) -> Iterat
     [
         (404, "nothing here", "is not an MLflow server.*correct tracking.uri"),
         (200, "<html>a page</html>", "is not an MLflow server"),
-        (200, "1.30.0", r"runs MLflow 1\.30\.0, and 2\.0 is the oldest that works"),
+        (200, "1.30.0", r"runs MLflow 1\.30\.0, and 2\.4 is the oldest that works"),
+        (200, "2.3.2", r"runs MLflow 2\.3\.2, and 2\.4 is the oldest that works"),
     ],
 )
 def test_publisher_server_that_is_not_a_usable_mlflow_is_named(status, text, message):
