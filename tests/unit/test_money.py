@@ -290,7 +290,7 @@ def test_cost_on_the_page_of_a_report_is_by_the_table_of_the_option(
         return b""
 
     monkeypatch.setenv("ORCHESTRATOR_DIRECTORY", str(tmp_path / "project"))
-    monkeypatch.setattr(report_command, "render_files", lambda _: {})
+    monkeypatch.setattr(report_command, "render_files", lambda _: {"report.json": b"{}"})
     monkeypatch.setattr(report_command, "render_page", render)
     ended = run_command(capsys, "report", SWEEP, "--store", store.uri, "--html", "--prices", str(path), "-o", "json")
     assert ended.code == 0, ended.err
