@@ -5,15 +5,13 @@ Every decision is in the log before it takes effect; a study that is rebuilt fro
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.core.contract import Evaluation, JobFailure, JobRequest, JobResult
-from orchestrator.core.errors import FailureKind, PreconditionFailedError, StorageError, UserError
+from orchestrator.core.errors import FailureKind, StorageError, UserError
 from orchestrator.core.job_kinds import require_own_versions
 from orchestrator.search.asha import Ladder, RungVerdict
 from orchestrator.search.log import (
@@ -31,9 +29,8 @@ from orchestrator.search.log import (
 )
 from orchestrator.search.samplers import Answered
 from orchestrator.search.search_plan import SearchPlan
-from orchestrator.storage.layout import attempt_name, attempts_folder
+from orchestrator.storage.claims import take_attempt_number
 from orchestrator.storage.protocol import ObjectStore
-from orchestrator.storage.seals import seal
 from orchestrator.storage.trials import Trial, TrialState, write_trial
 
 MOST_LOSSES = 3
@@ -41,25 +38,6 @@ MOST_LOSSES = 3
 _FINAL = frozenset({FailureKind.USER_ERROR, FailureKind.NUMERICS, FailureKind.OUT_OF_MEMORY, FailureKind.BAD_DATA})
 """Failures that would repeat, so that they are the trial's result. After others, another attempt may succeed."""
 _LOG = logging.getLogger(__name__)
-
-
-def allocate_trial_attempt(store: ObjectStore, search: JobRequest, key: str, trial: int) -> int:
-    """Take the next attempt number of a trial's key; numbers start at 1.
-
-    Trials are jobs like any other: over all searches and sweeps the numbers differ.
-    """
-    taken = store.list_children(attempts_folder(key))
-    number = 1 + max((int(name.removesuffix(".json")) for name in taken), default=0)
-    document = {"sweep": search.sweep, "job": f"{search.job}#{trial}", "search": search.attempt_id}
-    while True:
-        name = attempt_name(key, number)
-        content = json.dumps({**document, "nonce": secrets.token_hex(8)}).encode()
-        try:
-            store.put_if_absent(name, seal(name, content))
-        except PreconditionFailedError:
-            number += 1
-        else:
-            return number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +99,10 @@ class Study:
             return None
         number = waiting[0]
         view = self._state[number]
-        attempt = allocate_trial_attempt(self._store, self.request, view.key, number)
+        search = self.request
+        # Trials are jobs like any other: over all searches and sweeps the numbers differ.
+        document = {"sweep": search.sweep, "job": f"{search.job}#{number}", "search": search.attempt_id}
+        attempt = take_attempt_number(self._store, view.key, document)
         self._write(TrialStarted(trial=number, at_s=self._clock(), attempt=attempt))
         self._running.add(number)
         request = self.plan.request_of(self.request, view.params, number, attempt)

@@ -1,7 +1,7 @@
 """Claims: which sweep, on which cluster, works on a job that several of them want.
 
 A claim is ``jobs/<key>/claim.json``. It expires by the clock of its reader. Its holder renews it after half its time,
-and others wait ``SKEW_TOLERANCE_S`` longer.
+and others wait ``SKEW_TOLERANCE_S`` longer. An attempt at the job has a number, which is taken once, for ever.
 
 Invariants:
 - A claim is changed only by conditional writes, each with a nonce, so that no content is written twice, and a lost
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import logging
+import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Self
@@ -23,10 +24,10 @@ from orchestrator.core.clocks import is_time
 from orchestrator.core.errors import NotFoundError, PreconditionFailedError, StorageError, TooLargeError
 from orchestrator.core.security.json_text import parse_json
 from orchestrator.storage.bounds import SMALL_BYTES
-from orchestrator.storage.layout import claim_name
+from orchestrator.storage.layout import attempt_name, attempts_folder, claim_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
-from orchestrator.storage.seals import check_nonce, sealed_nonce
+from orchestrator.storage.seals import check_nonce, seal, sealed_nonce
 
 CLAIM_DURATION_S = 600.0
 SKEW_TOLERANCE_S = 60.0
@@ -216,6 +217,34 @@ class Claims:
         except TooLargeError:
             content, stat = b"", self._store.stat(name)
         return Claim.from_bytes(name, content), stat.etag
+
+
+def take_attempt_number(store: ObjectStore, key: str, document: Mapping[str, object], *, has_run: bool = True) -> int:
+    """Take the next attempt number of a key, over all sweeps and clusters, and return it; numbers start at 1.
+
+    Args:
+        store: where the number is taken, by a conditional write.
+        key: of the job.
+        document: who takes it; written with a nonce.
+        has_run: False = no attempt is known of: the first number is tried before those that are taken are listed.
+    """
+    if not has_run and _take_number(store, key, 1, document):
+        return 1
+    taken = store.list_children(attempts_folder(key))
+    number = 1 + max((int(name.removesuffix(".json")) for name in taken), default=0)
+    while not _take_number(store, key, number, document):
+        number += 1
+    return number
+
+
+def _take_number(store: ObjectStore, key: str, number: int, document: Mapping[str, object]) -> bool:
+    name = attempt_name(key, number)
+    content = json.dumps({**document, "nonce": secrets.token_hex(8)}).encode()
+    try:
+        store.put_if_absent(name, seal(name, content))
+    except PreconditionFailedError:
+        return False
+    return True
 
 
 def _may_replace(found: Claim, claim: Claim, now: float) -> bool:

@@ -111,8 +111,8 @@ MUTANTS = (
     ),
     Mutant(
         name="attempt number is not claimed",
-        where="orchestrator.controller.attempt_requests:allocate_attempt",
-        old="while not _claim(store, job, number, claimant):",
+        where="orchestrator.storage.claims:take_attempt_number",
+        old="while not _take_number(store, key, number, document):",
         new="while False:",
         seed=3,
     ),
