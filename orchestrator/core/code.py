@@ -14,14 +14,21 @@ _PACKAGES = ("orchestrator", "workloads")
 @cache
 def package_digest() -> str:
     """Digest of the sources of both packages, as of the first call. Imports neither package."""
+    return sources_digest(package_folders())
+
+
+def package_folders() -> list[Path]:
+    """Folders of both packages. Imports neither package."""
     specs = [find_spec(package) for package in _PACKAGES]
-    return sources_digest(
-        Path(folder) for spec in specs for folder in (spec.submodule_search_locations if spec else None) or []
-    )
+    return [Path(folder) for spec in specs for folder in (spec.submodule_search_locations if spec else None) or []]
 
 
 def sources_digest(packages: Iterable[Path]) -> str:
-    """Sha256 over the Python files of some packages: relative path, size and content of each, in path order."""
+    """Sha256 over the Python files of some packages: relative path, size and content of each, in path order.
+
+    Raises:
+        OSError: a file vanished or cannot be read.
+    """
     digest = sha256()
     for package in packages:
         for path in sorted(package.rglob("*.py")):

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import time
 from functools import cache, lru_cache
-from hashlib import sha256
-from importlib.util import find_spec
-from pathlib import Path
 
-_PACKAGES = ("orchestrator", "workloads")
+from orchestrator.core.code import package_folders, sources_digest
+
 _REUSED_S = 5.0
 """How long a digest that was read from disk is reused: many runners may start at once."""
 
 
 def code_digest() -> str:
-    """Sha256 (16 hex) over all Python files of both packages as they are on disk now; imports neither.
+    """First 16 digits of ``sources_digest`` of both packages as they are on disk now; imports neither.
 
     The files may change under a running process; the code that it runs does not.
 
     Raises:
         OSError: a file vanished or cannot be read: a package is being upgraded just now.
     """
-    digest = sha256()
-    for package in _PACKAGES:
-        for path in _sources(package):
-            digest.update(f"{package}/{path.name}\0".encode())
-            digest.update(path.read_bytes())
-    return digest.hexdigest()[:16]
+    return sources_digest(package_folders())[:16]
 
 
 @cache
@@ -65,9 +58,3 @@ def other_code(who: str, digest: str, own: str) -> str:
     """
     theirs = f"runs code {digest}" if digest else "runs code of an earlier version"
     return f"{who} {theirs}, and not {own} as the others: results of two versions must not mix"
-
-
-def _sources(package: str) -> list[Path]:
-    spec = find_spec(package)
-    folders = (spec.submodule_search_locations if spec else None) or []
-    return sorted(path for folder in folders for path in Path(folder).rglob("*.py"))
