@@ -285,15 +285,9 @@ def options(
 ) -> None:
     """Options of the program itself."""
     if version:
-        from importlib.metadata import PackageNotFoundError
-        from importlib.metadata import version as version_of
+        from orchestrator.core.code import package_digest, version_or_empty
 
-        from orchestrator.core.code import package_digest
-
-        try:
-            number = version_of("pretraining-orchestrator")
-        except PackageNotFoundError:
-            number = "of a source tree"
+        number = version_or_empty("pretraining-orchestrator") or "of a source tree"
         sys.stdout.write(f"orchestrator {number} (code {package_digest()[:12]})\n")
         raise typer.Exit
 

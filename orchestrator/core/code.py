@@ -1,14 +1,26 @@
-"""The digest of the code on disk: it distinguishes two results of one ``code_version`` if the code was edited."""
+"""Which code this is: versions of packages, and the digest of our code on disk.
+
+The digest distinguishes two results of one ``code_version`` if the code was edited.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
 from hashlib import sha256
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
 _PACKAGES = ("orchestrator", "workloads")
+
+
+def version_or_empty(name: str) -> str:
+    """Version of an installed distribution; empty where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 @cache

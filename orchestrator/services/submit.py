@@ -16,11 +16,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from orchestrator.core.code import package_digest
+from orchestrator.core.code import package_digest, version_or_empty
 from orchestrator.core.errors import StorageError, UserError
 from orchestrator.core.job_kinds import describe_versions, other_versions
 from orchestrator.core.security.json_text import parse_json
@@ -66,10 +65,10 @@ class Program:
     @classmethod
     def here(cls) -> Self:
         """Of this process; imports none of the libraries."""
-        libraries = {name: found for name in _COMPARED_LIBRARIES if (found := _version(name))}
+        libraries = {name: found for name in _COMPARED_LIBRARIES if (found := version_or_empty(name))}
         python = ".".join(platform.python_version_tuple()[:2])
         return cls(
-            release=_version(DISTRIBUTION) or "a source tree",
+            release=version_or_empty(DISTRIBUTION) or "a source tree",
             digest=package_digest(),
             libraries={"python": python, **libraries},
         )
@@ -461,10 +460,3 @@ def _stopped(snapshot: Snapshot, diff: PlanDiff) -> Iterator[str]:
     if names:
         shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
         yield f"{len(names)} running jobs are no longer part of the plan and end after a checkpoint: {shown}"
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return ""

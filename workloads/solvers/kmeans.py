@@ -13,7 +13,6 @@ thread of the CPU (callers run many at once), so that its bits depend on no thre
 from __future__ import annotations
 
 import importlib
-import importlib.metadata
 import importlib.util
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
@@ -30,6 +29,7 @@ from scipy.sparse import csr_array
 from sklearn.cluster import kmeans_plusplus
 from threadpoolctl import threadpool_limits  # type: ignore[import-untyped]
 
+from orchestrator.core.code import version_or_empty
 from orchestrator.core.errors import UserError
 from workloads.runtime.streams import Purpose, Stage, permutation, seed_sequence
 
@@ -272,10 +272,8 @@ class Library(StrEnum):
         """Of the installed package. Raises ``UserError`` if there is none."""
         names = ("faiss-cpu", "faiss-gpu", "faiss-gpu-cu12", "faiss") if self is Library.FAISS else (self.value,)
         for name in names:
-            try:
-                return importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                continue
+            if version := version_or_empty(name):
+                return version
         if importlib.util.find_spec("faiss") and self is Library.FAISS:  # built from source, without metadata
             return str(importlib.import_module("faiss").__version__)
         message = (
