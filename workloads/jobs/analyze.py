@@ -27,13 +27,12 @@ from workloads.analysis.measures import AnalyzedFeatures, Findings, ProbeInputs,
 from workloads.analysis.similarity import linear_cka
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.index import SampleIndex, SplitIndex
-from workloads.data.loader import EvalLoader
 from workloads.data.pixels import PixelSpec
 from workloads.data.source import SampleSource
-from workloads.data.split_targets import NO_LABEL, SplitTargets
+from workloads.data.split_targets import NO_LABEL
 from workloads.features.artifact import FEATURES_PART, FeatureTable
 from workloads.features.backbone import open_backbone
-from workloads.jobs.embed import BATCH_SIZE
+from workloads.jobs.embed import unlabelled_loader
 from workloads.labels.label_map import LabelMap
 from workloads.labels.rules import leaf_labels
 from workloads.labels.taxonomy import level_labels, level_names
@@ -275,18 +274,9 @@ class Analysis:
         """Batches (B, 3, H, W) of uint8 pixels of samples, for a device; those that cannot be decoded are left out."""
         context, name = self._context, found.split.name
         source = SampleSource(context.store, self._index, name, cache_dir=context.cache, pixels=pixels, cache_bytes=0)
-        unused = SplitTargets.of(np.zeros(found.split.num_samples, np.int8), 1)
-        num_workers = self._request.execution.num_threads
+        num_threads = self._request.execution.num_threads
         with closing(source):
-            loader = EvalLoader(
-                source,
-                unused,
-                batch_size=BATCH_SIZE,
-                ordinals=found.ordinals_N,
-                num_workers=num_workers,
-                device=device,
-            )
-            for batch in loader:
+            for batch in unlabelled_loader(source, found.ordinals_N, num_threads=num_threads, device=device):
                 self._tick()
                 yield batch.images_BCHW
 

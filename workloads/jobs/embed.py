@@ -98,15 +98,8 @@ class Embedding:
         """
         todo = self._begin()
         ordinals = np.concatenate([np.empty(0, np.int64), *(np.arange(first, last) for first, last in todo)])
-        labels = SplitTargets.of(np.zeros(self._num_samples, dtype=np.int8), 1)
-        loader = EvalLoader(
-            self._source,
-            labels,
-            batch_size=BATCH_SIZE,
-            ordinals=ordinals,
-            num_workers=self._request.execution.num_threads,
-            device=self._arithmetic.device,
-        )
+        num_threads = self._request.execution.num_threads
+        loader = unlabelled_loader(self._source, ordinals, num_threads=num_threads, device=self._arithmetic.device)
         batches = iter(loader) if len(ordinals) else iter(())
         # Ranks have unequal numbers of runs, and nodes unequal speed.
         with self._ranks.at_own_pace(self._report_all) as pace:
@@ -227,6 +220,14 @@ class Embedding:
         if self._context.should_stop() or pace.is_stopping:
             message = f"{self._request.job} was asked to stop; it goes on from its finished rows when it runs again"
             raise PreemptedError(message)
+
+
+def unlabelled_loader(
+    source: SampleSource, ordinals: NDArray[np.int64], *, num_threads: int, device: torch.device | None
+) -> EvalLoader:
+    """Batches of ``BATCH_SIZE`` samples whose targets nobody asks for."""
+    unused = SplitTargets.of(np.zeros(source.split.num_samples, dtype=np.int8), 1)
+    return EvalLoader(source, unused, batch_size=BATCH_SIZE, ordinals=ordinals, num_workers=num_threads, device=device)
 
 
 def _done_elsewhere(request: JobRequest) -> JobResult:

@@ -20,14 +20,12 @@ from orchestrator.core.job_kinds import JobKind
 from orchestrator.storage.artifacts import read_record
 from workloads.checkpoint.retention import read_backbone
 from workloads.data.index import SampleIndex
-from workloads.data.loader import EvalLoader
 from workloads.data.source import SampleSource
-from workloads.data.split_targets import SplitTargets
 from workloads.data.subset import SampleView, Subset
 from workloads.features.artifact import FeatureTable
 from workloads.features.backbone import FrozenBackbone, Preprocessing
 from workloads.jobs.cached_features import CachedSamples
-from workloads.jobs.embed import BATCH_SIZE
+from workloads.jobs.embed import unlabelled_loader
 from workloads.jobs.logistic_probe import measure
 from workloads.labels.label_map import LabelMap
 from workloads.models.build import build_backbone
@@ -133,15 +131,8 @@ class TargetProbe:
     def _embedded(
         self, source: SampleSource, ordinals: NDArray[np.int64], backbone: FrozenBackbone
     ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float16]]]:
-        loader = EvalLoader(
-            source,
-            SplitTargets.of(np.zeros(source.split.num_samples, dtype=np.int8), 1),
-            batch_size=BATCH_SIZE,
-            ordinals=ordinals,
-            num_workers=self._request.execution.num_threads,
-            device=self._arithmetic.device,
-        )
-        for batch in loader:
+        num_threads = self._request.execution.num_threads
+        for batch in unlabelled_loader(source, ordinals, num_threads=num_threads, device=self._arithmetic.device):
             self._poll(0)
             with torch.inference_mode(), self._arithmetic.autocast():
                 features_BD = backbone(batch.images_BCHW).to(torch.float16)
