@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
-from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
 from orchestrator.storage.dataset_files import node_of
 from workloads.analysis.features import ROWS_AT_ONCE, SampleClasses, drawn_rows
@@ -40,7 +40,7 @@ from workloads.runtime.device import pick_device
 from workloads.runtime.enums import Precision
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint
 from workloads.runtime.precision import Arithmetic
-from workloads.runtime.publish import publish
+from workloads.runtime.publish import Ticker, publish
 
 MEASURES_PART: Final = "measures.json"
 ARRAYS_PART: Final = "arrays.npz"
@@ -66,7 +66,7 @@ def run_analyze(request: JobRequest, context: ExecutionContext) -> JobResult:
         PreemptedError: asked to stop; it starts over.
     """
     context.report(Progress(phase="setup"))
-    ticker = _ChunkTicker(request, context)
+    ticker = Ticker(request, context, "analyze")  # of chunks of features
     # Without the limit, linear algebra and t-SNE take all cores of the node, also those of other jobs.
     num_threads = request.execution.num_threads
     with deterministic_numerics(num_threads), threadpool_limits(limits=num_threads):
@@ -97,19 +97,6 @@ def _commit(request: JobRequest, context: ExecutionContext, found: Mapping[str, 
     fingerprint = numerics_fingerprint(device, num_threads=request.execution.num_threads, micro_batch=ROWS_AT_ONCE)
     summary = {"fingerprint": fingerprint, "pictures": sorted(pictures), **({"notes": notes} if notes else {})}
     return publish(writer, request, metrics=metrics, summary=summary)
-
-
-class _ChunkTicker:
-    """Counts chunks of features, and asks whether to stop after each."""
-
-    def __init__(self, request: JobRequest, context: ExecutionContext) -> None:
-        self._request, self._context, self._done = request, context, 0
-
-    def __call__(self) -> None:
-        self._done += 1
-        self._context.report(Progress(phase="analyze", step=self._done))
-        if self._context.should_stop():
-            raise PreemptedError(f"{self._request.job} was asked to stop; it starts over when it runs again")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

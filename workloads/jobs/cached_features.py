@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Outcome, Progress
-from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.sample_outcomes import SUMMARY_FIELD, SampleOutcomes
 from workloads.data.index import SampleIndex, SplitIndex
@@ -26,7 +26,7 @@ from workloads.labels.taxonomy import read_parents
 from workloads.runtime.device import pick_device
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint
 from workloads.runtime.precision import Arithmetic
-from workloads.runtime.publish import publish
+from workloads.runtime.publish import publish, report_or_stop
 from workloads.runtime.ranks import Ranks, check_same_request
 from workloads.train.evaluate import EVAL_BATCH_SIZE, EvalInputs, EvalLevel, eval_levels
 
@@ -175,9 +175,8 @@ def _measured(request: JobRequest, context: ExecutionContext, measure: Measure, 
     opened_s = time.perf_counter()
 
     def poll(passes: int) -> None:
-        context.report(Progress(phase="train", step=passes))
-        if context.should_stop():
-            raise PreemptedError(f"{request.job} was asked to stop; it begins anew when it runs again")
+        progress = Progress(phase="train", step=passes)
+        report_or_stop(request, context, progress, "; it begins anew when it runs again")
 
     found = measure(request, samples, poll)
     done_s = time.perf_counter()

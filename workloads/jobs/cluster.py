@@ -17,8 +17,8 @@ from typing import Any, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
-from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult
+from orchestrator.core.errors import UserError
 from orchestrator.core.units import GIB
 from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter, read_part, read_record
@@ -29,7 +29,7 @@ from workloads.labels.label_map import LabelMap, SampleLabels
 from workloads.labels.rules import make_label_map, one_target_each
 from workloads.runtime.device import pick_device
 from workloads.runtime.npy import from_npy_bytes, npy_bytes
-from workloads.runtime.publish import publish
+from workloads.runtime.publish import Ticker, publish
 from workloads.solvers.kmeans import (
     Clusters,
     Library,
@@ -78,7 +78,7 @@ def run_cluster(request: JobRequest, context: ExecutionContext) -> JobResult:
         settings=Settings(**{name: parameters[name] for name in ("seed", "iterations", "num_init")}),
         open_search=partial(open_search, library, device=pick_device(context)),
         num_threads=execution.num_threads,
-        tick=_Ticker(request, context),
+        tick=Ticker(request, context, "cluster"),
     )
     expected = clustering.operations(tables["train"], groups["train"])
     _LOG.info("k-means of %d samples: at most %.3g operations", tables["train"].num_samples, expected)
@@ -100,21 +100,6 @@ def cluster_labels(store: ObjectStore, clusters_key: str, index_key: str) -> Sam
         names=tuple(document["class_names"]),
         targets={split: from_npy_bytes(read_part(store, record, _targets_part(split))) for split in _SPLITS},
     )
-
-
-class _Ticker:
-    """Counts iterations of all groups."""
-
-    def __init__(self, request: JobRequest, context: ExecutionContext) -> None:
-        self._request, self._context = request, context
-        self._lock, self._done = threading.Lock(), 0
-
-    def __call__(self) -> None:
-        with self._lock:
-            self._done += 1
-            self._context.report(Progress(phase="cluster", step=self._done))
-            if self._context.should_stop():
-                raise PreemptedError(f"{self._request.job} was asked to stop; it starts over when it runs again")
 
 
 def _features(request: JobRequest, context: ExecutionContext, split: str, digest: str) -> FeatureTable:

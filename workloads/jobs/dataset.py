@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, Final, Protocol, Self
 
 from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
-from orchestrator.core.errors import PreemptedError, UserError
+from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import ArtifactWriter, is_committed
 from orchestrator.storage.dataset_files import ClassRows
 from workloads.convert.listing import open_listed, run_listing
 from workloads.data.builtin import BuiltinDataset, open_builtin
 from workloads.data.index import CLASSES_PART
 from workloads.data.shards import SAMPLES_PER_SHARD, FinishedShard, FinishedShards, shard_name, write_samples
-from workloads.runtime.publish import publish
+from workloads.runtime.publish import publish, report_or_stop
 
 _PART: Final = "part"
 _LISTING: Final = "listing"
@@ -75,7 +75,8 @@ def run_dataset(request: JobRequest, context: ExecutionContext) -> JobResult:
     missing = [number for number in numbers if number not in found]
     for shard in _written(shards, finished, missing, request, context):
         found[shard.number] = shard
-        _tick(request, context, len(found), len(numbers))
+        progress = Progress(phase="write", step=len(found), total_steps=len(numbers))
+        report_or_stop(request, context, progress, f" after {len(found)} shards; it goes on with the others")
     whole = [found[number] for number in numbers]
     return _publish(request, context, whole, num_written=len(missing), classes=shards.classes if is_whole else None)
 
@@ -135,12 +136,6 @@ def _publish(
         writer.add(CLASSES_PART, json.dumps(classes, indent=1).encode())
         metrics = {"num_classes": float(len(classes)), **metrics}
     return publish(writer, request, metrics=metrics, summary={})
-
-
-def _tick(request: JobRequest, context: ExecutionContext, step: int, total_steps: int) -> None:
-    context.report(Progress(phase="write", step=step, total_steps=total_steps))
-    if context.should_stop():
-        raise PreemptedError(f"{request.job} was asked to stop after {step} shards; it goes on with the others")
 
 
 class ShardSet(Protocol):

@@ -1,8 +1,9 @@
-"""How short jobs end: commit the parts, and report how long the attempt worked."""
+"""How short jobs report, and how they end: asked to stop, or with a commit that says how long the attempt worked."""
 
 from __future__ import annotations
 
 import math
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,11 +11,36 @@ from contextvars import ContextVar
 from typing import Any
 
 from orchestrator.core.code import package_digest
-from orchestrator.core.contract import JobRequest, JobResult
-from orchestrator.core.errors import NumericsError
+from orchestrator.core.contract import ExecutionContext, JobRequest, JobResult, Progress
+from orchestrator.core.errors import NumericsError, PreemptedError
 from orchestrator.storage.artifacts import ArtifactWriter
 
 _STARTED_S: ContextVar[float | None] = ContextVar("started_s", default=None)
+
+
+def report_or_stop(request: JobRequest, context: ExecutionContext, progress: Progress, sequel: str) -> None:
+    """Report progress; ``sequel`` ends the sentence that an attempt was asked to stop.
+
+    Raises:
+        PreemptedError: it was.
+    """
+    context.report(progress)
+    if context.should_stop():
+        raise PreemptedError(f"{request.job} was asked to stop{sequel}")
+
+
+class Ticker:
+    """Counts pieces of work, by any thread, of a job that starts over when it was stopped; see ``report_or_stop``."""
+
+    def __init__(self, request: JobRequest, context: ExecutionContext, phase: str) -> None:
+        self._request, self._context, self._phase = request, context, phase
+        self._lock, self._done = threading.Lock(), 0
+
+    def __call__(self) -> None:
+        with self._lock:
+            self._done += 1
+            progress = Progress(phase=self._phase, step=self._done)
+            report_or_stop(self._request, self._context, progress, "; it starts over when it runs again")
 
 
 def publish(
