@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from orchestrator.core.canonical import encode
-
-JsonScalar: TypeAlias = str | int | float | bool | None
-Json: TypeAlias = "JsonScalar | Sequence[Json] | Mapping[str, Json]"
 
 _UNREADABLE = re.compile(r"[^a-z0-9]+")
 _MAX_READABLE = 48

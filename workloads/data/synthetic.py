@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 
 Split = Literal["train", "val"]
 Subset = Literal["normal", "hard"]
-Encoding = Literal["png"]
 
 VERSION: Final = 1
 """Version of the generator; part of the dataset's identity. Bump it when any pixel or label changes."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,7 +35,6 @@ __all__ = ["ClassTable", "level_names", "make_label_map"]
 
 Definition = Mapping[str, Any]
 _MODIFIERS = frozenset({"base", "classes"})
-Space = TypeVar("Space", bound=LabelMap)
 
 
 def make_label_map(

@@ -5,7 +5,7 @@ Invariants:
 - An identity holds everything that changes a result, and nothing else: kind, code version, parameters with every
   default filled in, and the keys of its inputs.
 - The readable part of a key is made of identity fields alone.
-- ``KeyMaker`` gives the keys that ``key_of`` gives, in less time.
+- ``KeyMaker`` gives the keys that ``make_key`` gives, in less time.
 
 A new rule of label spaces has its short name, which is part of the readable part of keys, in ``_SHORT``.
 """
@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from orchestrator.core.ids import canonical_json, key_of_canonical, make_key, sha256_hex
+from orchestrator.core.ids import canonical_json, key_of_canonical, sha256_hex
 from orchestrator.core.job_kinds import KINDS, JobKind
 
 
@@ -28,11 +28,6 @@ def make_identity(kind: JobKind, parameters: Mapping[str, Any], inputs: Mapping[
         "parameters": dict(parameters),
         "inputs": dict(inputs),
     }
-
-
-def key_of(identity: Mapping[str, Any], readable: str) -> str:
-    """Key of an identity; ``readable`` must be made of identity fields only, since it is part of the key."""
-    return make_key(identity["kind"], readable, identity)
 
 
 def subject_of(identity: Mapping[str, Any]) -> str:
@@ -68,7 +63,7 @@ class KeyMaker:
         self._encoded: dict[int, tuple[object, bytes]] = {}
 
     def key_of(self, identity: Mapping[str, Any], readable: str) -> str:
-        """See the function of this name."""
+        """Key of an identity; ``readable`` must be made of identity fields only, since it is part of the key."""
         return key_of_canonical(identity["kind"], readable, self.encode(identity))
 
     def encode(self, identity: Mapping[str, Any]) -> bytes:
