@@ -62,11 +62,6 @@ class DurationRatios:
         return next((ratio for ratio in found if ratio is not None), 1.0)
 
     @property
-    def by_kind(self) -> dict[str, float]:
-        """The factor of each kind of which a job has finished."""
-        return {kind.value: sums.ratio for kind, sums in self._kinds.items() if sums.ratio is not None}
-
-    @property
     def steps(self) -> Mapping[DurationClass, int]:
         """Factors that queues are ordered by, as logarithms to base 1.1; classes that it leaves out have 0.
 

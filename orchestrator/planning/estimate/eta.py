@@ -270,8 +270,6 @@ class TimeLeft:
     """Seconds until the last job commits, if nothing fails."""
 
     seconds: float
-    corrected_by: Mapping[str, float] = field(default_factory=dict)
-    """Measured / estimated seconds by kind, where jobs of a kind have ended."""
     left_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each job that has not ended still takes, a running one with the resources that it holds."""
     never: tuple[str, ...] = ()
@@ -329,4 +327,4 @@ def time_left(
         expected_s = durations_s.get(job.name, 0.0) * ratios.ratio(job.duration_class)
         left[job.name] = max(0.0, running_left_s.get(job.name, expected_s - elapsed.get(job.name, 0.0)))
     makespan = list_schedule(without_twins(plan, twins), left, fleet, running=running)
-    return TimeLeft(seconds=makespan.seconds, corrected_by=ratios.by_kind, left_s=left, never=makespan.never)
+    return TimeLeft(seconds=makespan.seconds, left_s=left, never=makespan.never)
