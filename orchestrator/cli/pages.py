@@ -10,12 +10,12 @@ from orchestrator.storage.protocol import ObjectStore
 from orchestrator.tracking.links import find_compare_link
 
 
-def tracking_and_pages(plan: Plan, settings: Settings | None = None) -> tuple[str, str]:
+def tracking_and_pages(plan: Plan) -> tuple[str, str]:
     """Tracking URI of a sweep, and the address of its pages: of the server itself, else of the running stack's.
 
     The second one is empty where nothing serves pages.
     """
-    settings = settings or Settings()
+    settings = Settings()
     uri = settings.tracking_uri(plan.tracking_uri)
     if uri.startswith(("http://", "https://")):
         return uri, uri

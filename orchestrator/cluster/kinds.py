@@ -151,10 +151,10 @@ def ask_tool(command: Sequence[str], *, timeout_s: float = 30.0, standard_input:
     return done.stdout
 
 
-def run_tool(command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> int:
+def run_tool(command: Sequence[str]) -> int:
     """Run a program in the foreground, with this process's terminal; its exit status. Raises ``ToolError``."""
     program = find_tool(command[0])
-    return subprocess.run([program, *command[1:]], check=False, env={**os.environ, **(environment or {})}).returncode
+    return subprocess.run([program, *command[1:]], check=False).returncode
 
 
 def _shown(command: Sequence[str]) -> str:

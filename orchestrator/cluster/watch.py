@@ -176,14 +176,13 @@ def wait_for_notice(
     source: NoticeSource,
     *,
     every_s: float = EVERY_S,
-    now: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> PreemptionNotice:
     """Poll until the first notice; returns it. A metadata service that does not answer is polled for ever."""
     num_missed = 0
     while True:
         try:
-            notice = source.ask(now())
+            notice = source.ask(time.time())
             num_missed = 0
         except MetadataError as error:
             notice, num_missed = None, num_missed + 1

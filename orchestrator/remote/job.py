@@ -73,7 +73,6 @@ def wait_for_answer(
     find: Callable[[str], Answer | None],
     *,
     say: Callable[[str], None],
-    patience_s: float = PATIENCE_S,
 ) -> Answer:
     """Wait for a job's answer; afterwards the cluster needs this machine no more.
 
@@ -82,17 +81,16 @@ def wait_for_answer(
         job_id: of the job.
         find: finds the answer in the job's output.
         say: prints progress for the user.
-        patience_s: how long to wait for an answer.
 
     Raises:
         ClusterError: the cluster does not answer, or its job failed without an answer; what it said is in the message.
     """
-    state = _wait(dashboard, job_id, say, patience_s)
+    state = _wait(dashboard, job_id, say)
     log = dashboard.log(job_id)
     answer = find(log)
     if answer is not None:
         return answer
-    raise ClusterError(_no_answer(job_id, state, log, patience_s))
+    raise ClusterError(_no_answer(job_id, state, log))
 
 
 def _upload_code(dashboard: Dashboard, release: str, digest: str) -> str:
@@ -101,13 +99,13 @@ def _upload_code(dashboard: Dashboard, release: str, digest: str) -> str:
         return dashboard.upload(wheel.name, wheel.read_bytes())
 
 
-def _wait(dashboard: Dashboard, job_id: str, say: Callable[[str], None], patience_s: float) -> DashboardJob:
+def _wait(dashboard: Dashboard, job_id: str, say: Callable[[str], None]) -> DashboardJob:
     began_s = time.monotonic()
     print_at_s = began_s + _PRINT_EVERY_S
     while True:
         state = dashboard.state(job_id)
         now_s = time.monotonic()
-        if state.status in ENDED or now_s - began_s > patience_s:
+        if state.status in ENDED or now_s - began_s > PATIENCE_S:
             return state
         if now_s > print_at_s:
             print_at_s = now_s + 3 * _PRINT_EVERY_S
@@ -115,10 +113,10 @@ def _wait(dashboard: Dashboard, job_id: str, say: Callable[[str], None], patienc
         time.sleep(_POLL_S)
 
 
-def _no_answer(job_id: str, state: DashboardJob, log: str, patience_s: float) -> str:
+def _no_answer(job_id: str, state: DashboardJob, log: str) -> str:
     if state.status not in ENDED:
         return (
-            f"the cluster has not answered within {patience_s:g} s, but goes on: job {job_id} is "
+            f"the cluster has not answered within {PATIENCE_S:g} s, but goes on: job {job_id} is "
             f"{state.status.lower()}. {_first_line(state.message)} Nothing is submitted twice if you repeat the command"
         )
     tail = "\n".join(log.strip().splitlines()[-_LAST_LINES:])

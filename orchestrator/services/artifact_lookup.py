@@ -293,21 +293,18 @@ def _drop(waiting: queue.SimpleQueue[Question]) -> None:
         return
 
 
-def history_of(
-    plan: Plan, known: ArtifactStatus | None = None, *, deadline_s: float = _HISTORY_DEADLINE_S
-) -> SpeedHistory:
+def history_of(plan: Plan, known: ArtifactStatus | None = None) -> SpeedHistory:
     """Measurements of the results in a plan's store; empty if the store does not answer in time.
 
     Args:
         plan: names its store and models.
         known: what was read of the store already.
-        deadline_s: seconds for all of it: estimates are no reason to wait for long.
     """
-    until_s = time.monotonic() + deadline_s
+    until_s = time.monotonic() + _HISTORY_DEADLINE_S
     records = known.records if known is not None else {}
     more: Mapping[str, ArtifactSummary | None] = {}
     try:
-        store = known.store if known is not None else _opened(plan.store_uri, deadline_s)
+        store = known.store if known is not None else _opened(plan.store_uri, _HISTORY_DEADLINE_S)
         if store is not None:
             more = _sample(store, plan, records, until_s)
     except (OrchestratorError, OSError, TimeoutError, ValueError):

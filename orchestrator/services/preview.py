@@ -151,7 +151,6 @@ def make_preview(
     fleet: Fleet | None,
     accelerator: str = "",
     prices: PriceTable | None = None,
-    now: float | None = None,
 ) -> Preview:
     """Ask the store of a plan, estimate what it has to run, and schedule that on a cluster. Changes nothing.
 
@@ -161,7 +160,6 @@ def make_preview(
         fleet: the cluster to schedule on; None = no wall clock.
         accelerator: what GPUs are where ``resources`` does not say; a name of ``planning.estimate.flops.PEAKS``.
         prices: for the cost.
-        now: unix seconds; default: the clock.
     """
     found = lookup_artifacts(plan)
     history = history_of(plan, found)
@@ -185,7 +183,7 @@ def make_preview(
         shortfalls=shortfalls,
         refusals=(
             *miscounted(plan, {key: record.metrics for key, record in found.records.items()}),
-            *refusals(plan, estimates, makespan, now=time.time() if now is None else now),
+            *refusals(plan, estimates, makespan, now=time.time()),
         ),
         notes=(
             *missing_datasets(sweep),

@@ -34,14 +34,14 @@ leave_out_ray_client = prepare_start
 """Its name in copies of ``clusters/node.sh`` that stand on machines already."""
 
 
-def wait_longer_for_node(limit_s: float = NODE_WAIT_S) -> None:
-    """Make this process wait for its raylet for ``limit_s`` instead of 30 s, but not for one that has died."""
+def wait_longer_for_node() -> None:
+    """Make this process wait for its raylet for ``NODE_WAIT_S`` instead of 30 s, but not for one that has died."""
     from ray._private import services
 
     ask = services.get_node
 
     def get_node(gcs_address: str, node_id: str) -> Any:  # noqa: ANN401 - untyped in Ray
-        deadline_s = time.monotonic() + limit_s
+        deadline_s = time.monotonic() + NODE_WAIT_S
         while True:
             try:
                 return ask(gcs_address, node_id)  # type: ignore[no-untyped-call]

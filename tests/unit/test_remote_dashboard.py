@@ -158,8 +158,8 @@ def start(dashboard: Dashboard, request: SubmitRequest, *, code: tuple[str, str]
     return start_job(dashboard, f"orchestrator-{request.message_id}", request.to_bytes(), code=code)
 
 
-def send(dashboard: Dashboard, request: SubmitRequest, **options: Any) -> SubmitAnswer:
-    return wait_for_answer(dashboard, start(dashboard, request), SubmitAnswer.find, say=pytest.fail, **options)
+def send(dashboard: Dashboard, request: SubmitRequest) -> SubmitAnswer:
+    return wait_for_answer(dashboard, start(dashboard, request), SubmitAnswer.find, say=pytest.fail)
 
 
 def test_submit_sends_the_payload_and_nothing_secret_in_what_ray_shows(cluster: Cluster, dashboard: Dashboard) -> None:
@@ -254,10 +254,13 @@ def test_job_that_fails_without_an_answer_shows_its_last_words(cluster: Cluster,
     assert "--code wheel" in str(failed.value)
 
 
-def test_cluster_that_takes_its_time_is_left_to_it(cluster: Cluster, dashboard: Dashboard) -> None:
+def test_cluster_that_takes_its_time_is_left_to_it(
+    cluster: Cluster, dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster.status = "PENDING"
+    monkeypatch.setattr("orchestrator.remote.job.PATIENCE_S", 0.0)
     with pytest.raises(ClusterError, match="goes on"):
-        send(dashboard, payload(), patience_s=0.0)
+        send(dashboard, payload())
 
 
 def request() -> SubmitRequest:

@@ -159,16 +159,12 @@ class SplitIndex:
         return {name: value for name, value in vars(self).items() if name not in opened}
 
     @classmethod
-    def in_memory(  # noqa: PLR0913 - one argument per column
+    def in_memory(
         cls,
         *,
         leaves: NDArray[Any],
         name: str = "train",
         shard_sizes: Sequence[int] = (),
-        index_key: str = "",
-        subset_names: tuple[str, ...] = (),
-        offsets: NDArray[Any] | None = None,
-        lengths: NDArray[Any] | None = None,
         keys: Sequence[str] = (),
         leaf_sets: LeafSets | None = None,
     ) -> SplitIndex:
@@ -181,8 +177,8 @@ class SplitIndex:
         encoded = [key.encode(errors="surrogateescape") for key in keys or map(str, range(len(leaves)))]
         zeros = np.zeros(len(leaves), dtype=np.int64)
         columns: dict[str, NDArray[Any]] = {
-            Column.OFFSET: zeros if offsets is None else offsets.astype(np.int64),
-            Column.LENGTH: zeros if lengths is None else lengths,
+            Column.OFFSET: zeros,
+            Column.LENGTH: zeros,
             Column.LEAF: leaves.astype(np.int32),
             Column.KEY: np.frombuffer(b"".join(encoded), dtype=np.uint8),
             Column.KEY_OFFSET: np.concatenate([[0], np.cumsum([len(key) for key in encoded])]).astype(np.int64),
@@ -190,10 +186,10 @@ class SplitIndex:
         if leaf_sets is not None:
             columns |= {Column.LEAF_SET: leaf_sets.values, Column.LEAF_SET_OFFSET: leaf_sets.offsets}
         return cls(
-            index_key=index_key,
+            index_key="",
             name=name,
             shards=shards,
-            subset_names=subset_names,
+            subset_names=(),
             columns=tuple(columns),
             open_column=columns.__getitem__,
         )

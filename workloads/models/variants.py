@@ -23,10 +23,10 @@ from workloads.models.table import count_macs, meta_backbone
 SWEEPS = Path(__file__).parents[1] / "sweeps"
 
 
-def changed_models(folder: Path = SWEEPS) -> list[dict[str, Any]]:
-    """Every ``model`` with ``kwargs`` of the sweeps in a folder, as jobs name it; sorted, without repetitions."""
+def changed_models() -> list[dict[str, Any]]:
+    """Every ``model`` with ``kwargs`` of the shipped sweeps, as jobs name it; sorted, without repetitions."""
     found = {}
-    for file in sorted(folder.glob("*.yaml")):
+    for file in sorted(SWEEPS.glob("*.yaml")):
         for model in _models(yaml.safe_load(file.read_text(encoding="utf-8"))):
             found[json.dumps(model, sort_keys=True)] = model
     return [found[text] for text in sorted(found)]

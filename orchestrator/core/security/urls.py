@@ -9,7 +9,7 @@ from __future__ import annotations
 import ipaddress
 import re
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from urllib.parse import SplitResult, urlsplit
 
 from orchestrator.core.errors import UserError
@@ -28,7 +28,7 @@ _EMBEDDED_BYTES = ((6, 7, 9, 10), (7, 9, 10, 11), (9, 10, 11, 12), (12, 13, 14, 
 _SPACE_OR_CONTROL = re.compile(r"[\x00-\x20\x7f\\]")
 
 
-def check_url(url: str, *, schemes: Collection[str] = ("http", "https"), what: str = "the URL") -> None:
+def check_url(url: str, *, what: str = "the URL") -> None:
     """Refuse URLs to which no request may be sent. No message shows the URL, which may have a password.
 
     Names are not resolved: who controls a name server of the cluster's own network can still point there.
@@ -37,12 +37,12 @@ def check_url(url: str, *, schemes: Collection[str] = ("http", "https"), what: s
         UserError: another scheme, no host, a user or password, blanks, or the address of a metadata service.
     """
     parts = _split(url, what)
-    if parts.scheme not in schemes:
-        raise UserError(f"{what} has the scheme {parts.scheme!r}; allowed: {', '.join(sorted(schemes))}")
+    if parts.scheme not in {"http", "https"}:
+        raise UserError(f"{what} has the scheme {parts.scheme!r}; allowed: http, https")
     if "@" in parts.netloc:
         raise UserError(f"{what} has a user or password, which would be stored and shown; give them by the environment")
     if not parts.hostname:
-        raise UserError(f"{what} names no host; write {min(schemes)}://host:port")
+        raise UserError(f"{what} names no host; write http://host:port")
     if reason := forbidden_host(parts.hostname):
         raise UserError(f"{what} names the host {parts.hostname}, {reason}; name your own server")
 

@@ -37,14 +37,14 @@ from orchestrator.sweepfile.values import (
 )
 
 
-def build_plan(sweep: ResolvedSweep, *, store_uri: str, revision: int = 0) -> Plan:
+def build_plan(sweep: ResolvedSweep, *, store_uri: str) -> Plan:
     """Plan a sweep. Pure; the same sweep gives the same keys everywhere.
 
     Label spaces that no pretrain and no target uses, and data sets that no label space uses, are left out.
     """
     return Plan(
         sweep=sweep.name,
-        revision=revision,
+        revision=0,
         store_uri=store_uri,
         jobs=tuple(_PlanBuilder(sweep).build()),
         baseline=sweep.baseline,
