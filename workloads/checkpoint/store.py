@@ -34,13 +34,12 @@ from orchestrator.storage.layout import attempts_folder, checkpoint_name, checkp
 from orchestrator.storage.pins import read_pins
 from workloads.checkpoint.retention import KEPT, Kept, kept_steps
 from workloads.checkpoint.snapshot import MODEL, OPTIMIZER, STATE, Checkpoint, HostFile, Snapshot
-from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.manifest import MANIFEST, Entry, decode_manifest, encode_manifest
 
 __all__ = ["Checkpoint", "CheckpointFolder"]
 
 _LOG = logging.getLogger(__name__)
 _KEEP_LAST = 2
-_MANIFEST = "manifest.json"
 
 Write = Callable[[], object]
 Copy = Callable[[str, int, Digests, int], bool]
@@ -82,7 +81,7 @@ class CheckpointFolder:
 
     def load_newest(self) -> Checkpoint | None:
         """The newest intact checkpoint, or None. Says in the log which ones it had to skip, and why."""
-        found = [name for name in self._names() if self._store.exists(f"{self._root}/{name}/{_MANIFEST}")]
+        found = [name for name in self._names() if self._store.exists(f"{self._root}/{name}/{MANIFEST}")]
         broken: list[str] = []
         loaded: Checkpoint | None = None
         for name in reversed(found):
@@ -199,7 +198,7 @@ class CheckpointFolder:
             raise
         # Every part is durable before the manifest names it: a crash before this line leaves a folder that no reader
         # takes for a checkpoint. From here on nothing of it is deleted: the manifest may be there in spite of an error.
-        persist(partial(self._store.put, f"{folder}/{_MANIFEST}", encode_manifest(snapshot.step, objects)))
+        persist(partial(self._store.put, f"{folder}/{MANIFEST}", encode_manifest(snapshot.step, objects)))
         self._mine.append(name)
         self._remember_kept(name, json.loads(snapshot.document))
         # Older ones go only now that a newer one is committed: at every moment one intact checkpoint exists.
@@ -236,9 +235,9 @@ class CheckpointFolder:
 
     def _load(self, name: str) -> Checkpoint:
         try:
-            objects = decode_manifest(self._store.get(f"{self._root}/{name}/{_MANIFEST}"))
+            objects = decode_manifest(self._store.get(f"{self._root}/{name}/{MANIFEST}"))
         except CorruptObjectError as error:
-            raise CorruptObjectError(f"{name}/{_MANIFEST}: {error}") from error
+            raise CorruptObjectError(f"{name}/{MANIFEST}: {error}") from error
         state: dict[str, Any] = json.loads(self._read_verified(name, STATE, objects[STATE]).view.tobytes())
         model, optimizer = (_tensors_of(self._read_verified(name, part, objects[part])) for part in (MODEL, OPTIMIZER))
         return Checkpoint(step=state.pop("step"), model=model, optimizer=optimizer, state=state)
@@ -312,7 +311,7 @@ class CheckpointFolder:
     def _read_state(self, name: str) -> dict[str, Any]:
         """The state of a checkpoint that is not loaded; of a damaged one, nothing."""
         try:
-            objects = decode_manifest(self._store.get(f"{self._root}/{name}/{_MANIFEST}"))
+            objects = decode_manifest(self._store.get(f"{self._root}/{name}/{MANIFEST}"))
             state = json.loads(self._read_verified(name, STATE, objects[STATE]).view.tobytes())
         except (NotFoundError, CorruptObjectError, ValueError, KeyError):
             return {}
@@ -325,7 +324,7 @@ class CheckpointFolder:
 
     def _delete(self, name: str) -> None:
         # The manifest goes first: a crash in between leaves a folder without one, not a checkpoint with holes.
-        self._store.delete(f"{self._root}/{name}/{_MANIFEST}")
+        self._store.delete(f"{self._root}/{name}/{MANIFEST}")
         for stat in list(self._store.list_objects(f"{self._root}/{name}/")):
             self._store.delete(stat.name)
 

@@ -25,11 +25,10 @@ from orchestrator.storage import ObjectStore
 from orchestrator.storage.artifacts import ArtifactWriter
 from orchestrator.storage.digests import file_digests
 from orchestrator.storage.layout import checkpoints_folder
-from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.manifest import MANIFEST, Entry, decode_manifest, encode_manifest
 
 SAMPLES_PER_SHARD = 512
 _MODE = 0o444
-_MANIFEST: Final = "manifest.json"
 _NUM_THREADS: Final = 16
 """Manifests that are read at once: it is waiting, not work."""
 
@@ -141,7 +140,7 @@ class FinishedShards:
         entry = Entry(size_bytes=path.stat().st_size, sha256=digests.sha256, blake3=digests.blake3)
         self._store.put_file(f"{folder}/{name}", path)
         # Last, because it says that the shard is whole.
-        self._store.put(f"{folder}/{_MANIFEST}", encode_manifest(number, {name: entry}))
+        self._store.put(f"{folder}/{MANIFEST}", encode_manifest(number, {name: entry}))
         return FinishedShard(number=number, name=name, folder=folder, entry=entry)
 
     def _first_whole(self, number: int, children: Sequence[str]) -> FinishedShard | None:
@@ -151,7 +150,7 @@ class FinishedShards:
     def _open(self, number: int, folder: str) -> FinishedShard | None:
         name = self._names[number]
         try:
-            entry = decode_manifest(self._store.get(f"{folder}/{_MANIFEST}"))[name]
+            entry = decode_manifest(self._store.get(f"{folder}/{MANIFEST}"))[name]
             is_whole = self._store.stat(f"{folder}/{name}").size_bytes == entry.size_bytes
         except (NotFoundError, CorruptObjectError, KeyError):
             return None

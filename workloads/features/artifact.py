@@ -12,7 +12,7 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -25,11 +25,10 @@ from orchestrator.storage.artifacts import ArtifactWriter, Record, part_object, 
 from orchestrator.storage.digests import digest_of
 from orchestrator.storage.layout import checkpoints_folder
 from workloads.data.cache import ObjectCache
-from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.manifest import MANIFEST, Entry, decode_manifest, write_folder
 from workloads.runtime.npy import from_npy_bytes, npy_bytes
 
 FEATURES_PART: Final = "features.json"
-_MANIFEST: Final = "manifest.json"
 _EMPTY_BYTES: Final = len(npy_bytes(np.empty(0, dtype=np.int64)))
 _NUM_THREADS: Final = 16
 """Small objects that are read at once: it is waiting, not work."""
@@ -167,7 +166,7 @@ class FinishedRows:
         refuses them, and says what to delete (``remedy_of``).
         """
         sizes = {stat.name: stat.size_bytes for stat in self._store.list_objects(f"{self._root}/")}
-        folders = [name.removesuffix(f"/{_MANIFEST}") for name in sizes if name.endswith(f"/{_MANIFEST}")]
+        folders = [name.removesuffix(f"/{MANIFEST}") for name in sizes if name.endswith(f"/{MANIFEST}")]
         opened = _read_all(lambda folder: self._open(folder, sizes), folders, tick)
         found = [rows for rows in opened if rows is not None]
         disjoint: list[RowRange] = []
@@ -191,12 +190,8 @@ class FinishedRows:
         """Store rows; they are found from now on."""
         stop = start + len(features_PD)
         rows = RowRange(start=start, stop=stop, folder=f"{self._root}/{stop:012d}-{secrets.token_hex(8)}", objects={})
-        for name, content in ((rows.features, npy_bytes(features_PD)), (rows.missing, npy_bytes(missing))):
-            self._store.put(f"{rows.folder}/{name}", content)
-            rows.objects[name] = Entry.of(content)
-        # Last, because it says that the others are complete.
-        self._store.put(f"{rows.folder}/{_MANIFEST}", encode_manifest(stop, rows.objects))
-        return rows
+        contents = {rows.features: npy_bytes(features_PD), rows.missing: npy_bytes(missing)}
+        return replace(rows, objects=write_folder(self._store, rows.folder, stop, contents))
 
     def _read_missing(self, rows: RowRange) -> NDArray[np.int64]:
         name, digests = f"{rows.folder}/{rows.missing}", rows.objects[rows.missing].digests
@@ -208,7 +203,7 @@ class FinishedRows:
 
     def _open(self, folder: str, sizes: Mapping[str, int]) -> RowRange | None:
         try:
-            objects = decode_manifest(self._store.get(f"{folder}/{_MANIFEST}"))
+            objects = decode_manifest(self._store.get(f"{folder}/{MANIFEST}"))
         except (NotFoundError, CorruptObjectError):
             return None
         named = next((match for part in objects if (match := _FEATURES.fullmatch(part))), None)

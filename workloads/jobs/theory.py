@@ -40,7 +40,7 @@ from orchestrator.storage.layout import checkpoint_name, checkpoints_folder
 from orchestrator.storage.request_pool import RequestPool
 from workloads.runtime.device import pick_device
 from workloads.runtime.fingerprint import deterministic_numerics, numerics_fingerprint
-from workloads.runtime.manifest import Entry, decode_manifest, encode_manifest
+from workloads.runtime.manifest import MANIFEST, Entry, decode_manifest, write_folder
 from workloads.runtime.npy import npy_bytes
 from workloads.runtime.plugin_arguments import is_fault_of_code
 from workloads.runtime.publish import publish
@@ -53,7 +53,8 @@ RUNS_PART: Final = "runs.parquet"
 SEED_COLUMN: Final = "seed"
 NUM_SEEDS: Final = "num_seeds"
 """The metric of the record that counts the rows."""
-_READ = _MANIFEST, _ROWS = "manifest.json", "rows.json"
+_ROWS: Final = "rows.json"
+_READ: Final = (MANIFEST, _ROWS)
 _FLUSH_EVERY_S, _FLUSH_SHARE = 0.5, 0.001
 """Seconds between two writes, and the least share of the time that the attempt has run: each leaves a folder, which the
 next attempt reads. A killed attempt loses what was finished within this time and that of one write."""
@@ -267,7 +268,7 @@ class FinishedSeeds:
             self._on_alive()
             folder, _, name = one.name.removeprefix(f"{self._root}/").partition("/")
             found[folder][name] = one.size_bytes
-        whole = [(f"{self._root}/{folder}", sizes) for folder, sizes in sorted(found.items()) if _MANIFEST in sizes]
+        whole = [(f"{self._root}/{folder}", sizes) for folder, sizes in sorted(found.items()) if MANIFEST in sizes]
         with RequestPool.of(self._store.uri).batch(self._on_alive) as batch:
             asked = [[batch.start(self._store.get, f"{folder}/{name}") for name in _READ] for folder, _ in whole]
             for (folder, sizes), (manifest, rows) in zip(whole, asked, strict=True):
@@ -298,7 +299,7 @@ class FinishedSeeds:
         self._thread.join()
         self._unwritten, self.rows, self._written = _Unwritten(), {}, {}
         for name in self._store.list_children(f"{self._root}/"):
-            self._store.delete(f"{self._root}/{name.rstrip('/')}/{_MANIFEST}")
+            self._store.delete(f"{self._root}/{name.rstrip('/')}/{MANIFEST}")
 
     def adopt_files(self, writer: ArtifactWriter) -> None:
         """Make what was saved parts of the artifact."""
@@ -327,13 +328,8 @@ class FinishedSeeds:
         stop = max(taken.rows) + 1
         folder = f"{self._root}/{checkpoint_name(stop, secrets.token_hex(8))}"
         rows = {str(seed): metrics for seed, metrics in sorted(taken.rows.items())}
-        content = {_ROWS: json.dumps(rows).encode(), **taken.files}
-        entries = {name: Entry.of(data) for name, data in content.items()}
-        for name, data in content.items():
-            self._store.put(f"{folder}/{name}", data)
-        # Last, because it says that the others are complete.
-        self._store.put(f"{folder}/{_MANIFEST}", encode_manifest(stop, entries))
-        self._remember(folder, entries)
+        contents = {_ROWS: json.dumps(rows).encode(), **taken.files}
+        self._remember(folder, write_folder(self._store, folder, stop, contents))
         with self._lock:
             for seed in taken.rows:
                 del self._unwritten.rows[seed]

@@ -10,11 +10,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.core.errors import CorruptObjectError
+from orchestrator.storage import ObjectStore
 from orchestrator.storage.digests import Digests, digests_of
 
+MANIFEST: Final = "manifest.json"
+"""Its name in the folder of a checkpoint."""
 VERSION = 3
 _READ_VERSIONS = (2, 3)
 
@@ -42,6 +45,16 @@ class Entry:
     def digests(self) -> Digests:
         """What the part's bytes must hash to."""
         return Digests(sha256=self.sha256, blake3=self.blake3)
+
+
+def write_folder(store: ObjectStore, folder: str, step: int, contents: Mapping[str, bytes]) -> dict[str, Entry]:
+    """Write objects by name, in order, and their manifest; returns what it says of them."""
+    entries = {name: Entry.of(content) for name, content in contents.items()}
+    for name, content in contents.items():
+        store.put(f"{folder}/{name}", content)
+    # Last, because it says that the others are complete.
+    store.put(f"{folder}/{MANIFEST}", encode_manifest(step, entries))
+    return entries
 
 
 def encode_manifest(step: int, objects: Mapping[str, Entry], *, version: int = VERSION) -> bytes:
