@@ -56,7 +56,7 @@ class End(StrEnum):
     MAX_ITERATIONS = "max_iterations"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Minimum:
     """Where a minimisation ended."""
 
@@ -103,9 +103,9 @@ def minimize(
         slope = float(gradient.ravel() @ direction.ravel())
         is_little = _left(gains, promised=-slope / 2) <= max(tolerance * value, _NEGLIGIBLE)
         if is_little and len(gains) >= min_steps:
-            return _minimum(x, value, iteration, num_evaluations, End.CONVERGED)
+            return Minimum(x, value, iteration, num_evaluations, End.CONVERGED)
         if len(gains) > 2 and max(gains[-1], gains[-2], gains[-3]) <= _NOTHING:
-            return _minimum(x, value, iteration, num_evaluations, End.ROUNDING)
+            return Minimum(x, value, iteration, num_evaluations, End.ROUNDING)
         found = _backtrack(function, x, value, direction, slope)
         num_evaluations += found.num_evaluations
         if found.x is None and num_foreign:
@@ -113,14 +113,14 @@ def minimize(
             num_foreign = 0
             continue
         if found.x is None:
-            return _minimum(x, value, iteration, num_evaluations, End.ROUNDING)
+            return Minimum(x, value, iteration, num_evaluations, End.ROUNDING)
         pair = Pair.of(found.x - x, found.gradient - gradient)
         if pair.curvature > 0:
             num_foreign -= int(num_foreign > 0 and len(pairs) == _MEMORY)  # the oldest one goes
             pairs.append(pair)
         gains.append(value - found.value)
         x, value, gradient = found.x, found.value, found.gradient
-    return _minimum(x, value, max_iterations, num_evaluations, End.MAX_ITERATIONS)
+    return Minimum(x, value, max_iterations, num_evaluations, End.MAX_ITERATIONS)
 
 
 def _left(gains: deque[float], *, promised: float) -> float:
@@ -131,10 +131,6 @@ def _left(gains: deque[float], *, promised: float) -> float:
     if len(gains) > 1 and gains[-1] > 0:
         rate = min((gains[-1] / gains[0]) ** (1 / (len(gains) - 1)), _SLOWEST) if gains[0] > 0 else _SLOWEST
     return max(gains[-1], promised) / (1 - rate)
-
-
-def _minimum(x: Tensor, value: float, num_iterations: int, num_evaluations: int, end: End) -> Minimum:
-    return Minimum(x=x, value=value, num_iterations=num_iterations, num_evaluations=num_evaluations, end=end)
 
 
 def _times_inverse_hessian(gradient: Tensor, pairs: deque[Pair], precondition: Callable[[Tensor], Tensor]) -> Tensor:
