@@ -65,22 +65,14 @@ def export(
         raise UsageError("export needs a folder: orchestrator export SWEEP JOB DIRECTORY, or export KEY DIRECTORY")
     objects = open_existing_store(store)
     record = _find(objects, job, sweep) if directory else _find(objects, sweep, "")
-    _export(objects, record, Path(directory or job), ExportOptions(epoch=epoch, force=force, form=output))
+    _export(objects, record, Path(directory or job), epoch=epoch, force=force, form=output)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportOptions:
-    """Flags of the command."""
-
-    epoch: int | None
-    force: bool
-    form: DocumentForm
-
-
-def _export(objects: ObjectStore, record: Record, directory: Path, options: ExportOptions) -> None:
-    epoch = options.epoch
+def _export(
+    objects: ObjectStore, record: Record, directory: Path, *, epoch: int | None, force: bool, form: DocumentForm
+) -> None:
     weights, head = _parts(record, epoch)
-    _check_folder(directory, replaces=options.force)
+    _check_folder(directory, replaces=force)
     document: dict[str, Any] = parse_json(read_part(objects, record, _MODEL))
     if is_reference(str(document["name"])):
         folder = f"{objects.uri}/{artifact_folder(record.key)}"
@@ -99,9 +91,9 @@ def _export(objects: ObjectStore, record: Record, directory: Path, options: Expo
         RECORD: record.to_bytes(),
     }
     _write(objects, record, directory, {WEIGHTS: weights, HEAD: head}, files)
-    if options.form is not DocumentForm.TABLE:
+    if form is not DocumentForm.TABLE:
         written = [str(directory / file) for file in (WEIGHTS, HEAD, *files)]
-        print_document({"key": record.key, "directory": str(directory), "files": written}, options.form)
+        print_document({"key": record.key, "directory": str(directory), "files": written}, form)
     use = f"timm.create_model('local-dir:{directory}', pretrained=True)"
     stderr_console().print(f"{record.key} is in {directory}: {use}", soft_wrap=True)
 

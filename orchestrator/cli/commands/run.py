@@ -6,7 +6,6 @@ import pdb  # noqa: T100 - the debugger is the point of --pdb
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated
@@ -36,18 +35,6 @@ from orchestrator.sweepfile import load_sweep
 from orchestrator.sweeps.client import list_sweeps, load_plan
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunOptions:
-    """Flags of the command."""
-
-    sweep: str
-    inprocess: bool
-    pdb: bool
-    commit: bool
-    form: DocumentForm
-    store: str
-
-
 def run(
     sweep: Annotated[
         str, typer.Argument(help="A sweep.yaml, a shipped or a submitted sweep.", autocompletion=complete_sweep)
@@ -67,19 +54,18 @@ def run(
     refuse_former_order("run", former, sweep)
     if not job:
         raise UsageError("run needs a sweep and one of its jobs: orchestrator run SWEEP JOB --inprocess")
-    options = RunOptions(sweep=sweep, inprocess=inprocess, pdb=pdb, commit=commit, form=output, store=store)
-    raise typer.Exit(run_job(job, options))
-
-
-def run_job(name: str, options: RunOptions) -> ExitCode:
-    """Run a job and all of its inputs that are not committed yet; print its metrics."""
-    if not options.inprocess:
+    if not inprocess:
         message = "add --inprocess: run works only in this process (on the cluster, use `orchestrator submit`)"
         raise UsageError(message)
-    plan, base = _find_plan(options)
+    raise typer.Exit(_run(sweep, job, store, debug=pdb, commit=commit, form=output))
+
+
+def _run(sweep: str, name: str, store_uri: str, *, debug: bool, commit: bool, form: DocumentForm) -> ExitCode:
+    """Run a job and all of its inputs that are not committed yet; print its metrics."""
+    plan, base = _find_plan(sweep, store_uri)
     job = _find_job(plan, name)
     with tempfile.TemporaryDirectory(prefix="orchestrator-run-") as folder:
-        store = _store_for(base, job, Path(folder), keep=options.commit)
+        store = _store_for(base, job, Path(folder), keep=commit)
         jobs = (*_missing_inputs(plan, job, store), job)
         _refuse_searches(jobs)
         try:
@@ -87,9 +73,9 @@ def run_job(name: str, options: RunOptions) -> ExitCode:
                 stderr_console().print(f"running {needed.name} ({needed.key})")
                 result = _execute(needed, plan, store, Path(folder))
         except Exception as error:  # noqa: BLE001 - whatever the job raises is what the user came to see
-            _show_failure(error, debug=options.pdb)
+            _show_failure(error, debug=debug)
             return ExitCode.FAILURE
-        _show_metrics(job, result, options.form)
+        _show_metrics(job, result, form)
     return ExitCode.OK
 
 
@@ -101,14 +87,14 @@ def _show_metrics(job: Job, result: JobResult, form: DocumentForm) -> None:
         stdout_console().print(f"{metric} {value:.6g}")
 
 
-def _find_plan(options: RunOptions) -> tuple[Plan, ObjectStore]:
+def _find_plan(name: str, store_uri: str) -> tuple[Plan, ObjectStore]:
     """A sweep that the store knows, else a file or shipped sweep planned now; and where its results are."""
-    uri = options.store or Settings().store_uri()
+    uri = store_uri or Settings().store_uri()
     store = find_store(uri)
-    if store is not None and options.sweep in list_sweeps(store):
-        return load_plan(store, options.sweep), store
-    sweep, _ = load_sweep(options.sweep)
-    plan = build_plan(sweep, store_uri=Settings().known_store_uri(options.store, sweep))
+    if store is not None and name in list_sweeps(store):
+        return load_plan(store, name), store
+    sweep, _ = load_sweep(name)
+    plan = build_plan(sweep, store_uri=Settings().known_store_uri(store_uri, sweep))
     return plan, store if store is not None and plan.store_uri == uri else open_store(plan.store_uri)
 
 
