@@ -22,6 +22,7 @@ from orchestrator.planning.estimate.flops import (
     Work,
     network_of,
 )
+from orchestrator.planning.graph.data_checks import clustering_operations, most_clusters
 from orchestrator.planning.graph.identity import subject_of
 from orchestrator.planning.graph.plan import LABELLED, Job, Plan
 from orchestrator.planning.graph.transfers import LABEL_SPACE
@@ -39,7 +40,6 @@ _DIGITS_VAL_FRACTION, _DIGITS_CLASSES = 0.2, 10
 _SCAN_S, _WRITE_S, _LABEL_S = 0.00012, 0.0004, 0.5
 """Core-seconds to index and to write a sample, and of a label space."""
 _PASSES = 3  # forward, and the products of both factors backward
-_KMEANS_LADDER = 2026  # sum of the numbers of clusters that a rebalanced clustering tries: 2, 8, 32, 64 ... 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -411,10 +411,8 @@ def _of_cluster(volumes: Volumes, job: Job) -> Volume:
     size = volumes.size(volumes.input(job, "index"))
     features = volumes.input(job, "train")
     dim = volumes.network(features)[1].num_features if features is not None else 1024
-    num_clusters = int(rule["k"]) if "k" in rule else _KMEANS_LADDER
-    passes = (int(rule.get("iterations", 100)) + 1) * int(rule.get("num_init", 1))
-    operations = float(OPERATIONS_PER_MAC) * size.num_train * num_clusters * dim * passes
-    kept_bytes = _RECORD_BYTES + _FLOAT_BYTES * (size.num_train + size.num_val + num_clusters * dim)
+    operations = clustering_operations(rule, size.num_train, dim)
+    kept_bytes = _RECORD_BYTES + _FLOAT_BYTES * (size.num_train + size.num_val + most_clusters(rule) * dim)
     return Volume(work=Work(operations=operations), kept_bytes=kept_bytes, caveat=_unknown_size(size))
 
 

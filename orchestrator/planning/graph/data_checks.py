@@ -227,16 +227,25 @@ def miscounted(plan: Plan, metrics: Mapping[str, Mapping[str, float]]) -> Iterat
 
 
 def kmeans_operations(space: LabelSpace, clustering: Clustering, sweep: ResolvedSweep) -> float:
-    """Floating-point operations of a k-means at most; 0 if the number of features is not known.
+    """``clustering_operations`` of a label space; 0 if the number of features is not known."""
+    model = clustering.embedding.model or sweep.pretrain(clustering.embedding.pretrain).model
+    known = shipped_models().find(model.name)
+    dim = 0 if known is None or model.kwargs else known.num_features or 0
+    return clustering_operations(clustering.parameters, sweep.datasets[space.dataset].num_train, dim)
+
+
+def clustering_operations(rule: Mapping[str, Any], num_train: int, dim: int) -> float:
+    """Floating-point operations of a k-means at most, by the parameters of a ``cluster`` job.
 
     Per iteration, and once more at the end, 2 N k D, whether the N samples are clustered together or class by class.
     """
-    model = clustering.embedding.model or sweep.pretrain(clustering.embedding.pretrain).model
-    known, rule = shipped_models().find(model.name), clustering.parameters
-    dim = 0 if known is None or model.kwargs else known.num_features or 0
-    num_clusters: int = rule["k"] if "k" in rule else sum(_LADDER)
-    passes: int = (rule["iterations"] + 1) * rule["num_init"]
-    return 2.0 * sweep.datasets[space.dataset].num_train * num_clusters * dim * passes
+    passes = (int(rule.get("iterations", 100)) + 1) * int(rule.get("num_init", 1))
+    return 2.0 * num_train * most_clusters(rule) * dim * passes
+
+
+def most_clusters(rule: Mapping[str, Any]) -> int:
+    """Clusters of a ``cluster`` job; of a rebalanced one the sum of all numbers that it tries."""
+    return int(rule["k"]) if "k" in rule else sum(_LADDER)
 
 
 def long_clusterings(sweep: ResolvedSweep) -> list[str]:
