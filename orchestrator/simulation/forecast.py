@@ -19,10 +19,10 @@ from orchestrator.backends.simulated import (
     Span,
     VirtualClock,
 )
-from orchestrator.backends.simulated.attempt import young_interval_s
 from orchestrator.backends.simulated.clock import START_S
 from orchestrator.controller.attempt_tracker import AttemptLimits, PreflightRule
 from orchestrator.controller.controller import Controller
+from orchestrator.core.clocks import young_interval_s
 from orchestrator.core.contract import JobRequest
 from orchestrator.core.errors import ControllerError, UserError
 from orchestrator.core.job_kinds import TRAINING_KINDS, JobKind

@@ -4,9 +4,10 @@ import math
 
 import pytest
 
+from orchestrator.core.clocks import young_interval_s
 from orchestrator.core.contract import Execution, JobRequest
 from orchestrator.core.job_kinds import JobKind
-from workloads.checkpoint.writer import AutoInterval, young_interval_s
+from workloads.checkpoint.writer import AutoInterval
 
 
 def test_young_interval_is_the_formula() -> None:

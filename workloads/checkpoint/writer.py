@@ -17,6 +17,7 @@ from enum import StrEnum
 from threading import Event, Thread
 from typing import TypeVar
 
+from orchestrator.core.clocks import young_interval_s
 from orchestrator.core.errors import OUTAGES, StorageError
 from workloads.checkpoint.snapshot import Checkpoint, Snapshot
 from workloads.checkpoint.store import CheckpointFolder, Write
@@ -243,16 +244,6 @@ def _pauses_s(first_s: float) -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def young_interval_s(cost_s: float, mtbf_s: float) -> float:
-    """Seconds of work between checkpoints that lose the least time in all, to first order.
-
-    J. W. Young, "A first order approximation to the optimum checkpoint interval", Communications of the ACM 17(9),
-    1974: T = sqrt(2 C M) for a cost C of one checkpoint and a mean time M between failures, good while C is far below
-    M.
-    """
-    return math.sqrt(2 * cost_s * mtbf_s)
 
 
 class AutoInterval:

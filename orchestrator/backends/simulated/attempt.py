@@ -160,11 +160,6 @@ class Stint:
         return max(0, math.ceil(left_s / every_s - 1e-9) - 1) if every_s else 0
 
 
-def young_interval_s(stall_s: float, mtbf_s: float) -> float:
-    """Seconds between checkpoints that lose the least time: ``sqrt(2 * stall * mtbf)`` (Young 1974, CACM 17(9))."""
-    return math.sqrt(2.0 * stall_s * mtbf_s)
-
-
 class Purpose(StrEnum):
     """The purposes for which an attempt's resources were held."""
 
