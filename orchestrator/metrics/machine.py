@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from orchestrator.core.machine import cpu_model
+
 _NVIDIA = Path("/proc/driver/nvidia")
 _DRIVER = re.compile(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]*)")
 _MODEL = re.compile(r"(?m)^Model:\s*(.+?)\s*$")
@@ -26,7 +28,7 @@ def describe_machine() -> dict[str, Any]:
         "host": platform.node(),
         "platform": platform.platform(),
         "python": platform.python_version(),
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "num_cpus": os.cpu_count() or 0,
         "memory_bytes": int(memory.group(1)) * 1024 if memory else 0,
         "gpus": _gpus(),
@@ -42,12 +44,6 @@ def gpu_uuids(ids: Iterable[str]) -> tuple[str, ...]:
     found = [_UUID.search(_text(path)) for path in sorted(_NVIDIA.glob("gpus/*/information"))]
     uuids = {str(number): uuid.group(1) for number, uuid in enumerate(found) if uuid}
     return tuple(uuids.get(one, one) for one in ids)
-
-
-def _cpu_model() -> str:
-    lines = _text(Path("/proc/cpuinfo")).splitlines()
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{platform.machine()} {next(named, platform.processor())}".strip()
 
 
 def _gpus() -> list[str]:

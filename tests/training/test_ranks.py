@@ -223,7 +223,7 @@ def test_gang_notes_the_numerics_of_every_rank(pool: RankPool, tmp_path: Path) -
 
 def _on_devices(rank: int, world_size: int, folder: Path, devices: str) -> Any:
     """Changes of numerics that a gang notes whose ranks have these processors; it stops after its first update."""
-    with mock.patch.object(fingerprint, "_cpu_model", return_value=devices[rank]):
+    with mock.patch.object(fingerprint, "cpu_model", return_value=devices[rank]):
         return _rounded_gradients(rank, world_size, folder, stops=True)
 
 

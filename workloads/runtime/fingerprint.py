@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
 from importlib.metadata import version
 from itertools import groupby
-from pathlib import Path
 
 import numpy as np
 import PIL
 import torch
 import torch.utils.deterministic
 
+from orchestrator.core.machine import cpu_model
 from workloads.runtime.enums import Precision
 from workloads.runtime.ranks import Ranks
 
@@ -64,7 +62,7 @@ def numerics_fingerprint(
         "numpy": np.__version__,
         "pillow": PIL.__version__,  # decoders make the pixels
         "simplejpeg": version("simplejpeg"),
-        "device": _cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "device": cpu_model() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "num_threads": num_threads,
         "world_size": world_size,
@@ -93,12 +91,3 @@ def difference(before: Fingerprint, now: Fingerprint) -> list[str]:
     """Readable list of the entries that differ."""
     names = sorted(before.keys() | now.keys())
     return [f"{name}: {before.get(name)} -> {now.get(name)}" for name in names if before.get(name) != now.get(name)]
-
-
-@cache
-def _cpu_model() -> str:
-    """Model of the processor: equal instruction sets with other cache sizes already choose other blockings."""
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
-    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return f"{platform.machine()} {next(named, platform.processor())}".strip()
