@@ -45,7 +45,14 @@ from workloads.data.order import SampleOrder
 from workloads.data.pixels import PixelSpec
 from workloads.data.split_targets import SplitTargets
 from workloads.models.batchnorm import ghost_batchnorm
-from workloads.models.build import Classifier, build_backbone, build_head, checkpoint_activations, memory_format
+from workloads.models.build import (
+    Classifier,
+    PixelNormalizer,
+    build_backbone,
+    build_head,
+    checkpoint_activations,
+    memory_format,
+)
 from workloads.models.spec import ModelSpec
 from workloads.runtime import precision
 from workloads.runtime.enums import Precision
@@ -57,7 +64,6 @@ from workloads.train.learner import Learner, RunState
 from workloads.train.micro_batch import Layout
 from workloads.train.objective import build_objective
 from workloads.train.recipe import Recipe
-from workloads.train.samples import PixelNormalizer
 from workloads.train.schedule import Calendar
 from workloads.train.step import Update
 from workloads.train.step_metrics import Throughput
@@ -112,7 +118,7 @@ class OwnStep:
                 patch.setattr(precision, "blocks_of", lambda network: [network])
             losses_of = LossForward(model, build_objective(parsed, NUM_CLASSES), self.arithmetic.compiled)
         layout = Layout.of(model, parsed, micro_batch=batch_size, ranks=Ranks())
-        self._normalize = PixelNormalizer(parsed, device(), memory)
+        self._normalize = PixelNormalizer(parsed.mean, parsed.std, device(), memory)
         self._groups = layout.norm_group if layout.has_groups_at_once else 0
         self._one_by_one = one_by_one
         self._update = Update(self.learner, losses_of, layout, max_norm=parsed.grad_clip, recomputes=recomputes)

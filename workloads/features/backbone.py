@@ -18,7 +18,7 @@ from orchestrator.storage.artifacts import read_part, read_record
 from workloads.checkpoint.retention import read_backbone
 from workloads.data.decode import DecoderName, Interpolation
 from workloads.data.pixels import PixelSpec
-from workloads.models.build import FrozenForward, build_backbone, memory_format
+from workloads.models.build import FrozenForward, PixelNormalizer, build_backbone, memory_format
 from workloads.models.initial import initial_of, load_initial, open_projected
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors, weights_sha256
@@ -78,12 +78,11 @@ class FrozenBackbone:
     def __init__(
         self, backbone: nn.Module, num_features: int, preprocessing: Preprocessing, device: torch.device
     ) -> None:
-        self.num_features, self.preprocessing, self._device = num_features, preprocessing, device
+        self.num_features, self.preprocessing = num_features, preprocessing
         self._forward = FrozenForward()
-        self._format = memory_format(backbone)
-        self._backbone: nn.Module = backbone.eval().to(device=device, memory_format=self._format)  # type: ignore[call-overload]
-        self._mean_C11 = torch.tensor(preprocessing.mean, device=device).view(3, 1, 1) * 255
-        self._std_C11 = torch.tensor(preprocessing.std, device=device).view(3, 1, 1) * 255
+        form = memory_format(backbone)
+        self._backbone: nn.Module = backbone.eval().to(device=device, memory_format=form)  # type: ignore[call-overload]
+        self._normalize = PixelNormalizer(preprocessing.mean, preprocessing.std, device, form)
 
     @property
     def network(self) -> nn.Module:
@@ -101,9 +100,7 @@ class FrozenBackbone:
 
     def __call__(self, images_BCHW: Tensor) -> Tensor:
         """Features (B, num_features) of uint8 images."""
-        on_device_BCHW = images_BCHW.to(self._device, non_blocking=True)
-        pixels_BCHW = on_device_BCHW.to(torch.float32, memory_format=self._format)
-        pixels_BCHW.sub_(self._mean_C11).div_(self._std_C11)
+        pixels_BCHW = self._normalize(images_BCHW)
         return self._forward(self._backbone, pixels_BCHW.flip(3) if self.preprocessing.is_mirrored else pixels_BCHW)
 
 

@@ -16,7 +16,7 @@ from orchestrator.core.errors import UserError
 from orchestrator.storage.artifacts import read_part, read_record
 from workloads.checkpoint.retention import read_backbone
 from workloads.data.split_targets import unseen_notes
-from workloads.models.build import Classifier, build_backbone, build_head, memory_format
+from workloads.models.build import Classifier, PixelNormalizer, build_backbone, build_head, memory_format
 from workloads.models.spec import ModelSpec
 from workloads.models.weights import decode_tensors
 from workloads.runtime.enums import HeadInit
@@ -25,7 +25,7 @@ from workloads.train.evaluate import EvalInputs, EvalLevel
 from workloads.train.freezing import freeze
 from workloads.train.micro_batch import unit_of
 from workloads.train.mixing import build_mixer
-from workloads.train.samples import BatchLoaders, LabelledSamples, LabelledSplit, PixelNormalizer, eval_inputs
+from workloads.train.samples import BatchLoaders, LabelledSamples, LabelledSplit, eval_inputs
 from workloads.train.task import JobContext, TrainInputs
 
 
@@ -67,7 +67,7 @@ class ImageTask:
         self.subset_names: Sequence[str] = samples.subset_names
         self.levels: Sequence[EvalLevel] = samples.levels
         self._job, self._samples, self._loaders = job, samples, BatchLoaders(job, samples)
-        self._normalize = PixelNormalizer(job.recipe, job.device, memory_format(backbone))
+        self._normalize = PixelNormalizer(job.recipe.mean, job.recipe.std, job.device, memory_format(backbone))
         self._mix = build_mixer(job.recipe, seed=job.seed, stage=job.stage)
 
     def batches(self, first: int, stop: int, *, unit: int) -> Generator[TrainInputs, None, None]:

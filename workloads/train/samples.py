@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -37,22 +36,6 @@ _LOOKED_AT = 16
 _ASK_EVERY_S = 5.0
 """A shorter evaluation is finished, although the run is to stop."""
 _LOG = logging.getLogger(__name__)
-
-
-class PixelNormalizer:
-    """Pixels 0..255 to ``(pixel / 255 - mean) / std`` per channel, in float32 on the device."""
-
-    def __init__(self, recipe: Recipe, device: torch.device, memory_format: torch.memory_format) -> None:
-        self._device, self._memory_format = device, memory_format
-        self._mean_C11 = torch.tensor(recipe.mean, device=device).view(3, 1, 1) * 255
-        self._std_C11 = torch.tensor(recipe.std, device=device).view(3, 1, 1) * 255
-
-    def __call__(self, images_BCHW: Tensor) -> Tensor:
-        """Float32 images (B, 3, H, W) of uint8 ones."""
-        # A quarter of the bytes cross to the device, from page-locked memory without the host waiting.
-        on_device_BCHW = images_BCHW.to(self._device, non_blocking=True)
-        pixels_BCHW = on_device_BCHW.to(torch.float32, memory_format=self._memory_format)
-        return pixels_BCHW.sub_(self._mean_C11).div_(self._std_C11)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
