@@ -30,7 +30,7 @@ from workloads.data.pixels import (
     random_resized_crop,
 )
 from workloads.runtime.plugin_arguments import open_plugin, takes_arguments
-from workloads.runtime.streams import Purpose, Stage, seed_sequence
+from workloads.runtime.streams import Purpose, Stage, integers_below, seed_sequence
 
 _ENHANCERS: Final = (ImageEnhance.Brightness, ImageEnhance.Contrast, ImageEnhance.Color)
 _ORDERS: Final = tuple(permutations(range(len(_ENHANCERS))))
@@ -176,7 +176,7 @@ class Augmenter:
         uniforms, words = self.uniforms(position, 1)[0].tolist(), self.words(position, 1)
         shift = None
         if self._augment is Augment.CROP_FLIP:
-            top, left = (_below(words[:, column], 2 * _pad(self._image_size) + 1)[0] for column in (0, 1))
+            top, left = (integers_below(words[:, column], 2 * _pad(self._image_size) + 1)[0] for column in (0, 1))
             shift = (int(top), int(left))
         return AugmentationParameters(
             placement=self.place(height, width, uniforms),
@@ -294,11 +294,6 @@ def _crop(images_BHWC: NDArray[np.uint8], words: NDArray[np.uint64]) -> NDArray[
     padded = np.pad(images_BHWC, ((0, 0), (pad, pad), (pad, pad), (0, 0)), mode="reflect")
     windows = sliding_window_view(padded, (height, width), axis=(1, 2))  # [B, 2 pad + 1, 2 pad + 1, C, H, W]
     windows = windows.transpose(0, 1, 2, 4, 5, 3)
-    top, left = (_below(words[:, column], 2 * pad + 1) for column in (_VERTICAL, _HORIZONTAL))
+    top, left = (integers_below(words[:, column], 2 * pad + 1) for column in (_VERTICAL, _HORIZONTAL))
     cropped: NDArray[np.uint8] = windows[np.arange(num_images), top, left]
     return cropped
-
-
-def _below(words: NDArray[np.uint64], limit: int) -> NDArray[np.int64]:
-    """Integers in [0, limit) from the upper half of each word; the bias is below limit / 2**32."""
-    return ((words >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)

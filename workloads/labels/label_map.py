@@ -31,7 +31,7 @@ from workloads.data.split_targets import (
 )
 from workloads.data.subset import ranks_in_classes
 from workloads.runtime.npy import from_npy_bytes, npy_bytes
-from workloads.runtime.streams import Purpose, Stage, random_words, seed_sequence, stable_order
+from workloads.runtime.streams import Purpose, Stage, integers_below, random_words, seed_sequence, stable_order
 
 LABEL_MAP_PART: Final = "label_map.json"
 _BY_CLASS_PART: Final = "targets.npy"
@@ -224,7 +224,7 @@ class RandomLabels(LabelMap):
         if self.groups is not None:
             return TableTargets(self._within_groups(split, words_N), num_classes=self.num_classes)
         if self.draw is Draw.INDEPENDENT:
-            ids_N = _below(words_N, self.num_classes)
+            ids_N = integers_below(words_N, self.num_classes)
         else:
             ids_N = stable_order(words_N)
             ids_N %= self.num_classes
@@ -236,7 +236,7 @@ class RandomLabels(LabelMap):
             raise UserError(message + "defined; leave `within` and `classes` out to draw them over the whole set")
         groups_N = self._groups_of(split)
         if self.draw is Draw.INDEPENDENT:
-            ids_N = _below(words_N, self.num_ids)
+            ids_N = integers_below(words_N, self.num_ids)
         else:
             ids_N = ranks_in_classes(groups_N, words_N)[0] % np.int64(self.num_ids)
         return np.where(groups_N < 0, -1, groups_N * self.num_ids + ids_N).astype(np.int32)
@@ -266,8 +266,3 @@ class RandomLabels(LabelMap):
             num_ids=document.get("num_ids", 0),
             names=tuple(document.get("class_names", ())),
         )
-
-
-def _below(words: NDArray[np.uint64], limit: int) -> NDArray[np.int64]:
-    """Integers in [0, limit) from the upper half of each word; the bias is below limit / 2**32."""
-    return ((words >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)

@@ -66,6 +66,11 @@ def random_words(sequence: np.random.SeedSequence, num_items: int) -> NDArray[np
     return np.random.PCG64(sequence).random_raw(num_items)
 
 
+def integers_below(words: NDArray[np.uint64], limit: int) -> NDArray[np.int64]:
+    """Integers in [0, limit) from the upper half of each word; the bias is below limit / 2**32."""
+    return ((words >> np.uint64(32)) * np.uint64(limit) >> np.uint64(32)).astype(np.int64)
+
+
 def stable_order(words: NDArray[np.uint64]) -> NDArray[np.int64]:
     """``np.argsort(words, kind="stable")`` in half the time, for words whose upper bits seldom agree.
 
