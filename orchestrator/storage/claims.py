@@ -27,7 +27,7 @@ from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import attempt_name, attempts_folder, claim_name
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.storage.request_pool import RequestPool
-from orchestrator.storage.seals import check_nonce, seal, sealed_nonce
+from orchestrator.storage.seals import check_nonce, seal, seal_with_nonce
 
 CLAIM_DURATION_S = 600.0
 SKEW_TOLERANCE_S = 60.0
@@ -64,8 +64,7 @@ class Claim:
 
     def to_bytes(self, name: str) -> bytes:
         """JSON document of the object of this name."""
-        document = asdict(self)
-        return json.dumps({**document, "nonce": sealed_nonce(name, document)}).encode()
+        return seal_with_nonce(name, asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ Seals find damage. They do not stop a person who may write the store and compute
 
 from __future__ import annotations
 
+import json
 import re
 import secrets
 from collections.abc import Mapping
@@ -73,9 +74,9 @@ def parse_sealed(name: str, content: bytes) -> Any:  # noqa: ANN401 - JSON holds
     return document
 
 
-def sealed_nonce(name: str, document: Mapping[str, Any]) -> str:
-    """A fresh nonce for a document, with a digest of the object's name and of all other members."""
-    return _nonce_of(name, document, secrets.token_hex(8))
+def seal_with_nonce(name: str, document: Mapping[str, Any]) -> bytes:
+    """A document as JSON, with a fresh ``nonce`` that holds a digest of the object's name and of all other members."""
+    return json.dumps({**document, "nonce": _nonce_of(name, document, secrets.token_hex(8))}).encode()
 
 
 def check_nonce(name: str, document: Mapping[str, Any]) -> None:

@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -26,7 +25,7 @@ from orchestrator.storage.bounds import SMALL_BYTES
 from orchestrator.storage.layout import lease_name
 from orchestrator.storage.protocol import ObjectStat, ObjectStore
 from orchestrator.storage.request_pool import RequestPool
-from orchestrator.storage.seals import check_nonce, sealed_nonce
+from orchestrator.storage.seals import check_nonce, seal_with_nonce
 
 LEASE_DURATION_S = 15.0
 RENEW_EVERY_S = 5.0
@@ -87,8 +86,7 @@ class LeaseState:
 
     def to_bytes(self, name: str) -> bytes:
         """JSON document of the object of this name."""
-        document = asdict(self)
-        return json.dumps({**document, "nonce": sealed_nonce(name, document)}).encode()
+        return seal_with_nonce(name, asdict(self))
 
 
 def new_holder() -> str:
