@@ -79,8 +79,6 @@ class FailureRule:
     """Whether such an end comes at any time and loses unsaved work. A preempted attempt saves first."""
     may_blame_node: bool = False
     """Whether the node may be at fault."""
-    was_stopped: bool = False
-    """Whether the attempt was stopped in good order, so that the next one goes on from its checkpoint."""
     ends_wait: bool = False
     """Whether an attempt that waits for resources may end in this way, which then is no failure."""
 
@@ -120,7 +118,7 @@ POLICY: dict[FailureKind, FailureRule] = {
     ),
     # Free of charge, but an attempt that "is preempted" whenever it starts must not come back for ever.
     FailureKind.PREEMPTED: FailureRule(
-        charge=Charge.CLUSTER, max_failures_of_kind=100, node_hours_per_failure=1.0, was_stopped=True, ends_wait=True
+        charge=Charge.CLUSTER, max_failures_of_kind=100, node_hours_per_failure=1.0, ends_wait=True
     ),
     # Bounded, because a job that kills its own node (host memory, driver) looks just like this. That dies early; a gang
     # on spot nodes dies now and then for weeks: one more for each four node-hours allows for 20 % per node-hour.
@@ -135,9 +133,7 @@ POLICY: dict[FailureKind, FailureRule] = {
         ends_wait=True,
     ),
     # Nothing ran, so nothing is charged, and no budget ends it: jobs wait for a node for as long as it takes.
-    FailureKind.NO_ROOM: FailureRule(
-        charge=Charge.CLUSTER, backoff_s=1.0, waits_for="room on the cluster", was_stopped=True
-    ),
+    FailureKind.NO_ROOM: FailureRule(charge=Charge.CLUSTER, backoff_s=1.0, waits_for="room on the cluster"),
 }
 
 
