@@ -112,7 +112,7 @@ def all_shards_s(folder: Path, shards: list[Shard], num_ranks: int, store: Local
             with ShardCache(store, folder, shards) as cache:
                 cache.prefetch(range(len(shards)))
                 for shard_id in range(len(shards)):
-                    assert cache.read_sample(shard_id, 0, 10) == sample(shard_id, 0)[:10]
+                    assert cache.read_samples(shard_id, [0], [10]) == [sample(shard_id, 0)[:10]]
             os._exit(0)
         children.append(child)
     assert all(os.waitpid(child, 0)[1] == 0 for child in children)

@@ -65,7 +65,7 @@ def write_shards(store: ObjectStore, num_shards: int, sample_bytes: int = SAMPLE
 
 def read(cache: ShardCache, shard_id: int, row: int) -> bytes:
     """One sample."""
-    return cache.read_sample(shard_id, row * SAMPLE_BYTES, SAMPLE_BYTES)
+    return cache.read_samples(shard_id, [row * SAMPLE_BYTES], [SAMPLE_BYTES])[0]
 
 
 def eventually(condition: Callable[[], object]) -> None:

@@ -71,7 +71,7 @@ def test_shard_cache_bits_flipped_on_the_way_are_fetched_again(store: S3Store, f
     shards = write_shards(store, 1, SAMPLE_BYTES)
     faults.damage_next("GET", Damage.ANSWER_FLIPPED)
     with ShardCache(store, tmp_path / "cache", shards, settings=CacheSettings(bytes=10**9)) as cache:
-        assert cache.read_sample(0, 0, SAMPLE_BYTES) == sample(0, 0, SAMPLE_BYTES)
+        assert cache.read_samples(0, [0], [SAMPLE_BYTES]) == [sample(0, 0, SAMPLE_BYTES)]
         assert cache.stats.snapshot()["bytes_from_store"] == 2 * SHARD_BYTES
         faults.damage_all("GET", Damage.ANSWER_FLIPPED)
         (path,) = (tmp_path / "cache" / "objects").iterdir()

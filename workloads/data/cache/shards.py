@@ -257,12 +257,8 @@ class ShardCache:
         """
         return self._objects.pin(self._wanted(shard_id))
 
-    def read_sample(self, shard_id: int, offset: int, length: int) -> bytes:
-        """``length`` bytes from ``offset`` of a shard. Raises as ``pin``, but never for lack of space."""
-        return self.read_samples(shard_id, [offset], [length])[0]
-
     def read_samples(self, shard_id: int, offsets: Sequence[int], lengths: Sequence[int]) -> list[bytes]:
-        """Several samples of one shard, in the order asked for. Raises as ``read_sample``."""
+        """Several samples of one shard, in the order asked for. Raises as ``pin``, but never for lack of space."""
         return [self._content(found) for found in self._find(shard_id, offsets, lengths)]
 
     def read_batch(
@@ -272,7 +268,7 @@ class ShardCache:
         lengths_B: NDArray[np.int64],
         checks_B: NDArray[np.uint32] | None = None,
     ) -> list[bytes]:
-        """Samples of any shards, in the order asked for; as ``find_batch``. Raises as ``read_sample``."""
+        """Samples of any shards, in the order asked for; as ``find_batch``. Raises as ``read_samples``."""
         return [self._content(found) for found in self.find_batch(shard_ids_B, offsets_B, lengths_B, checks_B)]
 
     def find_batch(
@@ -285,7 +281,7 @@ class ShardCache:
         """Where samples of any shards are; those that are in no local file are on their way from the store, all at
         once. With ``checks_B``, what is read by ranges must have these ``check_of``; whole copies have their digests.
 
-        Raises as ``read_sample``; so do the futures.
+        Raises as ``read_samples``; so do the futures.
         """
         parts: dict[int, FilePart | Future[bytes]] = {}
         for shard_id in np.unique(shard_ids_B).tolist():
