@@ -406,15 +406,18 @@ def _problems(searched: SearchedRecipe, known: Sequence[str]) -> Iterator[tuple[
             yield place, f"{message} value; remove it from the space, and write a block for each value"
         elif name == "select_holdout":
             yield place, "what is held out is what trials are judged by, the same for all; write it into recipe"
-        if isinstance(values, list) and len(values) < 2:
-            held = f"the single value {values[0]!r}" if values else "no value"
-            yield (
-                place,
-                f"{held} gives no choice; give two or more values, or write the field into recipe",
-            )
-        for position, value in enumerate(values if isinstance(values, list) else ()):
-            if value in values[:position]:  # type: ignore[index]
-                yield (*place, position), f"{value!r} is given twice; keep one"
+        if isinstance(values, list):
+            yield from problems_of_values(place, values)
+
+
+def problems_of_values(place: Path, values: Sequence[Any]) -> Iterator[tuple[Path, str]]:
+    """What is wrong with a list of values of which one is chosen, and where."""
+    if len(values) < 2:
+        held = f"the single value {values[0]!r}" if values else "no value"
+        yield place, f"{held} gives no choice; give two or more values, or write the field into recipe"
+    for position, value in enumerate(values):
+        if value in values[:position]:
+            yield (*place, position), f"{value!r} is given twice; keep one"
 
 
 def _check_values(

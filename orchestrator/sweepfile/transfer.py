@@ -28,6 +28,7 @@ from orchestrator.sweepfile.search import (
     judging_probe,
     label_search,
     pretrain_search,
+    problems_of_values,
     resolve_search,
 )
 from orchestrator.sweepfile.subset import SubsetSpec
@@ -152,22 +153,13 @@ def _problems(path: Path, given: GivenRecipe, grid: Grid, known: Sequence[str]) 
             yield place, f"recipe says {name}: {given[name]!r} as well; keep one of the two"
         elif name == "select_holdout":
             yield place, "what is held out is what cells are selected by, the same for all; write it into recipe"
-        yield from _problems_of_values(place, values)
+        yield from problems_of_values(place, values)
     names = [cell_name({"": value}) for values in grid.values() for value in values]
     if any(len(name) > 80 for name in names):
         yield path, "values of a grid name its jobs and may have 80 signs at most; make recipes of them"
     if prod(len(values) for values in grid.values()) > MAX_CELLS:
         number = prod(len(values) for values in grid.values())
         yield path, f"the grid has {number:,} cells, each run with every backbone and seed; use {MAX_CELLS:,} or fewer"
-
-
-def _problems_of_values(place: Path, values: Sequence[Any]) -> Iterator[tuple[Path, str]]:
-    if len(values) < 2:
-        held = f"the single value {values[0]!r}" if values else "no value"
-        yield place, f"{held} gives no choice; give two or more values, or write the field into recipe"
-    for position, value in enumerate(values):
-        if value in values[:position]:
-            yield (*place, position), f"{value!r} is given twice; keep one"
 
 
 # -------------------------------------------------------------------------------------------------- what it resolves to
