@@ -17,10 +17,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib.metadata import PackageNotFoundError, version
 from typing import IO, Any
 
 from orchestrator.backends.ray.code_digest import code_digest
+from orchestrator.core.code import version_or_empty
 from orchestrator.core.checks import CheckResult, Verdict
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
@@ -401,7 +401,9 @@ def examine_cluster(question: ClusterQuestion, address: str, limit_s: float) -> 
 def this_machine() -> Here:
     """Versions and digest of this process."""
     return Here(
-        python=platform.python_version(), packages={name: _version(name) for name in _PACKAGES}, digest=code_digest()
+        python=platform.python_version(),
+        packages={name: version_or_empty(name) for name in _PACKAGES},
+        digest=code_digest(),
     )
 
 
@@ -464,10 +466,3 @@ def _result(text: str, took_s: float) -> CheckResult:
 
 def _timed(result: CheckResult, took_s: float) -> CheckResult:
     return replace(result, detail=redacted(result.detail), duration_s=took_s)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
