@@ -20,8 +20,8 @@ from dataclasses import dataclass, replace
 from typing import IO, Any
 
 from orchestrator.backends.ray.code_digest import code_digest
-from orchestrator.core.code import version_or_empty
 from orchestrator.core.checks import CheckResult, Verdict
+from orchestrator.core.code import version_or_empty
 from orchestrator.core.errors import OrchestratorError
 from orchestrator.core.security.redaction import redacted
 from orchestrator.core.units import GIB, format_bytes, format_duration
