@@ -81,8 +81,8 @@ def test_declared_sizes_of_imagenet21k_are_those_of_its_class_table_and_of_wordn
     (tmp_path / "classes.json").write_bytes(table)
     sizes = {"train": 12_743_321, "val": 102_400}
     splits = {
-        split: (ShardEntry(name=f"{split}-0.tar", size_bytes=1, sha256="0" * 64, num_samples=number),)
-        for split, number in sizes.items()
+        split: (ShardEntry(name=f"{split}-0.tar", size_bytes=1, sha256=f"{place:064x}", num_samples=number),)
+        for place, (split, number) in enumerate(sizes.items())
     }
     described = DatasetFile(
         splits=splits,
