@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -18,11 +19,12 @@ from orchestrator.planning.graph.plan import Plan
 from orchestrator.state.snapshot import Snapshot
 from orchestrator.storage.protocol import ObjectStore
 from orchestrator.sweeps.client import submit
-from orchestrator.sweeps.lease import find_renewal, new_holder, read_lease
+from orchestrator.sweeps.lease import LEASE_DURATION_S, find_renewal, new_holder, read_lease
 from orchestrator.sweeps.ledger import SweepLedger
 from orchestrator.sweeps.requests import Ownership
 
 _IDLE_WAIT_S = 0.02
+_LOG = logging.getLogger(__name__)
 
 
 def run_sweep_inprocess(
@@ -86,4 +88,7 @@ def drive(
 def _is_served(store: ObjectStore, cluster: str) -> bool:
     """Whether a controller of a cluster runs, or may run."""
     lease = read_lease(store, cluster)
-    return lease is not None and (lease.may_be_held() or find_renewal(store, cluster) is not None)
+    if lease is None or lease.may_be_held():
+        return lease is not None
+    _LOG.warning("waits for up to %g s, to see whether the controller of cluster %s runs", LEASE_DURATION_S, cluster)
+    return find_renewal(store, cluster) is not None

@@ -15,7 +15,7 @@ from tomlkit.toml_document import TOMLDocument
 from orchestrator.core.errors import NotFoundError, SpecError, UserError
 from orchestrator.core.security.secret_patterns import secret_form
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.services.setting_values import problem_of_value
+from orchestrator.services.setting_values import problem_of_value, without_password
 from orchestrator.services.settings_sources import (
     CHOICE,
     CONTEXTS,
@@ -24,7 +24,6 @@ from orchestrator.services.settings_sources import (
     problem_of,
     read_user_file,
     setting_named,
-    without_password,
 )
 from orchestrator.storage.files import write_private
 

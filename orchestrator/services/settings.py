@@ -13,7 +13,8 @@ from pydantic import AliasChoices, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from orchestrator.core.errors import SpecError
-from orchestrator.services.settings_sources import Code, apply, as_reference, chosen_context
+from orchestrator.services.setting_values import as_reference
+from orchestrator.services.settings_sources import Code, apply, chosen_context
 from orchestrator.stack.description import database_behind, tracking_uri
 from orchestrator.storage.open import check_tracking
 

@@ -20,11 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from orchestrator.core.errors import SpecError
-from orchestrator.core.security.redaction import HIDDEN, redacted
 from orchestrator.core.security.references import is_reference
-from orchestrator.core.security.secret_patterns import names_secret
 from orchestrator.core.suggest import did_you_mean
-from orchestrator.services.setting_values import problem_of_value
+from orchestrator.services.setting_values import as_reference, problem_of_value, without_password
 
 PROJECT_FILE = "orchestrator.toml"
 DOTENV_FILE = ".env"
@@ -48,9 +46,6 @@ _RAY_MODE, _RAY_ON_KUBERNETES = "RAY_AUTH_MODE", "RAY_ENABLE_K8S_TOKEN_AUTH"
 _POD_TOKEN = "/var/run/secrets/kubernetes.io/serviceaccount/token"  # noqa: S105 - a path
 _COPIED = re.compile(r"\$\{[^}:]*(?::-[^}]*)?\}")
 """What other programs replace in a ``.env`` by a variable; references to secrets (``${env:NAME}``) are not."""
-_LOGIN = re.compile(r"(?i)(https?://|://(?=[^/?#\s]*:[^/?#\s]*@))[^/?#\s]*@")
-"""In a URI; a user without a password is shown, but for the web, where it may be a token."""
-_IN_QUERY = re.compile(r"(?<=[?&])([^=&#\s]+)=[^&#\s]+")
 _APPLIED: list[Resolved] = []
 _FLAGGED: list[str] = []
 
@@ -201,11 +196,6 @@ def value_in(setting: Setting, variables: Mapping[str, str], variable: str) -> s
         if variable == "RAY_AUTH_TOKEN":
             return "env:RAY_AUTH_TOKEN"
     return value
-
-
-def as_reference(text: str) -> str:
-    """``${file:/path}`` for ``file:/path``: shells replace the long form in double quotes, so both are taken."""
-    return text if text.startswith("${") else f"${{{text}}}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,17 +426,6 @@ def flagged_context() -> str:
     return context if os.environ.get(CONTEXT_VARIABLE) == context else ""
 
 
-def without_password(text: str) -> str:
-    """A setting's value without passwords and tokens; a reference to a secret stays as it is."""
-    if is_reference(as_reference(text)):
-        return text
-    return redacted(_IN_QUERY.sub(_without_secret, _LOGIN.sub(rf"\1{HIDDEN}@", text)))
-
-
-def _without_secret(found: re.Match[str]) -> str:
-    return f"{found[1]}={HIDDEN}" if names_secret(found[1]) else found[0]
-
-
 def _apply(resolved: Resolved, environment: MutableMapping[str, str]) -> None:
     setting, value = resolved.setting, resolved.value
     if resolved.is_of_context:
@@ -533,7 +512,9 @@ def _resolve(
 
 
 def _problem(resolved: Resolved) -> str:
-    problem = problem_of_value(resolved.setting, resolved.value) if resolved.value else ""
+    # Other variables are other programs', too: whatever needs the value refuses it.
+    is_ours = not resolved.origin.startswith("environment ") or resolved.origin.startswith("environment ORCHESTRATOR_")
+    problem = problem_of_value(resolved.setting, resolved.value) if resolved.value and is_ours else ""
     return f"{resolved.origin}: {problem}" if problem else ""
 
 

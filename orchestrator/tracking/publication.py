@@ -72,6 +72,8 @@ class SweepSource:
     """Etag of the memory that has all runs of the server, because this process has searched for them and everything
     that it wrote since was confirmed. Another memory is another publisher's, which may have left runs that it forgot.
     """
+    damaged: dict[RunIdentity, str] = field(default_factory=dict)
+    """Fingerprints of the jobs of which something is damaged, as their runs show them: they are not sent again."""
     looked_at_s: dict[RunIdentity, float] = field(default_factory=dict)
     """When the metrics and trials of a job that goes on were last looked for."""
 
@@ -133,7 +135,7 @@ class Publication:
         # Only now: after an error, the next pass looks at everything.
         source.is_to_be_compared = False
         if self._refused or self._unreadable:
-            # Looked at again by the next pass, which had nothing to tell of them otherwise, and would not say so.
+            # The next pass looks at them again: it would find nothing new otherwise, and end without this error.
             failed = {draft.facts.identity for draft, _ in self._refused} | self._unreadable.keys()
             owners = {owner_of(identity) for identity in failed}
             source.looked_at_s = {run: at_s for run, at_s in self._looked_at_s.items() if run not in owners}
@@ -258,6 +260,7 @@ class Publication:
         """
         if not self._runs:
             return
+        self._source.damaged.clear()
         found = self._server.find_runs(self._memory.experiment_id, self._plan.sweep)
         self._found[self._memory.experiment_id] = found
         status = {run.run_id: run.status for run in found}
@@ -455,6 +458,8 @@ class Publication:
         run = self._runs[draft.facts.identity]
         is_whole = draft.facts.identity not in self._unreadable  # else it is told again by the next pass
         run.status, run.fingerprint = draft.facts.status, draft.facts.fingerprint if is_whole else ""
+        if not is_whole:
+            self._source.damaged[draft.facts.identity] = draft.facts.fingerprint
         if self._source.is_to_be_compared:
             self._source.resent.add(run_id)
         if content is not None:
@@ -470,8 +475,10 @@ class Publication:
     def _job_drafts(
         self, jobs: Sequence[RunFacts], contents: MutableMapping[RunIdentity, JobContent | None]
     ) -> Generator[RunDraft | None, None, None]:
-        """Drafts of the runs of jobs, each once its content is among ``contents``; a None before the memory is saved: a
-        publisher that notices there that another one was faster knows all runs that it has made.
+        """Drafts of the runs of jobs, each once its content is among ``contents``.
+
+        Before the memory is saved comes a None, see ``TrackingServer.write``: a publisher that notices there that
+        another one was faster knows all runs that it has made.
         """
         read = read_ahead(self._content, jobs, _BATCH)
         # The run of a job of an earlier revision is there; that of a trial is a job's.
@@ -481,8 +488,15 @@ class Publication:
                 yield None
                 self._save()
             for facts, content in some:
+                if self._is_shown_without_damage(facts):
+                    continue
                 contents[facts.identity] = content
                 yield self._draft(facts, content, "" if facts.is_superseded else parent)
+
+    def _is_shown_without_damage(self, facts: RunFacts) -> bool:
+        """Whether a run shows already what can be told of a job of which something is damaged."""
+        is_damaged = facts.identity in self._unreadable and facts.identity in self._runs
+        return is_damaged and self._source.damaged.get(facts.identity) == facts.fingerprint
 
     def _announce(self, some: Iterable[tuple[RunFacts, JobContent | None]]) -> bool:
         """Note what runs may show from now on: this process may die before it notes what they do show. True if that
@@ -542,7 +556,11 @@ class Publication:
             if parent is not None:
                 content = contents[identity] = trial.content(self._runs.get(identity))
                 drafts.append(self._draft(trial.facts, content, parent.run_id))
-        return self._write(experiment_id, drafts, contents) and len(drafts) == len(trials)
+        is_all_there = self._write(experiment_id, drafts, contents) and len(drafts) == len(trials)
+        if not is_all_there:  # the next pass looks at their searches again, at once
+            for trial in trials:
+                self._looked_at_s.pop((trial.job.name, trial.job.key), None)
+        return is_all_there
 
     # ---------------------------------------------------------------------------------------------------------- sweep
     def _unfinished(self, facts: RunFacts) -> RunDraft:

@@ -29,7 +29,7 @@ _MAX_LABELS_PER_CALL = 100
 """Parameters or tags; with them a call may hold 1000 entities in all."""
 _SEARCH_PAGE = 1000
 _MAX_WAITING = 64
-"""Drafts whose answer is not taken: a long run, which takes many requests, keeps so many others from being the next."""
+"""At most this many drafts wait for their answer to be taken: one long run can hold up that many others."""
 _MAX_NAME = 250
 """Characters of a run's name: the width of the column in PostgreSQL."""
 _NO_END = 0
@@ -82,11 +82,13 @@ class RunWriter:
     def write(
         self, experiment_id: str, drafts: Iterable[RunDraft | None]
     ) -> Generator[tuple[RunDraft, Future[str | RefusedRun]], None, None]:
-        """Write drafts; yields each, in order, with its run id as it will be: empty where the run was deleted
-        meanwhile. A run that is refused does not keep the others.
+        """Write drafts; yields each, in order, with a future of its run id, which is empty where the run was deleted.
 
-        ``drafts`` are taken one by one while others are written, and nothing is being written where there is a None.
-        Closing it drops what has not begun, and waits for the rest.
+        A run that is refused does not keep the others.
+
+        ``drafts`` are taken one by one while others are written. A None means: wait until all drafts before it are
+        written and taken. An error of ``drafts`` is raised behind the drafts before it. Closing this generator drops
+        what has not begun, and waits for the rest.
         """
         waiting = deque[tuple[RunDraft, Future[str | RefusedRun]]]()
         with ThreadPoolExecutor(max_workers=self._num_threads, thread_name_prefix="mlflow") as threads:
@@ -98,6 +100,10 @@ class RunWriter:
                         yield waiting.popleft()
                 while waiting:
                     yield waiting.popleft()
+            except Exception:
+                while waiting:
+                    yield waiting.popleft()
+                raise
             finally:
                 for _, answer in waiting:
                     answer.cancel()

@@ -283,8 +283,8 @@ class TrackingServer:
 
         Args:
             experiment_id: where runs are made.
-            drafts: taken one by one while others are written. After a None nothing is being written any more, and the
-                caller has been given all before it, when the next one is asked for.
+            drafts: taken one by one while others are written. A None means: wait until all drafts before it are written
+                and given to the caller.
 
         Raises:
             TrackingError: the server does not answer.

@@ -167,9 +167,12 @@ def test_publisher_job_of_which_something_is_damaged_keeps_no_other_run(database
     place = f"{metrics_folder(damaged.key)}{name}" if name else record_name(damaged.key)
     big.store.put(place, content)
     publisher = Publisher(big.store, f"sqlite:///{database}")
+    num_written = []
     for _ in range(2):
         with pytest.raises(TrackingRefusedError, match=f"{damaged.name}.* is published without .*{place}.*all else is"):
             publisher.publish_once("big")
+        num_written.append(publisher.num_written)
+    assert num_written[0] == num_written[1], "its run is not sent again"
     client = _client(database)
     runs = {run.data.tags["job"]: run for run in client.search_runs(["1"])}
     assert set(runs) == {"(sweep)", *(job.name for job in big.plan.jobs)}

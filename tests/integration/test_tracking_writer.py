@@ -15,6 +15,7 @@ from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 from sqlalchemy import event
 from sqlalchemy.orm import Session
 
+from orchestrator.core.errors import StorageTimeoutError
 from orchestrator.testing.memory_store import MemoryStore
 from orchestrator.tracking.content import RecordCache
 from orchestrator.tracking.draft import DatasetUse, MetricPoint, RunDraft
@@ -226,6 +227,23 @@ def test_writer_has_given_every_answer_before_it_asks_for_more_than_a_pause(serv
         answered.append(draft.name)
     assert at_pause == [draft.name for draft in _first_drafts()]
     assert answered == [*at_pause, "late"]
+
+
+def test_writer_has_given_every_answer_before_an_error_of_the_drafts(server):
+    experiment_id, answered = server.make_experiment("damaged", {}), list[str]()
+
+    def drafts():
+        yield from _first_drafts()
+        raise StorageTimeoutError("the store does not answer")
+
+    def write() -> None:
+        for draft, run_id in server.write(experiment_id, drafts()):
+            assert run_id
+            answered.append(draft.name)
+
+    with pytest.raises(StorageTimeoutError):
+        write()
+    assert answered == [draft.name for draft in _first_drafts()]
 
 
 def test_publisher_reads_what_is_next_while_it_writes(tmp_path, monkeypatch):

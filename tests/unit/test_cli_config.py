@@ -10,8 +10,9 @@ from unittest.mock import patch
 import pytest
 
 from orchestrator.core.errors import SpecError
+from orchestrator.services.setting_values import without_password
 from orchestrator.services.settings import Settings
-from orchestrator.services.settings_sources import SETTINGS, Code, apply, resolve, user_file, without_password
+from orchestrator.services.settings_sources import SETTINGS, Code, apply, resolve, user_file
 from orchestrator.storage.s3.settings import S3Settings
 from tests.commands import run_command
 
@@ -98,8 +99,19 @@ def test_wrong_file_is_refused_with_its_place(project: Path, home: dict[str, str
 
 
 def test_wrong_value_of_the_environment_is_refused_with_its_variable(project: Path, home: dict[str, str]) -> None:
-    with pytest.raises(SpecError, match=r"^environment RAY_ADDRESS: ray_address is 'head'"):
-        resolve(project, {**home, "RAY_ADDRESS": "head"})
+    with pytest.raises(SpecError, match=r"^environment ORCHESTRATOR_RAY_ADDRESS: ray_address is 'head'"):
+        resolve(project, {**home, "ORCHESTRATOR_RAY_ADDRESS": "head"})
+    assert value_of("ray_address", project, {**home, "RAY_ADDRESS": "head"})[0] == "head"  # Ray may know what it means
+
+
+@pytest.mark.parametrize(
+    "value", ["https://hunter2@host:x", "minio:hunter2@host:9000", "https://ann:hunter2@host:99999"]
+)
+def test_refused_value_is_shown_without_its_password(project: Path, home: dict[str, str], value: str) -> None:
+    (project / "orchestrator.toml").write_text(f'mlflow_tracking_uri = "https:{value}"\ns3_endpoint_url = "{value}"\n')
+    with pytest.raises(SpecError, match=r"s3_endpoint_url is .*\[hidden\]@host") as refused:
+        resolve(project, home)
+    assert "hunter2" not in str(refused.value)
 
 
 @pytest.mark.parametrize("line", ["ORCHESTRATOR_STORE s3://lab/x", "ORCHESTRATOR_STORE: s3://lab/x"])

@@ -199,9 +199,9 @@ def test_report_leaves_no_older_file_of_another_one_behind(is_shared):
     names, page = save_files(store, "study", later), report_name("study", "report.html")
     found = {stat.name for stat in store.list_objects(report_name("study", ""))}
     assert found == ({*names, page} if is_shared else set(names))
-    # The page of this very report stays.
-    save_files(store, "study", {**later, "report.html": b"page"})
-    save_files(store, "study", later)
+    # The page of these very results stays, with other prices, too.
+    save_files(store, "study", {**later, "report.json": b'{"cost": 12}', "report.html": b"page"})
+    save_files(store, "study", {**later, "report.json": b'{"cost": null}'})
     assert store.exists(page)
 
 

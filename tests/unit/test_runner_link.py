@@ -235,6 +235,21 @@ def test_attempt_that_was_taken_and_never_reported_can_be_found_to_hang(link: Ru
     assert phases == [True, False]
 
 
+def test_attempt_that_was_asked_to_end_starts_on_no_other_runner_when_its_own_dies(
+    link: RunnerLink, runner: FakeRunner, placer: Placer
+) -> None:
+    attempt = request(MemoryStore(), job("sleep"))
+    runner.answer(link, "announce", described(OLD))
+    link.start(attempt)
+    placer.backend._attempts[attempt.attempt_id] = link
+    placer.backend.stop(attempt.attempt_id)
+    runner.answer(link, "start", ActorDiedError())
+    for _ in range(2):
+        placer.check(link)
+    assert (link.state, placer.placed) == (LinkState.GONE, [])
+    assert report_of(attempt.attempt_id, link).status is AttemptStatus.LOST
+
+
 def test_attempt_that_is_ended_by_force_before_its_runner_took_it_starts_on_no_other_one(
     link: RunnerLink, runner: FakeRunner, placer: Placer
 ) -> None:

@@ -438,10 +438,10 @@ def _is_placing(link: RunnerLink) -> bool:
 
 def _left_unnoticed(link: RunnerLink) -> bool:
     """Whether an idle runner left before the attempt reached it; a runner that died in its first job did not, nor one
-    that was ended to end its attempt.
+    that was ended to end its attempt. An attempt that was asked to end is not to start elsewhere.
     """
-    is_gone = link.state is LinkState.GONE
-    return is_gone and link.was_warm and link.awaits_start and link.pending_kill is None
+    is_lost = link.state is LinkState.GONE and link.was_warm and link.awaits_start
+    return is_lost and link.pending_kill is None and not link.must_stop
 
 
 def _does_not_answer(link: RunnerLink) -> bool:

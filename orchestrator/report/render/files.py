@@ -70,6 +70,8 @@ _METHOD = (
 )
 EFFECTS, EFFECTS_PARQUET, EFFECTS_SVG = "effects.csv", "effects.parquet", "effects.svg"
 """Written in addition if the sweep compares more than label spaces."""
+_LEFT_OUT_IF_FALSE = frozenset({"has_one_search"})
+"""Fields that reports of earlier versions lack: where they say nothing, equal results keep their bytes."""
 _NOT_ALWAYS = frozenset(
     {EFFECTS, EFFECTS_PARQUET, EFFECTS_SVG, ANALYSES, ANALYSES_SVG, LABEL_EFFICIENCY_SVG, *SIMULATION_FILES, PAGE}
 )
@@ -113,7 +115,8 @@ def fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401 - of any dataclass
     """
     if isinstance(value, Mapping):
         return dict(value)
-    return {name: getattr(value, name) for name in _names(cast("Hashable", type(value)))}
+    found = {name: getattr(value, name) for name in _names(cast("Hashable", type(value)))}
+    return {name: each for name, each in found.items() if each or name not in _LEFT_OUT_IF_FALSE}
 
 
 @cache
@@ -225,7 +228,8 @@ def save_files(
     saved = _saved_document(store, sweep)
     if keeps_costs and _differs_in_costs(saved, files[DOCUMENT]):
         return ()
-    left = {} if saved == files[DOCUMENT] else _left_over(store, sweep, files)
+    is_alike = saved == files[DOCUMENT] or _differs_in_costs(saved, files[DOCUMENT])
+    left = {} if is_alike else _left_over(store, sweep, files)
     for file, content in files.items():
         if file != DOCUMENT:
             store.put(report_name(sweep, file), content)

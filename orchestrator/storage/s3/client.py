@@ -116,7 +116,7 @@ class Bucket:
 
 class _Renewal:
     """Counts how often this process has made its clients anew: botocore reads credentials in files once, and somebody
-    may have renewed them there. Threads that race each other make one client more at most.
+    may have renewed them there. Threads that race each other each make a client, and keep one of them.
     """
 
     def __init__(self) -> None:
@@ -128,8 +128,9 @@ class _Renewal:
         one, or none was made within a minute.
         """
         if self.number == number and time.monotonic() - self._at_s >= _RENEW_EVERY_S:
-            self._at_s = time.monotonic()
+            # In this order: a thread that looks in between finds that there is a later one.
             self.number = number + 1
+            self._at_s = time.monotonic()
         return self.number != number
 
 
