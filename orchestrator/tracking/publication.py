@@ -245,7 +245,7 @@ class Publication:
     def _forget_runs(self) -> None:
         """All of the sweep is published anew; runs that are there still are found again, below the lost ones too."""
         self._lost |= {run.run_id for run in self._runs.values()}
-        self._runs, self._is_searched = {}, False
+        self._runs, self._is_searched, self._source.damaged = {}, False, {}
         self._memory.experiment_id = ""
         self._forget_attachments()
 
@@ -446,6 +446,8 @@ class Publication:
     def _drop(self, identity: RunIdentity) -> str:
         """Forget a run, which is to be made anew; its id, empty if there is none."""
         run = self._runs.pop(identity, None)
+        self._source.damaged.pop(identity, None)
+        self._looked_at_s.pop(owner_of(identity), None)  # trials are read with their search
         return "" if run is None else run.run_id
 
     def _make(self, draft: RunDraft, run_id: str) -> None:
@@ -488,15 +490,10 @@ class Publication:
                 yield None
                 self._save()
             for facts, content in some:
-                if self._is_shown_without_damage(facts):
+                if facts.identity in self._unreadable and self._source.damaged.get(facts.identity) == facts.fingerprint:
                     continue
                 contents[facts.identity] = content
                 yield self._draft(facts, content, "" if facts.is_superseded else parent)
-
-    def _is_shown_without_damage(self, facts: RunFacts) -> bool:
-        """Whether a run shows already what can be told of a job of which something is damaged."""
-        is_damaged = facts.identity in self._unreadable and facts.identity in self._runs
-        return is_damaged and self._source.damaged.get(facts.identity) == facts.fingerprint
 
     def _announce(self, some: Iterable[tuple[RunFacts, JobContent | None]]) -> bool:
         """Note what runs may show from now on: this process may die before it notes what they do show. True if that
@@ -556,11 +553,7 @@ class Publication:
             if parent is not None:
                 content = contents[identity] = trial.content(self._runs.get(identity))
                 drafts.append(self._draft(trial.facts, content, parent.run_id))
-        is_all_there = self._write(experiment_id, drafts, contents) and len(drafts) == len(trials)
-        if not is_all_there:  # the next pass looks at their searches again, at once
-            for trial in trials:
-                self._looked_at_s.pop((trial.job.name, trial.job.key), None)
-        return is_all_there
+        return self._write(experiment_id, drafts, contents) and len(drafts) == len(trials)
 
     # ---------------------------------------------------------------------------------------------------------- sweep
     def _unfinished(self, facts: RunFacts) -> RunDraft:

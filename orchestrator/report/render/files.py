@@ -116,7 +116,7 @@ def fields_of(value: Any) -> dict[str, Any]:  # noqa: ANN401 - of any dataclass
     if isinstance(value, Mapping):
         return dict(value)
     found = {name: getattr(value, name) for name in _names(cast("Hashable", type(value)))}
-    return {name: each for name, each in found.items() if each or name not in _LEFT_OUT_IF_FALSE}
+    return {name: each for name, each in found.items() if name not in _LEFT_OUT_IF_FALSE or each}
 
 
 @cache
