@@ -235,14 +235,19 @@ def test_attempt_that_was_taken_and_never_reported_can_be_found_to_hang(link: Ru
     assert phases == [True, False]
 
 
-def test_attempt_that_was_asked_to_end_starts_on_no_other_runner_when_its_own_dies(
-    link: RunnerLink, runner: FakeRunner, placer: Placer
-) -> None:
+def _stopped_before_it_was_taken(link: RunnerLink, runner: FakeRunner, placer: Placer) -> JobRequest:
     attempt = request(MemoryStore(), job("sleep"))
     runner.answer(link, "announce", described(OLD))
     link.start(attempt)
     placer.backend._attempts[attempt.attempt_id] = link
     placer.backend.stop(attempt.attempt_id)
+    return attempt
+
+
+def test_attempt_that_was_asked_to_end_starts_on_no_other_runner_when_its_own_dies(
+    link: RunnerLink, runner: FakeRunner, placer: Placer
+) -> None:
+    attempt = _stopped_before_it_was_taken(link, runner, placer)
     runner.answer(link, "start", ActorDiedError())
     for _ in range(2):
         placer.check(link)
@@ -254,11 +259,7 @@ def test_attempt_that_is_ended_by_force_before_its_runner_took_it_starts_on_no_o
     link: RunnerLink, runner: FakeRunner, placer: Placer
 ) -> None:
     """Its sweep is cancelled: it has no successor under the same id."""
-    attempt = request(MemoryStore(), job("sleep"))
-    runner.answer(link, "announce", described(OLD))
-    link.start(attempt)
-    placer.backend._attempts[attempt.attempt_id] = link
-    placer.backend.stop(attempt.attempt_id)
+    attempt = _stopped_before_it_was_taken(link, runner, placer)
     placer.check(link, later_s=2 * START_TIMEOUT_S)
     assert link.state is LinkState.READY, "it is asked to end, and has its grace for that"
     placer.backend.kill(attempt.attempt_id, "it had 120 s to end and did not")

@@ -74,7 +74,7 @@ class Bucket:
         except CredentialsUnavailableError:
             raise
         except StorageDeniedError:  # so nothing has been done, whatever the operation is
-            if not _renewal.is_later_than(number):
+            if not _renewal.may_repeat(number):
                 raise
             return request()
 
@@ -123,7 +123,7 @@ class _Renewal:
         self.number = 0
         self._at_s = -math.inf
 
-    def is_later_than(self, number: int) -> bool:
+    def may_repeat(self, number: int) -> bool:
         """Whether a request that was denied with the client of this number may be repeated with a later one: there is
         one, or none was made within a minute.
         """
